@@ -44,16 +44,16 @@ def make_search(config, folder, name):
     return OptunaSearch(config, study, run, DatasetCache(config), membership=membership)
 
 
-def age_heartbeats(search):
-    """Make the last heartbeat of every trial an hour old."""
+def age_heartbeats(search, seconds=3600):
+    """Make the last heartbeat of every trial older by an hour, or so many seconds."""
     if isinstance(search.membership.storage, SharedJournalStorage):
-        hour_ago = time.time() - 3600
         for path in search.membership.storage.heartbeats.iterdir():
-            os.utime(path, (hour_ago, hour_ago))
+            earlier = path.stat().st_mtime - seconds
+            os.utime(path, (earlier, earlier))
         return
     with search.membership.storage._backend.engine.begin() as connection:
         connection.exec_driver_sql(
-            "UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-1 hour')"
+            f"UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-{seconds} seconds')"
         )
 
 
@@ -122,6 +122,28 @@ def test_trials_of_a_worker_without_heartbeat_are_retried_once(tmp_path):
         (0, TrialState.COMPLETE),
         (2, TrialState.FAIL),
     ]
+
+
+def read_fallbacks(search):
+    events = [event for event in runs.read_events(search.run) if event["event"] == "fallback"]
+    return [f"{event['what']}: {event['why']}" for event in events]
+
+
+def test_a_worker_says_which_trials_of_others_are_silent_and_when_they_are_retried(tmp_path):
+    config = make_config(tmp_path, trials=2)
+    gone, other = (make_search(config, tmp_path, name) for name in ("gone", "other"))
+    gone.ask()
+    age_heartbeats(gone, 600)
+    assert other.ask().number == 1
+    for _ in range(2):  # but says so once
+        other.membership._checked_at = -math.inf
+        assert other.ask() is None
+    late = f"trial 0 may be lost: {sharing.SILENT} 2 s; retried in about 998 s if it is gone"
+    assert read_fallbacks(other) == [late]
+    age_heartbeats(gone, 600)
+    other.membership._checked_at = -math.inf
+    assert other.ask().number == 2
+    assert read_fallbacks(other) == [late, f"training trial 0 again: {sharing.SILENT} 1000 s"]
 
 
 def test_a_slow_worker_does_not_disturb_the_retry_of_its_trial(tmp_path):

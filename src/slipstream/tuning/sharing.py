@@ -21,6 +21,7 @@ from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.runs import Run
 from slipstream.tuning.packing.trial import NOT_STARTED
+from slipstream.tuning.storage import shared
 from slipstream.tuning.storage.journal import NOTES
 from slipstream.tuning.study import TimedStudy
 
@@ -29,6 +30,9 @@ OWNER = "slipstream.worker"
 SEARCH = "slipstream.search"
 """The user attribute of a study that describes the search"""
 SURPLUS = "surplus: other workers had started all trials"
+SILENT = "no heartbeat from the worker for"
+"""Begins the reason of an event about trials whose worker may have ended; several workers may log
+the same one"""
 MAY_DIFFER = ("tune.trials", "tune.minutes", "tune.retrain", "data.path", "data.labels", "out")
 """Settings that workers of one study need not share; nor those of [engine] and [follow]"""
 
@@ -108,6 +112,8 @@ class StudyMembership:
         self.heartbeat_s: int = self.storage.get_heartbeat_interval()
         self._unclaimed: set[int] = set()
         """Trials without an owner that have a heartbeat from this worker"""
+        self._silent: set[int] = set()
+        """Trials of others without heartbeat, which were mentioned"""
         self._checked_at = -math.inf
 
     def claim(self, trial: Trial) -> None:
@@ -119,19 +125,34 @@ class StudyMembership:
     def owns(self, trial: FrozenTrial) -> bool:
         return get_owner(trial) == self.owner
 
-    def fail_stale_trials(self) -> None:
+    def fail_stale_trials(self) -> list[tuple[str, str]]:
         """Fail the trials of workers without heartbeat, which queues them once more; at most twice
-        per heartbeat interval."""
+        per heartbeat interval. Return what is new of such trials, and why."""
         if time.monotonic() - self._checked_at < self.heartbeat_s / 2:
-            return
+            return []
         self._checked_at = time.monotonic()
-        for trial in self.study.get_trials(TrialState.RUNNING):
+        running = self.study.get_trials(TrialState.RUNNING)
+        for trial in running:
             # a worker killed before its first heartbeat would never become stale
             if get_owner(trial) is None and trial.number not in self._unclaimed:
                 self._unclaimed.add(trial.number)
                 self.storage.record_heartbeat(trial._trial_id)
+        grace_s = shared.get_grace_s(self.storage)
+        silent_s = min(2 * self.heartbeat_s, grace_s)
         with self.study.measure_time():
-            optuna.storages.fail_stale_trials(self.study.study)
+            ids = shared.find_silent_trials(self.storage, self.study.study._study_id, silent_s)
+            if ids:
+                optuna.storages.fail_stale_trials(self.study.study)
+        silent = [one for one in running if one._trial_id in ids and not self.owns(one)]
+        lost = [one for one in silent if self.storage.get_trial(one._trial_id).state.is_finished()]
+        late = [one for one in silent if one not in lost]
+        new = [one for one in late if one.number not in self._silent]
+        self._silent = {one.number for one in late}
+        why = (
+            f"{SILENT} {silent_s:.0f} s; retried in about {grace_s - silent_s:.0f} s if it is gone"
+        )
+        found = [(f"{_list_numbers(new)} may be lost", why)] if new else []
+        return found + _describe_lost(lost, grace_s)
 
     def others_are_busy(self) -> bool:
         """Whether other workers have unfinished trials, which may come back."""
@@ -156,6 +177,22 @@ class StudyMembership:
         finally:
             ended.set()
             thread.join()
+
+
+def _describe_lost(lost: Sequence[FrozenTrial], grace_s: float) -> list[tuple[str, str]]:
+    """Say what becomes of trials that were failed for lack of a heartbeat; each is retried once."""
+    found = []
+    if again := [trial for trial in lost if not is_retry(trial)]:
+        found.append((f"training {_list_numbers(again)} again", f"{SILENT} {grace_s:.0f} s"))
+    if failed := [trial for trial in lost if is_retry(trial)]:
+        why = f"{SILENT} {grace_s:.0f} s, for the second time"
+        found.append((f"counting {_list_numbers(failed)} as failed", why))
+    return found
+
+
+def _list_numbers(trials: Sequence[FrozenTrial]) -> str:
+    numbers = ", ".join(str(trial.number) for trial in trials)
+    return f"trial{'s' * (len(trials) > 1)} {numbers}"
 
 
 def refresh_heartbeats(study: TimedStudy, owners: Collection[str]) -> None:

@@ -1,12 +1,16 @@
 """The storage of a study that several processes share: a database or a journal, by its URL."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from optuna.storages import BaseStorage, RDBStorage
 
 from slipstream.runs.studies import PREFIX, find_path, is_journal
 from slipstream.tuning.storage import database, shared_journal
 from slipstream.tuning.storage.database import HEARTBEAT
+from slipstream.tuning.storage.shared_journal import SharedJournalStorage
 
 RUN_JOURNAL = "study-shared.log"
 RUN_FILES = (RUN_JOURNAL, database.DATABASE)
@@ -39,6 +43,34 @@ def open_storage(url: str, heartbeat: tuple[int, int] = HEARTBEAT) -> BaseStorag
     if is_journal(url):
         return shared_journal.open_journal(url, heartbeat)
     return database.open_storage(url, heartbeat)
+
+
+def get_grace_s(storage: Any) -> float:
+    """Return the seconds without heartbeat after which a trial is retried."""
+    if isinstance(storage, SharedJournalStorage):
+        return storage.grace_s
+    return float(storage._backend.grace_period)
+
+
+def find_silent_trials(storage: Any, study_id: int, silent_s: float) -> list[int]:
+    """Return the ids of the running trials without a heartbeat for more than `silent_s`."""
+    with _set_grace(storage, silent_s):
+        silent: list[int] = storage._get_stale_trial_ids(study_id)
+        return silent
+
+
+@contextmanager
+def _set_grace(storage: Any, seconds: float) -> Iterator[None]:
+    """Let trials count as stale earlier: Optuna tells which ones are, but not since when."""
+    owner, name = storage, "grace_s"
+    if not isinstance(storage, SharedJournalStorage):
+        owner, name = storage._backend, "grace_period"
+    before = getattr(owner, name)
+    setattr(owner, name, seconds)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def check_storage(url: str) -> None:

@@ -36,7 +36,7 @@ PAUSE_S = 1.0
 LOGGED = ("trial", "pack", "recovery", "fallback")
 """Events of workers that the log of the search repeats"""
 INTERNAL = ("begun", REFUSED, STOPPED)
-GIVEN_UP = "its trials are left to the others"
+GIVEN_UP = f"the others retry its unfinished trials in about {HEARTBEAT[1]} s"
 
 
 @dataclass(frozen=True)
@@ -132,10 +132,16 @@ class WorkerResults:
         self.run = run
         self._results: dict[int, Event] = {}
         """The "searched" event of each worker that has ended"""
+        self._lost: set[str] = set()
+        """What was logged of trials whose worker may have ended"""
 
     def add(self, worker: int, event: Event) -> None:
         """Log or show an event, with the number of its worker."""
         kind = event["event"]
+        if kind == "fallback" and event["why"].startswith(sharing.SILENT):
+            if event["what"] in self._lost:
+                return  # all workers notice it
+            self._lost.add(event["what"])
         if kind == "searched":
             self._results[worker] = event
         elif kind in LOGGED:
