@@ -226,3 +226,4 @@ def test_data_that_a_node_lacks_is_an_error_with_the_node_and_the_path(tmp_path,
     with start_node(cluster.address, folder), pytest.raises(UserError) as error:
         training.train(config, workers=2, on="ray")
     assert f"on node {platform.node()}: {folder / 'waves.csv'}" in str(error.value)
+    assert "put them under the same path on all of them" in str(error.value)

@@ -138,7 +138,7 @@ def test_a_worker_says_which_trials_of_others_are_silent_and_when_they_are_retri
     for _ in range(2):  # but says so once
         other.membership._checked_at = -math.inf
         assert other.ask() is None
-    late = f"trial 0 may be lost: {sharing.SILENT} 2 s; retried in about 998 s if it is gone"
+    late = f"trial 0 may be lost: {sharing.SILENT} 3 s; retried in about 997 s if it is gone"
     assert read_fallbacks(other) == [late]
     age_heartbeats(gone, 600)
     other.membership._checked_at = -math.inf

@@ -8,6 +8,7 @@ queue, which is an actor on the caller's node.
 import importlib
 import os
 import platform
+import re
 import time
 import traceback
 from collections import Counter
@@ -40,6 +41,11 @@ LATE_S = 30.0
 """A worker that has not started for so long may have no place"""
 STOP_TIMEOUT_S = 60.0
 """For workers to write checkpoints after they were cancelled"""
+MISSING = "there is no such file or folder"
+READ_THERE = (
+    "; each node reads the data itself: put them under the same path on all of them, on a drive "
+    "that all mount, or in object storage"
+)
 Send = Callable[[Event], None]
 Target = Callable[[Any, Send], None]
 Message = tuple[int, int, Literal["started", "event", "files"], Any]
@@ -230,7 +236,7 @@ class RayWorkers:
         try:
             outcome: Outcome = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:  # before the worker could start
-            return Outcome("died", f"{type(error.cause).__name__}: {error.cause}")
+            return describe_failed_start(error)
         except self.ray.exceptions.RayError as error:
             return Outcome("died", describe_death(error))
         return outcome
@@ -294,6 +300,19 @@ class RayWorkers:
             self._groups.remove_placement_group(self._group)
 
 
+def describe_failed_start(error: Any) -> Outcome:
+    """Return how a task ended whose node could not load it; starting it again there is of no use if
+    the node lacks a module."""
+    reason = str(error.cause).strip()
+    if missing := re.search(r"No module named '([^']+)'", reason):
+        return Outcome(
+            "refused",
+            f"the node {error.ip} has no Python module {missing[1]}; each node needs what this "
+            f"machine has: Slipstream {slipstream.__version__} and the module of a model class",
+        )
+    return Outcome("died", f"{type(error.cause).__name__}: {reason.splitlines()[0]}")
+
+
 def describe_death(error: Exception) -> str:
     """Return the first sentence of Ray's message, which goes on with advice for its own users."""
     name = type(error).__name__
@@ -338,7 +357,8 @@ def _run_target(assignment: Assignment, task: Any, send: Send) -> Outcome:
     try:
         assignment.target(task, send)
     except UserError as error:
-        return Outcome("refused", f"on node {platform.node()}: {error}")
+        advice = READ_THERE if MISSING in str(error) else ""
+        return Outcome("refused", f"on node {platform.node()}: {error}{advice}")
     except (Interrupted, KeyboardInterrupt):
         return Outcome("interrupted", "stopped")
     except Exception as error:

@@ -138,7 +138,7 @@ class StudyMembership:
                 self._unclaimed.add(trial.number)
                 self.storage.record_heartbeat(trial._trial_id)
         grace_s = shared.get_grace_s(self.storage)
-        silent_s = min(2 * self.heartbeat_s, grace_s)
+        silent_s = min(3 * self.heartbeat_s, grace_s)
         with self.study.measure_time():
             ids = shared.find_silent_trials(self.storage, self.study.study._study_id, silent_s)
             if ids:
