@@ -54,6 +54,13 @@ class Machine:
         theirs = {name: value for name, value in os.environ.items() if name not in OWN}
         return theirs | {"HOME": str(self.home), "RAY_USAGE_STATS_ENABLED": "0"} | env
 
+    def write_startup(self, code: str) -> str:
+        """Write what Python runs first with the returned PYTHONPATH."""
+        folder = self.folder / "startup"
+        folder.mkdir(exist_ok=True)
+        (folder / "sitecustomize.py").write_text(code)
+        return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
     def train(self, **env: str) -> subprocess.CompletedProcess[str]:
         config = configured(self.folder, train={"repeats": 2, "epochs": 2})
         job = self.folder / "job.toml"
@@ -129,6 +136,31 @@ def test_a_token_that_the_cluster_does_not_ask_for_is_left_out(machine):
     with machine.start_cluster() as address:
         machine.write_token("0123456789abcdef0123456789abcdef")
         done = machine.train(RAY_ADDRESS=address)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_node_without_slipstream_is_named(machine):
+    hidden = machine.write_startup("import sys; sys.modules['slipstream'] = None")
+    with (
+        machine.start_cluster() as address,
+        machine.start_node(f"--address={address}", PYTHONPATH=hidden),
+    ):
+        refused = machine.train(RAY_ADDRESS=address)
+    assert refused.returncode == 2, refused.stderr
+    assert "has no Python module slipstream; each node needs" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_another_version_of_ray_and_one_that_is_imported_already(machine):
+    machine.write_token("0123456789abcdef0123456789abcdef")
+    with machine.start_cluster() as address:
+        other = machine.write_startup("import ray; ray.__version__ = '2.1.0'")
+        refused = machine.train(RAY_ADDRESS=address, PYTHONPATH=other)
+        assert refused.returncode == 2, refused.stderr
+        assert "2.1.0" in refused.stderr
+        assert "Traceback" not in refused.stderr
+        early = machine.write_startup("import ray")  # before it is known whether to use the token
+        done = machine.train(RAY_ADDRESS=address, PYTHONPATH=early)
         assert done.returncode == 0, done.stderr
 
 

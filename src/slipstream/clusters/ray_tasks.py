@@ -304,11 +304,13 @@ def describe_failed_start(error: Any) -> Outcome:
     """Return how a task ended whose node could not load it; starting it again there is of no use if
     the node lacks a module."""
     reason = str(error.cause).strip()
-    if missing := re.search(r"No module named '([^']+)'", reason):
+    if missing := re.search(r"No module named '([^'.]+)", reason):
+        node = re.search(r"ip=([^),]+)", str(error))
         return Outcome(
             "refused",
-            f"the node {error.ip} has no Python module {missing[1]}; each node needs what this "
-            f"machine has: Slipstream {slipstream.__version__} and the module of a model class",
+            f"a node of the cluster ({node[1] if node else 'unknown'}) has no Python module "
+            f"{missing[1]}; each node needs what this machine has: Slipstream "
+            f"{slipstream.__version__}, and the module of a model class",
         )
     return Outcome("died", f"{type(error.cause).__name__}: {reason.splitlines()[0]}")
 

@@ -151,8 +151,8 @@ class StudyMembership:
         why = (
             f"{SILENT} {silent_s:.0f} s; retried in about {grace_s - silent_s:.0f} s if it is gone"
         )
-        found = [(f"{_list_numbers(new)} may be lost", why)] if new else []
-        return found + _describe_lost(lost, grace_s)
+        messages = [(f"{_list_numbers(new)} may be lost", why)] if new else []
+        return messages + _describe_lost(lost, grace_s)
 
     def others_are_busy(self) -> bool:
         """Whether other workers have unfinished trials, which may come back."""
@@ -181,13 +181,13 @@ class StudyMembership:
 
 def _describe_lost(lost: Sequence[FrozenTrial], grace_s: float) -> list[tuple[str, str]]:
     """Say what becomes of trials that were failed for lack of a heartbeat; each is retried once."""
-    found = []
+    messages = []
     if again := [trial for trial in lost if not is_retry(trial)]:
-        found.append((f"training {_list_numbers(again)} again", f"{SILENT} {grace_s:.0f} s"))
+        messages.append((f"training {_list_numbers(again)} again", f"{SILENT} {grace_s:.0f} s"))
     if failed := [trial for trial in lost if is_retry(trial)]:
         why = f"{SILENT} {grace_s:.0f} s, for the second time"
-        found.append((f"counting {_list_numbers(failed)} as failed", why))
-    return found
+        messages.append((f"counting {_list_numbers(failed)} as failed", why))
+    return messages
 
 
 def _list_numbers(trials: Sequence[FrozenTrial]) -> str:
