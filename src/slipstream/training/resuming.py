@@ -26,6 +26,7 @@ from slipstream.training.shares.division import (
     find_workers,
     forget_shares,
     read_division,
+    sum_parts,
     wait_for_shares,
 )
 
@@ -52,7 +53,7 @@ def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | 
     at = _describe_start(run, settings, saved)
     placement = _place_workers(run, job, settings)
     dataset, start = load_start(settings, job.data, timer)
-    context = RunContext(run, settings, dataset, start, timer, began, runs.sum_parts(run))
+    context = RunContext(run, settings, dataset, start, timer, began, sum_parts(run, division))
     context = replace(context, **placement._asdict())
     if saved is None:
         if division is not None:

@@ -13,7 +13,9 @@ from slipstream import Interrupted, UserError, list_runs, remove_runs, runs, tra
 from slipstream.errors import ResumableError
 from slipstream.reporting.page import report
 from slipstream.runs import Run
+from slipstream.runs.lock import hold_lock
 from slipstream.terminal.training import TrainingDisplay
+from slipstream.training.shares import division
 from slipstream.training.shares.batch import ShareNumber, train_share_of
 from tests.conftest import merged
 from tests.test_cli import invoke
@@ -41,6 +43,7 @@ def test_shares_of_an_array_are_joined_by_the_last_command(tmp_path):
     ]
     assert sorted(lanes[0] + lanes[1]) == list(range(6))
     joined = training.train(staged, folder=folder)
+    assert 0 < joined.summary["seconds_before_resume"] < joined.summary["seconds"]
     check_same(joined.run, one.run)
     kinds = [event["event"] for event in runs.read_events(Run(folder))]
     assert (kinds[0], kinds.count("start")) == ("start", 1)
@@ -82,6 +85,16 @@ def test_a_run_whose_shares_train_is_listed_as_running(tmp_path):
     assert f"process {os.getpid()} on" in rows[0].note
     assert "epoch 2 of 4" in rows[1].note
     assert rows[2].note == "after epoch 4 of 4, 1 of 2 shares done"
+
+
+def test_a_share_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
+    config, folder, events = configured(tmp_path, **REPEATED), tmp_path / "job", []
+    train_share_of(config, folder, ShareNumber(1, 2))
+    monkeypatch.setattr(division, "MOST_WAIT_S", 0.3)
+    told = f"process {os.getpid()} on .* still trains a part of this run; wait until it has ended"
+    with hold_lock(folder / "workers" / "1"), pytest.raises(UserError, match=told):
+        training.train(config, folder=folder, watch=events.append)
+    assert [e["what"] for e in events if "waiting for process" in e.get("what", "")]
 
 
 def test_a_share_shows_its_models_by_their_seeds(tmp_path, capsys):

@@ -91,12 +91,22 @@ def wait_for_shares(run: Run, division: Division) -> None:
     for index in range(len(division.shares)):
         folder = get_share(run, index).folder
         while holder := runs.find_holder(folder):
+            where = f"process {holder['pid']} on {holder['host']}"
             if time.monotonic() > until:
                 raise UserError(
-                    f"{run.folder}: process {holder['pid']} on {holder['host']} still trains a "
-                    "part of this run; stop it first"
+                    f"{run.folder}: {where} still trains a part of this run; wait until it has "
+                    "ended, or stop it"
                 )
+            run.warn(f"waiting for {where}, which trains a part of this run")
             time.sleep(0.1)
+
+
+def sum_parts(run: Run, division: Division | None) -> float:
+    """Return the seconds that a run has taken so far; those of the longest share where commands of
+    their own have trained them, and the run has logged nothing yet."""
+    shares = range(len(division.shares)) if division else ()
+    longest_s = max((runs.sum_parts(get_share(run, index)) for index in shares), default=0.0)
+    return runs.sum_parts(run) or longest_s
 
 
 def read_newest(run: Run) -> tuple[Checkpoint | None, list[str]]:
