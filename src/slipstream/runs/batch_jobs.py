@@ -2,9 +2,13 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
+ASK_EVERY_S = 10.0
+"""Lists of runs look at every lock each time, and its controller serves the whole cluster"""
 QUERY_LIMIT_S = 30.0
 """A controller that does not answer for so long is not waited for"""
 
@@ -31,11 +35,13 @@ def has_ended(job: Mapping[str, Any]) -> bool:
         return False
     if job.get("job") == own["job"]:
         return bool(int(job.get("restarts", 0)) < own["restarts"])
-    return str(job.get("job", "")).isdecimal() and _is_gone(str(job["job"]))
+    now = int(time.monotonic() / ASK_EVERY_S)
+    return str(job.get("job", "")).isdecimal() and is_gone(str(job["job"]), now)
 
 
-def _is_gone(job: str) -> bool:
-    """Ask SLURM whether a job is neither waiting nor running."""
+@lru_cache(maxsize=1024)
+def is_gone(job: str, _: int) -> bool:
+    """Ask SLURM whether a job is neither waiting nor running; once in every period of time."""
     command = ["squeue", "--noheader", "--jobs", job]
     try:
         answer = subprocess.run(
