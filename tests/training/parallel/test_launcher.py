@@ -124,6 +124,15 @@ def test_processes_that_die_again_and_again_are_given_up(tmp_path, data):
         slipstream.train(config)
 
 
+@pytest.mark.slow
+def test_the_traceback_of_a_process_that_fails_is_in_the_run_folder(tmp_path, data):
+    config = configure(data, tmp_path, model={"kind": f"{nets.__name__}:Failing"})
+    with pytest.raises(RuntimeError, match=r"process 2 of 2 ended with code 1: .*a mistake in the"):
+        slipstream.train(config)
+    written = runs.find_last(config.out) / "ranks" / "1-stderr.txt"
+    assert "in end\n" in written.read_text()
+
+
 def run_torchrun(config, folder: Path, *options: str) -> list[str]:
     path = folder / "job.toml"
     path.write_text(runs.format_config(config))

@@ -76,12 +76,13 @@ def launch(task: RankTask, watch: Callable[[Event], None] | None) -> FinishedRun
     while True:
         with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
             attempt = Attempt(task, Path(scratch), watch or (lambda _: None))
-            folder = attempt.run()
+            try:
+                folder = attempt.run()
+            finally:
+                attempt.keep_stderr()
             if attempt.is_finished and folder is not None:
                 return read_finished(folder, is_new=attempt.is_new)
             why = attempt.explain_death()
-            if folder is not None:
-                attempt.keep_stderr(folder)
         steps = checkpoint.list_steps(Run(folder)) if folder else []
         if max(steps, default=-1) > newest:
             num_starts, newest = 0, max(steps)
@@ -158,14 +159,16 @@ class Attempt:
         number, size = self.died.task.index + 1, self.task.size
         return f"process {number} of {size} {self.died.describe_exit()}"
 
-    def keep_stderr(self, folder: Path) -> None:
-        """Copy what the processes wrote to stderr into the run folder."""
+    def keep_stderr(self) -> None:
+        """Copy what the processes wrote to stderr into the run folder, if one of them died."""
+        if self.died is None or self.folder is None:
+            return
         for rank in range(self.task.size):
             with suppress(OSError):
                 path = self.scratch / str(rank) / STDERR
                 if path.stat().st_size:
-                    (folder / "ranks").mkdir(exist_ok=True)
-                    copyfile(path, folder / "ranks" / f"{rank}-{STDERR}")
+                    (self.folder / "ranks").mkdir(exist_ok=True)
+                    copyfile(path, self.folder / "ranks" / f"{rank}-{STDERR}")
 
 
 def _find_first_death(processes: WorkerProcesses, worker: WorkerProcess) -> WorkerProcess:
