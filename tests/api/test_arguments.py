@@ -126,6 +126,9 @@ def test_translated_messages_read_as_python():
     assert translate(message) == resumed
     assert translate("see slipstream report runs/a") == 'see slipstream.report("runs/a")'
     assert translate("`slipstream runs out` lists") == 'slipstream.list_runs("out") lists'
+    assert translate("slipstream copy s3://b/a") == 'slipstream.copy_run("s3://b/a")'
+    message = "copy it: slipstream copy RUN s3://b/runs"
+    assert translate(message) == 'copy it: slipstream.copy_run("RUN", "s3://b/runs")'
     assert translate("or pass --force") == "or pass force=True"
     message = "choose another with --set out=FOLDER"
     assert translate(message) == 'choose another with overrides="out=FOLDER"'

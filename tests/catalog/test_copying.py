@@ -161,10 +161,14 @@ def test_what_is_no_copy_is_refused_with_the_fix(run, bucket, tmp_path):
         copy_run(run, tmp_path)
     with pytest.raises(UserError, match="both on object storage"):
         copy_run("s3://a/b", "s3://c")
+    with pytest.raises(
+        UserError, match=r"ftp://me:\*\*\*@h/runs: runs are copied to and from s3://"
+    ):
+        copy_run(run, "ftp://me:secret@h/runs")
     copy_run(run, bucket)
     with pytest.raises(UserError, match=f'there is no run; did you mean "{run.name}"'):
         copy_run(f"{bucket}/{run.name}x", tmp_path / "back")
-    with pytest.raises(UserError, match="slipstream copy file://"):
+    with pytest.raises(UserError, match=r'slipstream.copy_run\("file://'):
         slipstream.evaluate(f"{bucket}/{run.name}")
     with pytest.raises(UserError, match="credentials"):
         copy_run(run, "s3://key:secret@bucket/runs")

@@ -17,6 +17,11 @@ RESUME = re.compile(
 RULES: tuple[tuple[str, str], ...] = (
     (rf"the same command and --resume {PLACE}", r'the same call and folder="\g<place>"'),
     (r"`slipstream runs (?P<out>[^\s`]+)`", r'slipstream.list_runs("\g<out>")'),
+    (
+        rf"slipstream copy {PLACE} (?P<to>\w+://[^\s;,]*)",
+        r'slipstream.copy_run("\g<place>", "\g<to>")',
+    ),
+    (rf"slipstream copy {PLACE}", r'slipstream.copy_run("\g<place>")'),
     (rf"slipstream report {PLACE} --out FOLDER", r'slipstream.report("\g<place>", out=FOLDER)'),
     (rf"slipstream (?P<verb>train|report) {PLACE}", r'slipstream.\g<verb>("\g<place>")'),
     (r"slipstream (train|tune|pretrain|evaluate|predict|export|report)\b(?! -)", r"slipstream.\1"),

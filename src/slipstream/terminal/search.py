@@ -143,6 +143,8 @@ class SearchProgress:
         self.running: dict[int, tuple[int, float]] = {}
         """Last epoch and loss of each running trial, by its number"""
         self.is_over = False
+        self.is_shared = False
+        """Whether other commands may train trials too"""
 
     @property
     def num_ended(self) -> int:
@@ -155,6 +157,7 @@ class SearchProgress:
                 self.started_at = time.monotonic()
                 self.total, self.num_done_before = event["trials"], event["done"]
                 self.is_over = self.num_done_before >= self.total
+                self.is_shared = event.get("storage") is not None
             case "pack":
                 self.num_packs, self.num_lanes = self.num_packs + 1, event["places"]
             case "log":
@@ -189,7 +192,8 @@ class SearchProgress:
         )
 
     def describe_result(self, event: dict[str, Any]) -> str:
-        before = f", in addition to {self.num_done_before}" if self.num_done_before else ""
+        before = " here" if self.is_shared else ""
+        before += f", in addition to {self.num_done_before}" if self.num_done_before else ""
         text = f"searched for {format_seconds(event['seconds'])}: {self._list_counts()}{before}"
         if self.best:
             text += f"; best {_format_loss(self.best['value'])}, trial {self.best['trial']}"

@@ -27,6 +27,7 @@ from slipstream.run_names import ENSEMBLE_FILE, is_run
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.runs.following import start_follower
 from slipstream.scoring.summary import BaselineSums
+from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single, trained_lanes
 from slipstream.training.context import RunContext, RunStart, load_start
 from slipstream.training.parallel import launcher as rank_launcher
@@ -95,6 +96,12 @@ def _launch_ranks(job: TrainingJob) -> FinishedRun:
 def _train_together(job: TrainingJob, place: RankPlace, clock: Clock) -> FinishedRun:
     """Train with the other processes: the first one as if it were alone, the others with it."""
     meeting.check_size(job.count_processes(), place)
+    if fitting.trains_lanes(job.load_settings()):
+        raise UserError(
+            f"torchrun has started {format_count(place.size, 'process')} for one model, and this "
+            "run trains several (train.repeats, data.split.walk_forward), which are faster side by "
+            f"side: start it without torchrun, with --workers {place.size}"
+        )
     job = job.for_place(place)
     settings = job.load_settings()
     job.permit_classes(settings)

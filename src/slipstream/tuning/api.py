@@ -21,6 +21,7 @@ from slipstream.engine import monitor, recovery
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.models import custom, permission
 from slipstream.phases import PhaseTimer
+from slipstream.rank import find_place
 from slipstream.run_names import is_run
 from slipstream.runs import Event, Run, studies
 from slipstream.runs.following import start_follower
@@ -61,6 +62,11 @@ def tune(
     `timer` has the time before.
     """
     started_at, timer = time.perf_counter(), timer or PhaseTimer()
+    if find_place() is not None:
+        raise UserError(
+            "torchrun starts processes that train one model together, and each of them would make "
+            "a search of its own: start it without torchrun, with --workers N"
+        )
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
     if resume is None and folder is not None and is_run(folder):

@@ -177,6 +177,17 @@ def test_another_number_than_torchruns_is_refused():
         meeting.check_size(3, RankPlace(0, 2, 0))
 
 
+@pytest.mark.parametrize("command", ["train", "tune"])
+def test_several_models_under_torchrun_are_refused(tmp_path, monkeypatch, command):
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in torchrun.items():
+        monkeypatch.setenv(name, value)
+    config = small_config(tmp_path, train={"repeats": 2})
+    with pytest.raises(UserError, match=r"start it without torchrun, with workers"):
+        getattr(slipstream, command)(config, waves(), quiet=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(UserError, match=r"2 processes .* torch sees 1; lower engine.data_parallel"):

@@ -15,6 +15,7 @@ from slipstream.catalog.copies.upload import upload
 from slipstream.errors import UserError
 from slipstream.object_storage import ObjectPath, is_url, parse_path
 from slipstream.run_names import OUT, find_run
+from slipstream.text.passwords import mask_url
 
 
 def copy_run(
@@ -44,6 +45,9 @@ def copy_run(
         slipstream.copy_run("last", "s3://bucket/runs")
         slipstream.copy_run("s3://bucket/runs/job-20260131T120000Z", "runs")
     """
+    for text in map(str, (run, to)):
+        if "://" in text and not is_url(text):
+            raise UserError(f"{mask_url(text)}: runs are copied to and from s3://, gs:// and az://")
     if is_url(run) == is_url(to):
         where = "object storage" if is_url(to) else "this machine"
         raise UserError(

@@ -1,0 +1,15 @@
+"""What a search prints."""
+
+from __future__ import annotations
+
+import pytest
+
+from slipstream.terminal.search import SearchProgress
+
+
+@pytest.mark.parametrize(("storage", "where"), [("journal:/shared/study.log", " here"), (None, "")])
+def test_the_counts_of_a_shared_search_are_those_of_this_command(storage, where):
+    progress = SearchProgress()
+    progress.update({"event": "search", "trials": 8, "done": 0, "storage": storage})
+    text = progress.describe_result({"event": "searched", "seconds": 15.0})
+    assert text == f"searched for 15.0 s: 0 finished, 0 pruned, 0 failed{where}"
