@@ -386,8 +386,9 @@ def describe_kernels(plan: dict[str, Any]) -> str:
 
 def _format_gain(plan: dict[str, Any], candidate: str, name: str, setting: str) -> str:
     """Format the speed-up over a candidate where it was measured, else the choice's reason."""
+    is_timed = plan["ms_per_step"] is not None  # not where threads were chosen by a rule after all
     for item in plan["evidence"]:
-        if item["candidate"] == candidate and "ms" in item:
+        if item["candidate"] == candidate and "ms" in item and is_timed:
             ratio = item["ms"] / plan["ms_per_step"]
             figures = [format_number(ms, figures=3) for ms in (plan["ms_per_step"], item["ms"])]
             gain = f"{format_number(ratio, figures=2)}x over {name}"
