@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import pytest
 import typer
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 from slipstream.cli.commands import app
@@ -24,3 +27,22 @@ def test_only_commands_that_read_settings_take_them():
         if not any("--set" in parameter.opts for parameter in command.params)
     }
     assert without == {"report", "doctor", "runs", "bench", "serve", "ui", "follow", "copy"}
+
+
+def test_options_whose_value_has_their_name_state_it():
+    """Typer 0.27 takes `--KIND` for the name of an option `kind` with the metavar KIND."""
+
+    def list_commands(group):
+        for command in group.commands.values():
+            yield from list_commands(command) if hasattr(command, "commands") else [command]
+
+    unnamed = [
+        f"{command.name} --{name}"
+        for command in list_commands(typer.main.get_command(app))
+        for name, hint in get_type_hints(command.callback, include_extras=True).items()
+        for option in getattr(hint, "__metadata__", ())
+        if isinstance(option, OptionInfo)
+        and (option.metavar or "").lower() == name
+        and not str(option.default).startswith("--")  # in Annotated, the first name is there
+    ]
+    assert not unnamed

@@ -45,7 +45,7 @@ Names = Annotated[
 ]
 Kind = Annotated[
     str | None,
-    typer.Option(metavar="KIND", help="Only train, pretrain, search, probe or ensemble."),
+    typer.Option("--kind", metavar="KIND", help="Only train, pretrain, search, probe or ensemble."),
 ]
 Name = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Only names with this text, or like `job-*`.")
@@ -56,6 +56,7 @@ Data = Annotated[
 Metric = Annotated[
     str | None,
     typer.Option(
+        "--metric",
         metavar="METRIC",
         help="mae, rmse, r2, scaled_mse, log_loss, ...",
         show_default="mae or log_loss",
@@ -79,7 +80,9 @@ def list_command(
     kind: Kind = None,
     state: Annotated[
         str | None,
-        typer.Option(metavar="STATE", help="Only running, stopped, finished or damaged."),
+        typer.Option(
+            "--state", metavar="STATE", help="Only running, stopped, finished or damaged."
+        ),
     ] = None,
     name: Name = None,
     data: Data = None,

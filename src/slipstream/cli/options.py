@@ -31,9 +31,11 @@ def parse_output(text: str) -> Path:
     return path
 
 
-def folder_option(help_: str, default: str) -> Any:
+def folder_option(help_: str, default: str, name: str = "--out") -> Any:
     """Create the option of a folder to write to."""
-    return typer.Option(parser=parse_output, metavar="FOLDER", help=help_, show_default=default)
+    return typer.Option(
+        name, parser=parse_output, metavar="FOLDER", help=help_, show_default=default
+    )
 
 
 RUN_HELP = "a run folder, the beginning of its name, or `last`."
@@ -78,6 +80,7 @@ Folder = Annotated[
     folder_option(
         "The run's own folder: a run that was stopped there resumes, else one begins there.",
         "a new one in --out",
+        "--folder",
     ),
 ]
 Force = Annotated[
