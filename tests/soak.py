@@ -680,7 +680,7 @@ def main() -> None:
         of_kind = {"lost": 0, "wrong": 0} | of_kind
         print(f"{kind}: " + ", ".join(f"{n} {outcome}" for outcome, n in of_kind.items()))
     print(f"{time.monotonic() - began:.0f} s")
-    bad = sum(n for key, n in counts.items() if key.endswith(("lost", "wrong")))
+    bad = sum(n for key, n in counts.items() if key.endswith((": lost", ": wrong")))
     if not bad:
         shutil.rmtree(folder)
     raise SystemExit(1 if bad else 0)

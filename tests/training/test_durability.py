@@ -40,7 +40,7 @@ def test_a_kill_a_stop_and_damage_lose_nothing(tmp_path):
 def test_a_short_soak_loses_nothing():
     command = [sys.executable, "-m", "tests.soak", "--short"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=HUNG_S)
-    assert found.returncode == 0, found.stderr[-3000:]
+    assert found.returncode == 0, found.stdout + found.stderr[-3000:]
     told = found.stdout.splitlines()
     assert told[0].startswith("kill -9: 0 lost, 0 wrong, 10 tried")
     assert all("0 lost, 0 wrong" in line for line in told[:-1])
