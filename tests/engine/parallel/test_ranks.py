@@ -85,6 +85,15 @@ def read_numbers(folder: Path) -> list[float]:
     return [one for *_, some in json.loads((folder / "log.json").read_text()) for one in some]
 
 
+def flatten(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return all weights but the bias of attention's keys: softmax cancels it, so that its gradient
+    is rounding alone, which Adam divides by its size."""
+    for key in [key for key in weights if key.endswith("in_proj_bias")]:
+        query, _, value = weights[key].chunk(3)
+        weights[key] = torch.cat([query, value])
+    return torch.cat([weights[key].flatten() for key in sorted(weights)])
+
+
 @pytest.mark.parametrize("name", cases.CASES)
 def test_two_processes_train_what_one_trains(together, tmp_path, name):
     if name == "own kernels" and find_compiler() is None:
@@ -97,6 +106,6 @@ def test_two_processes_train_what_one_trains(together, tmp_path, name):
     one, mine, other = (load_file(p / "weights.safetensors") for p in (tmp_path, first, second))
     for key in one:
         assert torch.equal(mine[key], other[key])
-    flat = [torch.cat([weights[key].flatten() for key in sorted(one)]) for weights in (mine, one)]
+    flat = [flatten(weights) for weights in (mine, one)]
     close(*flat, rel=1e-4)
     assert np.isfinite(flat[0].numpy()).all()

@@ -184,15 +184,23 @@ def test_columns_far_from_zero_are_read_in_float64():
     assert (near.dtype, far.dtype) == ("float32", "float64")
 
 
-def test_nearly_constant_windows_keep_their_digits():
-    """Their normalization divides by next to nothing, and multiplies what rounding takes."""
+@pytest.mark.parametrize("seed", range(4))
+def test_nearly_constant_windows_keep_their_digits(seed):
+    """Their normalization divides by next to nothing, and multiplies what rounding takes: of rows,
+    which are float64 for that reason, and of each window's mean, in PyTorch as in the graph."""
     signature = make_signature(targets=("d",), shared=0)
     run = RandomRun({"kind": "linear", "normalize": "window"}, signature)
-    interface, windows = make_interface(run.portable), run.draw_windows(7, 8)
-    calm = windows._replace(rows=windows.rows[:, :1] + 1e-3 * windows.rows)
+    interface, windows = make_interface(run.portable), run.draw_windows(7, 8, seed)
     session = open_session(build_window_graph(run.portable).SerializeToString())
-    (values,) = session.run(None, to_inputs(calm, interface.dtype))
-    assert compare(run, {"prediction": values}, run.predict(calm)) <= LIMIT
+
+    def measure_error(spread: float, dtype: type = np.float64) -> float:
+        calm = windows._replace(rows=windows.rows[:, :1] + spread * windows.rows)
+        read = calm._replace(rows=calm.rows.astype(dtype))
+        (values,) = session.run(None, to_inputs(read, interface.dtype))
+        return compare(run, {"prediction": values}, run.predict(calm))
+
+    assert measure_error(1e-2) <= LIMIT
+    assert measure_error(1e-3) < measure_error(1e-3, np.float32)
 
 
 def test_the_metadata_name_columns_context_and_step():
