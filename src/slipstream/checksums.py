@@ -10,7 +10,7 @@ from slipstream.object_storage import AnyPath
 
 MANIFEST = "manifest.json"
 END_BYTES = 1 << 16
-"""Of each end of a file, by which those are told apart that need not be read as a whole"""
+"""Of each end of a file: two files that differ there need not be read as a whole"""
 
 
 def read_verified(folder: Path) -> dict[str, bytes]:
