@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,17 @@ INVENTED = (
 )
 """Tests that write events of their own making to logs"""
 KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
+
+
+def pytest_configure() -> None:
+    """Give signals the handlers that Python has by default, whatever the parent process ignores or
+    blocks: `nohup make test &` and some CI systems ignore SIGINT, which child processes inherit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        if number := getattr(signal, name, None):  # Windows lacks most
+            signal.signal(number, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -177,6 +177,32 @@ def test_an_interrupt_saves_and_exits_with_its_code(job, number, code, tmp_path)
     assert invoke("evaluate", run).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["train"], *map(slow, (["evaluate"], ["profile"], ["bench", "ladder"], ["tune"], ["doctor"]))],
+    ids=" ".join,
+)
+def test_an_interrupt_acts_where_the_parent_ignores_it(job, tmp_path, words):
+    if words == ["evaluate"]:
+        assert invoke("train", job, *sets()).exit_code == 0
+        words = ["evaluate", str(next(tmp_path.glob("runs/*")))]
+    elif words != ["doctor"]:
+        words = [*words, str(job), *sets("train.epochs=100000", "train.patience=off")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slipstream", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
+    while process.poll() is None:  # the first ones come before Python runs, and are ignored
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    message = process.communicate()[1]
+    assert process.returncode == 130, message
+    assert "Traceback" not in message
+
+
 def test_a_terminal_gets_a_bar_that_goes_away(job):
     pty = pytest.importorskip("pty")
     command = [sys.executable, "-m", "slipstream", "train", str(job), *sets("train.epochs=60")]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slipstream.cli import startup
-from slipstream.errors.stop_signals import leave_on_warning
+from slipstream.errors.stop_signals import CTRL_C, accept_ctrl_c, leave_on_warning
 
 WORKER = "ui-worker"
 """The first argument of a process that runs a job of the app; then a folder, a device, `--warm`"""
@@ -18,13 +18,18 @@ WORKER = "ui-worker"
 def main() -> None:
     if sys.argv[1:2] == [WORKER]:
         _work(*sys.argv[2:])
+    accept_ctrl_c()
     leave_on_warning()
-    startup.begin(sys.argv[1:])
-    from slipstream.terminal.streams import prepare_streams
-
     with startup.record_exit_code():
-        prepare_streams()
-        _load_app(sys.argv[1:2])()
+        try:
+            startup.begin(sys.argv[1:])
+            from slipstream.terminal.streams import prepare_streams
+
+            prepare_streams()
+            _load_app(sys.argv[1:2])()
+        except KeyboardInterrupt:  # before the command has begun, which handles it itself
+            sys.stderr.write("slipstream: interrupted\n")
+            sys.exit(128 + CTRL_C)
 
 
 def _load_app(command: list[str]) -> Callable[[], None]:

@@ -1,6 +1,7 @@
 """The signals that end a command: they raise `Interrupted`, or a loop that trains reads them.
 
-SIGINT   Ctrl-C. A second one ends the command at once.
+SIGINT   Ctrl-C. A second one ends the command at once. A command reacts to it also where its parent
+         process ignores it, which is inherited: shells do so for `command &` in a script.
 SIGTERM  A batch system ends the job. Some send it twice, so a second one is ignored.
 SIGUSR1  A batch system warns that the job will end. A program that has a handler of its own for it
          keeps that.
@@ -16,6 +17,8 @@ from types import FrameType
 from slipstream.errors import EXIT_RESUMABLE, WARNING, Interrupted
 
 CTRL_C = signal.SIGINT
+REPEAT_S = 0.02
+"""How long after it a signal that came during an import is repeated"""
 
 
 def list_stop_signals() -> list[signal.Signals]:
@@ -25,10 +28,56 @@ def list_stop_signals() -> list[signal.Signals]:
     return [signal.SIGTERM, WARNING]
 
 
-def raise_interrupted(number: int, _: FrameType | None) -> None:
+class _Postponed:
+    """A signal that came during an import, and is repeated until that is over.
+
+    An exception that a handler raises inside of an import may reach a callback of the import
+    system, which discards it and leaves a module locked, so that the next import waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_repeat = False
+
+    def postpone(self, number: int, frame: FrameType | None) -> bool:
+        """Return whether the signal is postponed. A second SIGINT ends the process at once."""
+        is_new, self.is_repeat = not self.is_repeat, False
+        while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        if frame is None:
+            self.number = 0
+            return False
+        if is_new and number == CTRL_C == self.number:
+            os._exit(128 + number)
+        if self.number in (0, number):  # another one is repeated already
+            self.number = number
+            timer = threading.Timer(REPEAT_S, self._repeat)
+            timer.daemon = True
+            timer.start()
+        return True
+
+    def _repeat(self) -> None:
+        self.is_repeat = True
+        if hasattr(signal, "pthread_kill"):
+            signal.pthread_kill(threading.main_thread().ident or 0, self.number)
+        else:  # Windows
+            signal.raise_signal(self.number)
+
+
+_POSTPONED = _Postponed()
+
+
+def raise_interrupted(number: int, frame: FrameType | None) -> None:
     """Handle the first signal where there is no loop to stop."""
-    signal.signal(number, ignore)
-    raise Interrupted("terminated", signal_number=number)
+    if not _POSTPONED.postpone(number, frame):
+        signal.signal(number, ignore)
+        raise Interrupted("terminated", signal_number=number)
+
+
+def raise_keyboard_interrupt(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT as Python does, but not in the middle of an import."""
+    if not _POSTPONED.postpone(number, frame):
+        raise KeyboardInterrupt
 
 
 def ignore(_number: int, _frame: FrameType | None) -> None:
@@ -41,6 +90,16 @@ def leave(_number: int, _frame: FrameType | None) -> None:
 
 
 HANDLERS = (raise_interrupted, ignore, leave)
+
+
+def accept_ctrl_c() -> None:
+    """Have SIGINT raise KeyboardInterrupt from now on, also where the parent process ignores it.
+
+    Python leaves an ignored SIGINT alone, but the training loop handles it in any case; without
+    this, an interrupt before or after the loop would be lost.
+    """
+    if signal.getsignal(CTRL_C) in (signal.SIG_IGN, signal.default_int_handler):
+        signal.signal(CTRL_C, raise_keyboard_interrupt)
 
 
 def leave_on_warning() -> None:
