@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from slipstream.runs.origin import find_command
+from slipstream.runs.origin import describe_origin, find_command
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,11 @@ from slipstream.runs.origin import find_command
 )
 def test_a_command_is_repeated_without_passwords(argv, command):
     assert find_command(argv) == command
+
+
+def test_results_within_a_second_have_other_times():
+    times = set()
+    for _ in range(20):
+        times.add(describe_origin()["finished_at"])
+        time.sleep(0.01)
+    assert len(times) == 20

@@ -11,7 +11,8 @@ from slipstream.text.passwords import mask_argument
 def describe_origin() -> dict[str, str | None]:
     """Return the entries of a summary on its own origin."""
     return {
-        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        # tells a run from the same one trained longer, which may end within the same second
+        "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": find_command(sys.argv),
     }
 
