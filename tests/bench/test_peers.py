@@ -79,32 +79,34 @@ def compared(name, precision, losses, **ours):
 
 
 SKIPPED = [1.45, 2.44, 2.67]
-"""Of fp16 whose second update overflowed"""
+"""Of another tool in fp16 whose second update overflowed, and was skipped"""
+HALF = [1.45, 2.43, 1.09]
+"""Ours: an update that overflows is repeated"""
 
 
-def test_a_step_that_everybody_skips_in_fp16_is_the_same_work():
-    others_way = compared("Lightning at its best, fp16", "fp16", SKIPPED, fp16=SKIPPED)
+def test_a_step_that_others_skip_in_fp16_is_the_same_work():
+    others_way = compared("Lightning at its best, fp16", "fp16", SKIPPED, fp16=HALF)
     assert others_way["same_work"]
-    assert others_way["held_against"] == SKIPPED
-    our_preset = compared("Slipstream, classic", "fp16", SKIPPED, fp16=SKIPPED)
+    assert others_way["held_against"] == HALF[:1]  # before any update
+    our_preset = compared("Slipstream, classic", "fp16", HALF, fp16=HALF)
     assert our_preset["same_work"]
-    our_fp16 = compared("Slipstream, fp16", "fp16", SKIPPED, fp16=SKIPPED)
+    our_fp16 = compared("Slipstream, fp16", "fp16", HALF, fp16=HALF)
     assert our_fp16["same_work"]
-    assert our_fp16["held_against"] == [1.45]  # fp32's, before any update
+    assert our_fp16["held_against"] == [1.45, 2.44, 1.09]  # those of fp32
 
 
 @pytest.mark.parametrize(
     ("name", "precision", "losses"),
     [
-        ("Lightning at its best, fp16", "fp16", [1.45, 2.44, 1.09]),
+        ("Lightning at its best, fp16", "fp16", [1.52, 2.44, 1.09]),
         ("plain loop, tf32", "tf32", [1.45, 2.44, 1.2]),
         ("Slipstream, tf32", "tf32", [1.45, 2.6, 1.09]),
-        ("Slipstream, fp16", "fp16", [1.5, 2.44, 2.67]),
+        ("Slipstream, fp16", "fp16", SKIPPED),
         ("Slipstream, baseline", "fp32", [1.45, 2.44, 1.2]),
     ],
 )
 def test_other_losses_are_not_the_same_work(name, precision, losses):
-    ours = {"fp16": SKIPPED, "tf32": [1.45, 2.44, 1.09]}
+    ours = {"fp16": HALF, "tf32": [1.45, 2.44, 1.09]}
     assert not compared(name, precision, losses, **ours)["same_work"]
 
 

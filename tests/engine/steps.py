@@ -65,6 +65,7 @@ def run_steps(
                 for _ in range(wanted):
                     job.advance()
                 job.flush()
+                job.catch_up(wanted)
             losses += job.buffers.losses[:wanted].tolist()
             epoch += 1
         assert not job.failures()

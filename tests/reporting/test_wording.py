@@ -30,7 +30,10 @@ def test_a_run_reports_its_energy_and_utilisation():
     on_cpu = summarize([{key: SAMPLE[key] for key in list(SAMPLE)[:4]}])
     assert format_energy({"seconds": 9, "monitor": on_cpu}) == ""
     assert list(describe_usage({"monitor": on_cpu})) == ["1.0 CPU cores busy, 1.2 GB peak memory"]
-    assert not list(describe_usage({"monitor": None}))
+    assert not list(describe_usage({"monitor": None, "repeated_steps": 0}))
+    assert list(describe_usage({"monitor": None, "repeated_steps": 3})) == [
+        "3 steps were repeated at a smaller loss scale: fp16 gradients overflowed"
+    ]
     assert format_energy({"seconds": 9, "monitor": None}) == ""
 
 

@@ -54,7 +54,8 @@ def make_plan(
         precision=precision,
         home=home,
         capture=capture,
-        steps_per_graph=engine.steps_per_graph,
+        # elsewhere every step gets its windows from the host, into the same buffers
+        steps_per_graph=engine.steps_per_graph if home == "device" else 1,
         cudnn=(algorithm,) * len(model.sizes) if recurrent else (),
         cudnn_benchmark=engine.cudnn_benchmark,
         compile=engine.compile is True and not recurrent,

@@ -120,6 +120,7 @@ def measure_step(task: TrainingTask, plan: Plan, *, best_ms: float = math.inf) -
         try:
             warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
             ms = 1e3 * time_first_steps(program, task.config, warm_up) / warm_up
+            program.catch_up(min(warm_up, program.batches.num_steps))
             losses = program.buffers.losses[:warm_up].clone()  # the same steps for every candidate
             if ms <= HOPELESS * best_ms:
                 ms = measure_ms(

@@ -93,6 +93,7 @@ class TrainingWorkload(TimedWorkload):
                 self.num_steps = self.job.batches.num_steps
                 captured = capture.EAGER_FIRST + 1 if self.plan.capture else 1
                 self.time_steps(max(first, captured))
+                self.job.catch_up(min(first, self.num_steps))
                 self.first_losses: list[float] = self.job.buffers.losses[:first].tolist()
                 if failed := "; ".join(self.job.failures().values()):
                     raise RuntimeError(failed)

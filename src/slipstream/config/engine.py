@@ -38,7 +38,7 @@ class Engine(Section):
     capture: bool | Literal["auto"] = "auto"
     """CUDA: record the whole training step once and replay it."""
     steps_per_graph: PositiveInt = 1
-    """CUDA: training steps recorded into one graph."""
+    """CUDA: training steps recorded into one graph, where the data are on the device."""
     cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
     """Recurrent models. CUDA: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
     for up to 512 hidden units on Ampere and newer GPUs. CPU: PyTorch's layers, or with `"off"` our

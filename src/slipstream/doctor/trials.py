@@ -83,6 +83,7 @@ def _time_steps(
         job = build_step(task, plan)
         try:
             time_first_steps(job, config, STEPS)
+            job.catch_up(STEPS)
             loss = float(job.buffers.losses[:STEPS].mean())
             elapsed_s = min(time_first_steps(job, config, STEPS) for _ in range(REPEATS))
             if job.failures():

@@ -48,6 +48,8 @@ class CapturedProgram:
         self._side = torch.cuda.Stream(device)
         self._eager_left = EAGER_FIRST
         self._steps = steps
+        self.num_runs = 0
+        """Calls that have run; others are collected"""
         self._waiting = 0
         self._one: torch.cuda.CUDAGraph | None = None
         self._many: torch.cuda.CUDAGraph | None = None
@@ -68,6 +70,7 @@ class CapturedProgram:
                 self._many = self._many or self._record(self._steps)
                 if self._many is not None:
                     self._many.replay()
+                    self.num_runs += self._steps
                     self._waiting = 0
                 self.flush()
 
@@ -96,6 +99,7 @@ class CapturedProgram:
             self._run_eagerly()
         else:
             self._one.replay()
+            self.num_runs += 1
 
     def _run_eagerly(self) -> None:
         current = torch.cuda.current_stream(self._device)
@@ -103,6 +107,7 @@ class CapturedProgram:
         with torch.cuda.stream(self._side):
             self._program()
         current.wait_stream(self._side)
+        self.num_runs += 1
 
     def _record(self, steps: int) -> torch.cuda.CUDAGraph | None:
         if self.failure:

@@ -65,7 +65,8 @@ class LaneEvents:
         """Compare an epoch that is over, or out of time, with the plan."""
 
     def log(self, step: int, logged: Sequence[LoggedLosses]) -> None:
-        self.run.append("log", step=step, losses={one.result.number: one.mean for one in logged})
+        losses = {one.result.number: one.mean for one in logged}
+        self.run.append("log", step=step, losses=losses, **_count_repeated(logged))
         self.log_machine()
 
     def log_machine(self) -> None:
@@ -191,6 +192,7 @@ class SingleEvents(LaneEvents):
             loss=one.mean,
             lr=at.rate * compute_lr(train, at.next_epoch(), at.done - 1, one.num_steps),
             steps_per_s=len(one.losses) / (now - self._logged_at),
+            **_count_repeated(logged),
         )
         self._logged_at = now
         self.log_machine()
@@ -217,3 +219,9 @@ class SingleEvents(LaneEvents):
         self.log_machine()
         for one in result.lanes:
             self.run.append("trained", stopped=one.stop_reason, **asdict(one.progress))
+
+
+def _count_repeated(logged: Sequence[LoggedLosses]) -> dict[str, int]:
+    """Count the steps of these lanes that were repeated so far; empty without any."""
+    repeated = sum(one.result.progress.repeated for one in logged)
+    return {"repeated": repeated} if repeated else {}

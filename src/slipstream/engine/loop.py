@@ -22,10 +22,11 @@ from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
 from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
 from slipstream.engine.lanes.policy import NO_POLICY, LanePolicy
 from slipstream.engine.lanes.time_limit import TimeLimit
+from slipstream.engine.optim import MAX_REPEATS
 from slipstream.engine.parallel.ranks import Ranks, StepPoll
 from slipstream.engine.parallel.writing import AgreedSchedule
 from slipstream.engine.plan import Plan, ThreadReview, plan_review
-from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult
+from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram, TrainingTask
 from slipstream.engine.state import TrainingState
 from slipstream.engine.step import Round, close_round
@@ -107,6 +108,8 @@ class TrainingLoop:
     """Whether the rounds in flight reach an epoch's end"""
     review: ThreadReview | None = None
     """Of the threads, in the first epoch"""
+    stalled: dict[int, int] = field(default_factory=dict)
+    """By lane: steps in a row that were only repeated, since fp16 gradients overflowed"""
 
     def __post_init__(self) -> None:
         engine, program = self.state.config.engine, self.state.program
@@ -237,27 +240,38 @@ class TrainingLoop:
         state, current = self.state, self.in_flight.popleft()
         if current.event is not None:
             current.event.synchronize()  # the round's only host sync
-        state.steps, state.losses = state.steps + current.steps, current.losses
+        active, state.losses = state.list_active(), current.losses
+        done = {place: current.count_done(place, one.progress.done) for place, one in active}
+        state.steps += max(done.values())
         if state.timed_from is None and current.steps:
             state.timed_from = self.limit.measure_elapsed(), state.steps
         diverged, logged = set(), []
-        for place, one in state.list_active():
+        for place, one in active:
             at, num_steps = one.progress, state.program.num_steps(place)
-            at.record_steps(current.steps, num_steps)
-            if current.is_complete:
-                losses: list[float] = current.losses[place, at.logged : at.done].tolist()
+            at.record_steps(done[place], num_steps, repeated=current.steps - done[place])
+            if self._is_stalled(one, current.steps, done[place]):
+                diverged.add(place)
+            losses: list[float] = current.losses[place, at.logged : at.done].tolist()
+            if current.is_complete and losses:  # none where a run resumes at an epoch's end
                 at.logged = at.done
                 logged.append(LoggedLosses(one, losses, num_steps))
                 if not all(map(math.isfinite, losses)):
                     diverged.add(place)
-        if current.steps and current.is_complete:  # none where a run resumes at an epoch's end
+        if logged:
             state.events.log(state.steps, logged)
         return diverged
+
+    def _is_stalled(self, lane: LaneResult, steps: int, done: int) -> bool:
+        """Whether no smaller loss scale has kept a lane's gradients from overflowing."""
+        stalled = 0 if done else self.stalled.get(lane.number, 0) + steps
+        self.stalled[lane.number] = stalled
+        return stalled >= MAX_REPEATS
 
     def _roll_back(self, place: int) -> None:
         """Return a lane to its epoch's start, in fp32 or at half its learning rate, or end it."""
         state, result = self.state, self.state.get_lane(place)
         at = result.progress
+        self.stalled.pop(result.number, None)
         at.go_back()
         state.program.go_back(place)
         if state.num_entered == 1:

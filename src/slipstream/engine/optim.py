@@ -18,6 +18,9 @@ from slipstream.config import Config, Train
 Params = list[nn.Parameter] | list[dict[str, Any]]
 FIRST_SCALE = 2.0**16
 GROWTH, BACKOFF, GROW_AFTER = 2.0, 0.5, 2000
+MAX_REPEATS = 40
+"""Steps in a row whose gradients overflow before they count as diverged: the scale that is left
+then would lose every gradient"""
 CORE, OWN = "core.", ("core.pool.", "core.head.")
 """Prefixes of the core's weights, and of those of them that are not the encoder's"""
 
@@ -67,7 +70,8 @@ def clear_grads(optimizer: torch.optim.Optimizer, *, set_to_none: bool) -> None:
 
 @dataclass(frozen=True)
 class LossScale:
-    """The fp16 loss scale: it doubles after many finite steps and halves after an overflow."""
+    """The fp16 loss scale: it doubles after many finite steps and halves after an overflow, whose
+    step is repeated. So the first batch finds the scale that a job can begin with."""
 
     scale: Tensor
     since_growth: Tensor
@@ -103,8 +107,8 @@ class ParameterUpdate:
                 torch.mul(self.lr, group["rate"], out=group["lr"])
         clear_grads(self.optimizer, set_to_none=self.set_to_none)
 
-    def apply(self, params: list[nn.Parameter]) -> None:
-        apply_gradients(self.optimizer, params, clip=self.clip, scale=self.scale)
+    def apply(self, params: list[nn.Parameter]) -> Tensor | None:
+        return apply_gradients(self.optimizer, params, clip=self.clip, scale=self.scale)
 
 
 def apply_gradients(
@@ -113,24 +117,26 @@ def apply_gradients(
     *,
     clip: float | None,
     scale: LossScale | None,
-) -> None:
-    """Unscale, clip and step; if the gradients overflowed, change nothing.
+) -> Tensor | None:
+    """Unscale, clip and step; if the gradients overflowed, change nothing but the scale.
 
+    Returns whether it was a step, a bool on the device; None without a scale: it always is one.
     Unscaling and clipping are one division, which a fused optimizer does itself. Only fp16 without
     capture and without a fused optimizer synchronises with the host.
     """
     if clip is None and scale is None:
         vars(optimizer).update(grad_scale=None, found_inf=None)
         _step(optimizer)
-        return
+        return None
     grads = [p.grad for p in params if p.grad is not None]
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-    overflow = None
+    is_finite = overflow = None
     divisor = norm if clip is None else norm / clip
     if scale is None:
         divisor = torch.clamp(divisor, min=1.0)
     else:
-        overflow = (norm - norm).isnan().float()  # inf - inf is nan; half the kernels of isfinite
+        is_finite = (norm - norm) == 0  # inf - inf is nan; half the kernels of isfinite
+        overflow = (~is_finite).float()
         divisor = scale.scale if clip is None else torch.maximum(scale.scale, divisor)
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         # as torch's own GradScaler does it; there is no public way
@@ -141,6 +147,7 @@ def apply_gradients(
         _step_unless(optimizer, overflow)
     if scale is not None and overflow is not None:
         scale.update(overflow)
+    return is_finite
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:

@@ -42,13 +42,16 @@ class Progress:
     rate: float = 1.0
     """What plateaus and recoveries have left of the learning rate"""
     rollbacks: int = 0
+    repeated: int = 0
+    """Steps that were repeated, since their fp16 gradients overflowed"""
     exploit_from: int | None = None
     """Epochs before those at a low learning rate, once they have begun"""
     pace: Pace | None = None
     """How the schedule goes on; None while it follows the epochs"""
 
-    def record_steps(self, count: int, num_steps: int) -> None:
+    def record_steps(self, count: int, num_steps: int, *, repeated: int = 0) -> None:
         self.step, self.done = self.step + count, self.done + count
+        self.repeated += repeated
         self.epoch = self.epochs + self.done / num_steps
 
     def go_back(self) -> None:

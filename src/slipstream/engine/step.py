@@ -73,6 +73,11 @@ class StepProgram(Protocol):
     def advance(self) -> None:
         """Run one step of every lane, without a host sync."""
 
+    @property
+    def positions(self) -> Tensor | None:
+        """[K]: the steps that each lane has done in its epoch, where fp16 gradients may overflow:
+        such a step is repeated by the next one. None where every step counts."""
+
     def flush(self) -> None:
         """Run the steps that have been put off."""
 
@@ -145,6 +150,11 @@ class EpochBuffers:
             self.first_step.fill_(first)
         self.cursor.fill_(at)
 
+    def end_step(self, loss: Tensor, is_update: Tensor | None) -> None:
+        """Record the loss and go on; a step that was no update stays the next one."""
+        self.losses.index_copy_(0, self.cursor, loss[None])
+        self.cursor.add_(1 if is_update is None else is_update)
+
     def update_rates(self, rates: list[float]) -> None:
         """Replace the rates once the steps that were launched are done, without a host sync."""
         self.rates.copy_(send(torch.tensor(rates), self.rates.device))
@@ -172,14 +182,20 @@ def build_training_step(
     *,
     objective: Objective,
     noise: DrawNoise | None,
+    states: Sequence[Tensor] = (),
     ranks: Ranks | None = None,
 ) -> Program:
-    """One step: gather, forward, loss, backward, sum over ranks, clip, update."""
+    """One step: gather, forward, loss, backward, sum over ranks, clip, update.
+
+    Where fp16 gradients overflow, nothing changes but the loss scale, and the next call repeats the
+    step. `states` are those that steps hand on.
+    """
     params = [p for p in model.parameters() if p.requires_grad]
 
     def advance() -> None:
         model.train()
         update.begin(buffers.rates, buffers.cursor)
+        before = [] if update.scale is None else [state.clone() for state in states]
         total: Tensor | None = None
         for number, micro_batch in enumerate(batches.get_micro_batches(buffers.cursor)):
             here = noise and noise((buffers.first_step + buffers.cursor)[0], number)
@@ -189,20 +205,22 @@ def build_training_step(
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         if ranks is None:
-            update.apply(params)
+            is_update = update.apply(params)
         else:
             total = ranks.sum_gradients(params, total)
-            _update_once(update, params)
-        buffers.losses.index_copy_(0, buffers.cursor, total[None])
-        buffers.cursor.add_(1)
+            is_update = _update_once(update, params)
+        if is_update is not None:
+            for state, old in zip(states, before, strict=True):
+                state.copy_(torch.where(is_update, state, old))
+        buffers.end_step(total, is_update)
 
     return advance
 
 
-def _update_once(update: ParameterUpdate, params: list[nn.Parameter]) -> None:
+def _update_once(update: ParameterUpdate, params: list[nn.Parameter]) -> Tensor | None:
     """Update the weights; the step cannot be repeated, since the other ranks have done it."""
     try:
-        update.apply(params)
+        return update.apply(params)
     except recovery.MEMORY_ERRORS as error:
         why = recovery.explain_shortage(error)
         raise UserError(
@@ -257,6 +275,12 @@ class Round(NamedTuple):
     is_complete: bool
     """Whether it reached the next log line. One that a signal or a checkpoint cut short is logged
     with its rest, so that a resumed run has the log of an uninterrupted one."""
+    positions: Tensor | None = None
+    """[K]: where each lane is afterwards, if steps may have been repeated"""
+
+    def count_done(self, place: int, before: int) -> int:
+        """Count the steps that a lane took which had done so many of its epoch before."""
+        return self.steps if self.positions is None else int(self.positions[place]) - before
 
     def is_done(self) -> bool:
         return self.event is None or self.event.query()
@@ -265,11 +289,17 @@ class Round(NamedTuple):
 def close_round(program: StepProgram, steps: int, *, is_complete: bool) -> Round:
     """Build the round of these steps; its event fires when the device has done them."""
     program.flush()
-    losses = program.losses
+    losses, positions = program.losses, program.positions
     if not losses.is_cuda:
-        return Round(steps, losses, None, is_complete)
-    read = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
-    read.copy_(losses, non_blocking=True)
+        positions = None if positions is None else positions.clone()
+        return Round(steps, losses, None, is_complete, positions)
+    losses, positions = _begin_read(losses), None if positions is None else _begin_read(positions)
     event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(losses.device))
-    return Round(steps, read, event, is_complete)
+    event.record(torch.cuda.current_stream(program.plan.device))
+    return Round(steps, losses, event, is_complete, positions)
+
+
+def _begin_read(tensor: Tensor) -> Tensor:
+    """Copy to the host, in the order of the device's work."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)

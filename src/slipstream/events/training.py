@@ -91,6 +91,9 @@ class Log(Event):
     """Learning rate of the last step"""
     steps_per_s: float | None = None
     """Steps a second since the last event"""
+    repeated: int | None = None
+    """Steps that were repeated so far, since their fp16 gradients overflowed; None where there are
+    none. Of several models: those of all in this event together"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -171,6 +174,8 @@ class LaneEnd(Event):
     """Its lowest validation loss"""
     best_step: int | None = None
     """The step of that"""
+    repeated: int | None = None
+    """Steps that were repeated, since their fp16 gradients overflowed"""
     trial: int | None = None
     """The trial of a search"""
     fold: int | None = None
@@ -196,6 +201,8 @@ class TrainingEnd(Event):
     """The lowest validation loss"""
     best_step: int | None = None
     """The step of that"""
+    repeated: int | None = None
+    """Steps that were repeated, since their fp16 gradients overflowed"""
     steps: int | None = None
     """Of several models: steps of the program that trains them"""
     train_s: float | None = None

@@ -165,7 +165,11 @@ def format_energy(summary: dict[str, Any]) -> str:
 
 
 def describe_usage(summary: dict[str, Any]) -> Iterator[str]:
-    """Yield the machine's utilisation and throttling; nothing where the monitor was off."""
+    """Yield repeated steps, and the machine's utilisation and throttling unless the monitor was
+    off."""
+    if repeated := summary.get("repeated_steps"):
+        were = "step was" if repeated == 1 else "steps were"
+        yield f"{repeated:,} {were} repeated at a smaller loss scale: fp16 gradients overflowed"
     monitor = summary.get("monitor")
     if not monitor:
         return

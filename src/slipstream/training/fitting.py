@@ -283,6 +283,7 @@ def summarize_training(
     estimate = compare_with_estimate(logged, steps=fit.steps, took_s=fit.train_s)
     return {
         "steps": at.step,
+        "repeated_steps": sum(one.progress.repeated for one in fit.lanes),
         "epochs": at.epoch,
         "best_epoch": at.best_epoch,
         "stopped": best.stop_reason,

@@ -181,7 +181,7 @@ class AugmentedSource:
         for rows, weights in zip(self._rows[step], self._weights[step], strict=True):
             yield MicroBatch(self.copies.gather(copy, rows), weights)
 
-    def wrap_program(self, program: Program) -> Program:
+    def wrap_program(self, program: Program, cursor: Tensor | None = None) -> Program:
         return program
 
     def close(self) -> None:

@@ -34,6 +34,9 @@ class TransferOptions:
 class BufferedSource:
     """Receives windows from the host in buffers whose addresses a captured step knows."""
 
+    next_step: int
+    """Of the epoch, whose windows come next"""
+
     def __init__(
         self, example: Batch, windows_per_pass: int, num_passes: int, options: TransferOptions
     ) -> None:
@@ -43,6 +46,26 @@ class BufferedSource:
 
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
         yield from self.buffers
+
+    def wrap_program(self, program: Program, cursor: Tensor | None = None) -> Program:
+        def advance() -> None:
+            # a step whose fp16 gradients overflowed takes the same windows again; to find out, the
+            # host has to wait for it
+            is_repeated = cursor is not None and int(cursor) < self.next_step
+            if not is_repeated:
+                self.receive()
+            program()
+            if not is_repeated:
+                self.send_ahead()  # overlaps with the step, which the device has only begun
+
+        return advance
+
+    def receive(self) -> None:
+        """Bring the windows of `next_step` into the buffers, and count it up."""
+        raise NotImplementedError
+
+    def send_ahead(self) -> None:
+        """Begin to bring the windows after those in the buffers."""
 
     def fill(self, buffer: MicroBatch, raw: Sequence[Tensor], series: Series) -> None:
         """Copy the tensors of `windows.gather_raw` into a buffer; its rest keeps its values."""
@@ -108,12 +131,12 @@ class HostSource(BufferedSource):
 
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
         self._rows, self._weights = self.sampler.sample_epoch(epoch)
-        self._num_sent = self._num_received = at
+        self._num_sent = self.next_step = at
         # the copies below must come after all earlier work on the buffers, their zeroing included
         self._copy_stream.wait_stream(torch.cuda.current_stream(self.options.device))
-        self._send()
+        self.send_ahead()
 
-    def _send(self) -> None:
+    def send_ahead(self) -> None:
         """Gather the next step's windows and start their copy to the device."""
         if self._num_sent == self.num_steps:
             return
@@ -129,22 +152,14 @@ class HostSource(BufferedSource):
             self._copied[turn].record(self._copy_stream)
         self._num_sent += 1
 
-    def _receive(self) -> None:
-        turn = self._num_received % 2
+    def receive(self) -> None:
+        turn = self.next_step % 2
         stream = torch.cuda.current_stream(self.options.device)
         stream.wait_event(self._copied[turn])
         for incoming, buffer in zip(self._incoming[turn], self.buffers, strict=True):
             _copy(incoming, buffer)
         self._consumed[turn].record(stream)
-        self._num_received += 1
-
-    def wrap_program(self, program: Program) -> Program:
-        def advance() -> None:
-            self._receive()
-            program()
-            self._send()  # overlaps with the step, which the device has only begun
-
-        return advance
+        self.next_step += 1
 
 
 class WindowDataset(Dataset[Any]):
@@ -241,20 +256,16 @@ class LoaderSource(BufferedSource):
             for i in range(self.sampler.num_passes)
             if real[step, i].any()
         ]
-        self._step = at
+        self.next_step = at
         self._batches = iter(self._loader)
 
-    def wrap_program(self, program: Program) -> Program:
-        def advance() -> None:
-            for buffer, weights in zip(self.buffers, self._weights[self._step], strict=True):
-                buffer.weights.copy_(weights)
-                if weights.any():
-                    inputs, *rest = take_batch(self._batches)
-                    self.fill(buffer, [inputs.transpose(0, 1), *rest], self.series)
-            self._step += 1
-            program()
-
-        return advance
+    def receive(self) -> None:
+        for buffer, weights in zip(self.buffers, self._weights[self.next_step], strict=True):
+            buffer.weights.copy_(weights)
+            if weights.any():
+                inputs, *rest = take_batch(self._batches)
+                self.fill(buffer, [inputs.transpose(0, 1), *rest], self.series)
+        self.next_step += 1
 
     def close(self) -> None:
         end_workers(self._batches)

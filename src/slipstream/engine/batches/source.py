@@ -51,8 +51,11 @@ class BatchSource(Protocol):
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
         """Yield the current step's micro-batches; called inside the program."""
 
-    def wrap_program(self, program: Program) -> Program:
-        """Return the program together with the transfers that feed it."""
+    def wrap_program(self, program: Program, cursor: Tensor | None = None) -> Program:
+        """Return the program together with the transfers that feed it.
+
+        `cursor` is the step that the program has reached, where it may have to repeat one.
+        """
 
     def close(self) -> None:
         """Release workers and memory."""
@@ -194,7 +197,7 @@ class DeviceSource:
         for i in range(self.sampler.num_passes):
             yield MicroBatch(windows.gather(self.series, rows[i]), weights[i])
 
-    def wrap_program(self, program: Program) -> Program:
+    def wrap_program(self, program: Program, cursor: Tensor | None = None) -> Program:
         return program
 
     def close(self) -> None:

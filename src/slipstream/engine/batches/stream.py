@@ -23,7 +23,6 @@ from slipstream.engine.batches.host import (
     end_workers,
     take_batch,
 )
-from slipstream.engine.batches.source import Program
 
 CHUNKS_PER_BUFFER = 8
 """More chunks mix better, fewer read faster."""
@@ -151,7 +150,7 @@ class StreamSource(BufferedSource):
     def start_epoch(self, epoch: int, *, at: int = 0) -> None:
         self._reader.epoch.fill_(epoch)
         self._batches, self._rest = iter(self._loader), None
-        self._step = at
+        self.next_step = at
         self._skip(at * self.batching.windows_per_step)  # what was trained on already
 
     def _next_batch(self) -> Windows:
@@ -184,23 +183,18 @@ class StreamSource(BufferedSource):
             batch = _slice(batch, 0, count)
         return batch
 
-    def wrap_program(self, program: Program) -> Program:
+    def receive(self) -> None:
         per_step, per_pass = self.batching.windows_per_step, self.batching.windows_per_pass
-
-        def advance() -> None:
-            left = min(per_step, self.num_windows - self._step * per_step)
-            weight = 1.0 if self.batching.seed is None else 1.0 / left
-            for buffer in self.buffers:
-                count = min(per_pass, left)
-                buffer.weights.zero_()
-                if count:
-                    buffer.weights[:count] = weight
-                    self.fill(buffer, self._take(count), self.series)
-                left -= count
-            self._step += 1
-            program()
-
-        return advance
+        left = min(per_step, self.num_windows - self.next_step * per_step)
+        weight = 1.0 if self.batching.seed is None else 1.0 / left
+        for buffer in self.buffers:
+            count = min(per_pass, left)
+            buffer.weights.zero_()
+            if count:
+                buffer.weights[:count] = weight
+                self.fill(buffer, self._take(count), self.series)
+            left -= count
+        self.next_step += 1
 
     def close(self) -> None:
         end_workers(self._batches)

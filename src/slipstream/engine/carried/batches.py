@@ -220,7 +220,7 @@ class CarriedSource:
         for state, old, parts in zip(self.states, before, zip(*every, strict=True), strict=True):
             state.copy_(torch.where(is_idle[:, None], old, torch.cat(parts, dim=1)))
 
-    def wrap_program(self, program: Program) -> Program:
+    def wrap_program(self, program: Program, cursor: Tensor | None = None) -> Program:
         return program
 
     def close(self) -> None:

@@ -142,6 +142,10 @@ class Pack:
     def losses(self) -> Tensor:
         return self.buffers["losses"]
 
+    @property
+    def positions(self) -> Tensor | None:
+        return self.buffers["cursor"] if "scale" in self.live else None
+
     def state(self) -> dict[str, Tensor]:
         rows = {"live": self.live, "good": self.good}
         tensors = {f"{kind}.{name}": t for kind, ts in rows.items() for name, t in ts.items()}
@@ -366,7 +370,7 @@ class Pack:
         if scale is not None and overflow is not None:
             flat_optim.update_loss_scale(scale, live["since_growth"], overflow, tape["active"])
         tape["losses"].scatter_(1, cursor[:, None], loss[:, None])
-        cursor.add_(tape["active"])
+        cursor.add_(moves)  # the next step repeats what overflowed
 
     def _prepare_updates(
         self, grads: Tensor, divisor: Tensor, moves: Tensor

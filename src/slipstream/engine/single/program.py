@@ -40,7 +40,7 @@ class SingleProgram:
         self._step: SingleStep | None = None
         self._epoch = EpochStart()
         self._requested = 0
-        """Requested steps of the epoch"""
+        """Steps that were requested of the current step program"""
         self._good: dict[str, Tensor] = {}
         """What `go_back` leads to, by the names of `_collect_state`"""
         self._restored: dict[str, Tensor] = {}
@@ -92,12 +92,11 @@ class SingleProgram:
         (self._epoch,) = epochs.values()
         frozen = optim.is_frozen(self.task.config.train, self._epoch.number)
         if self._step is None:
-            self._step = self._build_step(frozen)
+            self._step, self._requested = self._build_step(frozen), 0
             self._load_rows()
         elif self._step.frozen and not frozen:
             self._thaw()
         self.step.begin(self._epoch)
-        self._requested = self._epoch.step
         if not self._epoch.step or not self._good:
             self._good = {name: t.clone() for name, t in self._collect_state().items()}
 
@@ -108,7 +107,12 @@ class SingleProgram:
             recovery.free_memory()
         epoch, before = self._epoch.number + 1, self._epoch.steps_before
         self.task.run.append("thaw", what="the encoder", epoch=epoch, step=before)
-        self._step = build_step(self.task, self.plan, like=self.step, frozen=False)
+        self._rebuild_step(frozen=False)
+
+    def _rebuild_step(self, *, frozen: bool | None = None) -> None:
+        """Build the step by the plan as it is now, with the optimizer and the buffers of before."""
+        self._step = build_step(self.task, self.plan, like=self.step, frozen=frozen)
+        self._requested = 0
 
     def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
         (self._epoch,) = epochs.values()
@@ -129,7 +133,11 @@ class SingleProgram:
         self._requested += 1
         self._survive(self.step.advance)
         if self.task.config.engine.sync:
-            float(self.step.buffers.losses[self._requested - 1])
+            int(self.step.buffers.cursor)
+
+    @property
+    def positions(self) -> Tensor | None:
+        return self.step.positions
 
     def flush(self) -> None:
         self._survive(self.step.flush)
@@ -143,15 +151,19 @@ class SingleProgram:
             except Exception as error:
                 recover = self._find_remedy(error)
             # past the except block, whose traceback would pin the failed step's tensors
-            position = int(self.step.buffers.cursor)
+            missing, position = self._count_missing(), int(self.step.buffers.cursor)
             recover()
+            self._requested = missing
             self.step.batches.start_epoch(self._epoch.number, at=position)
             self.step.buffers.begin(at=position)
             action = self._catch_up
 
+    def _count_missing(self) -> int:
+        """Count the steps that were requested and not taken: a graph collects several."""
+        return self._requested - self.step.num_taken
+
     def _catch_up(self) -> None:
-        """Run the steps that were asked for and not taken: a graph collects several."""
-        for _ in range(self._requested - int(self.step.buffers.cursor)):
+        for _ in range(self._count_missing()):
             self.step.advance()
         self.step.flush()
 
@@ -188,7 +200,7 @@ class SingleProgram:
         """Build the step with cuDNN's layers."""
         self.step.close()
         self._plan_without_own_kernels(why)
-        self._step = build_step(self.task, self.plan, like=self.step)
+        self._rebuild_step()
 
     def _plan_without_own_kernels(self, why: str) -> None:
         self.task.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
@@ -209,7 +221,7 @@ class SingleProgram:
         remedy = f"{format_count(batch, 'window')} per pass"
         self.task.run.append("recovery", what="out of memory", remedy=remedy, why=why)
         self.plan = replace(self.plan, micro_batch=batch)
-        self._step = build_step(self.task, self.plan, like=self.step)
+        self._rebuild_step()
 
     def score(self, places: Sequence[int], should_stop: Callable[[], bool]) -> list[float] | None:
         while True:
@@ -260,7 +272,7 @@ class SingleProgram:
         reasons = self.plan.reasons | {"precision": "fp16 gave a loss that was not finite"}
         self.step.close()
         self.plan = replace(self.plan, precision="fp32", reasons=reasons)
-        self._step = build_step(self.task, self.plan, like=self.step)
+        self._rebuild_step()
         return True
 
     def leave(self, place: int) -> None:

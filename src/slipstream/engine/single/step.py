@@ -43,12 +43,25 @@ from slipstream.models import OWN_KERNELS, Noise, has_dropout, set_execution
 TRAINING, VALIDATION = "training step", "validation step"
 
 
+class EagerProgram:
+    """A program that counts its runs, as a captured one does."""
+
+    def __init__(self, program: Program) -> None:
+        self._program, self.num_runs = program, 0
+
+    def __call__(self) -> None:
+        self._program()
+        self.num_runs += 1
+
+
 @dataclass(frozen=True)
 class SingleStep:
     """The training and the validation step of one model, and what they share with the loop."""
 
     advance: Program
     validate_batch: Program
+    program: EagerProgram | CapturedProgram
+    """The training step without what brings its batches"""
     captured: dict[str, CapturedProgram]
     """Those of the two that are CUDA graphs, without what brings their batches"""
     batches: BatchSource
@@ -83,6 +96,23 @@ class SingleStep:
     def _compute_rates(self, epoch: EpochStart) -> list[float]:
         rates = schedule.compute_lrs(self.train, epoch, self.batches.num_steps)
         return [epoch.rate * rate for rate in rates]
+
+    @property
+    def num_taken(self) -> int:
+        """Steps that were taken since this was built, also those that are repeated later"""
+        return self.program.num_runs
+
+    @property
+    def positions(self) -> Tensor | None:
+        return None if self.update.scale is None else self.buffers.cursor
+
+    def catch_up(self, position: int) -> None:
+        """Repeat what overflowed until so many steps of the epoch are done, or give up."""
+        for _ in range(optim.MAX_REPEATS):
+            if self.positions is None or int(self.positions) >= position:
+                return
+            self.advance()
+            self.flush()
 
     def failures(self) -> dict[str, str]:
         return {name: p.failure for name, p in self.captured.items() if p.failure}
@@ -149,6 +179,7 @@ def build_step(
         *(model, batches, buffers, update),
         objective=training,
         noise=draw_noise,
+        states=states,
         ranks=task.ranks,
     )
     validation = objective.build_validation_objective(config, signature, plan)
@@ -157,13 +188,25 @@ def build_step(
     if OWN_KERNELS in plan.cudnn and series is not None and should_use_triton(series.values):
         _precompile(model, series, (training, batch), (validation, chunk), noise)
     captured: dict[str, CapturedProgram] = {}
+    program: EagerProgram | CapturedProgram = EagerProgram(advance)
     if plan.capture:
-        advance = captured[TRAINING] = CapturedProgram(advance, device, steps=plan.steps_per_graph)
+        program = captured[TRAINING] = CapturedProgram(advance, device, steps=plan.steps_per_graph)
         check = captured[VALIDATION] = CapturedProgram(check, device)
-    advance, check = batches.wrap_program(advance), val_batches.wrap_program(check)
+    cursor = None if update.scale is None else buffers.cursor
     sources, tapes = (batches, val_batches), (buffers, val_buffers)
     return SingleStep(
-        advance, check, captured, *sources, *tapes, update, plan, train, batch, frozen, states
+        batches.wrap_program(program, cursor),
+        val_batches.wrap_program(check),
+        program,
+        captured,
+        *sources,
+        *tapes,
+        update,
+        plan,
+        train,
+        batch,
+        frozen,
+        states,
     )
 
 
