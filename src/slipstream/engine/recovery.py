@@ -8,7 +8,7 @@ import torch
 
 from slipstream import machine
 from slipstream.config import Config
-from slipstream.errors import UserError
+from slipstream.errors import ResumableError, UserError
 
 MAX_ROLLBACKS = 3
 MEMORY_ERRORS = (RuntimeError, MemoryError)
@@ -64,6 +64,18 @@ def free_memory() -> None:
     if torch.cuda.is_available():
         torch._C._cuda_clearCublasWorkspaces()  # they would pin the memory around them
         torch.cuda.empty_cache()
+
+
+def check_device(why: str) -> None:
+    """Raise a ResumableError if the GPU takes no more work from this process, as after an illegal
+    access; `why` is the error that came first."""
+    if not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+        torch.zeros(1, device="cuda").add_(1).item()
+    except RuntimeError:
+        raise ResumableError(f"the GPU failed and takes no more work ({why})") from None
 
 
 def suggest_remedies(config: Config) -> str:

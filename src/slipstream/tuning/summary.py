@@ -27,7 +27,7 @@ from slipstream.scoring.summary import get_error, get_error_over_seeds
 from slipstream.text import format_count
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning.budget import RetrainingPlan, SearchBudget
-from slipstream.tuning.packing.scheduler import PackScheduler
+from slipstream.tuning.packing.scheduler import PACK_FAILED, PackScheduler
 from slipstream.tuning.retraining import DEFAULT, FilledSearch, RetrainedConfig, Retraining
 from slipstream.tuning.search import OptunaSearch
 from slipstream.tuning.storage.journal import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
@@ -238,8 +238,18 @@ def summarize(
         ],
         "test": {name: {key: test.get(key) for key in TEST_KEYS} for name, test in tests.items()},
         "comparison": compare_tests(tests) if tests else None,
-        "findings": list(_describe_failures(retrained, tests)),
+        "findings": [*_describe_packs(run), *_describe_failures(retrained, tests)],
     }
+
+
+def _describe_packs(run: Run) -> Iterator[str]:
+    """Yield a sentence on packs that failed, and on what became of their trials."""
+    events = [e for e in runs.read_events(run) if e.get("what") == PACK_FAILED]
+    if events:
+        many = "a pack failed" if len(events) == 1 else f"{len(events)} packs failed"
+        remedies = list(dict.fromkeys(event["remedy"] for event in events))
+        listed = "; ".join(remedies[:3]) + ("; ..." if len(remedies) > 3 else "")
+        yield f"{many} ({events[-1]['why']}), and the search went on: {listed} (see crash.txt)"
 
 
 def _describe_failures(

@@ -133,3 +133,64 @@ def test_memory_does_not_grow_with_trials(tmp_path, trials):
     early, late = kept[4:8], kept[-8:-4]
     assert max(count for count, _ in late) <= max(count for count, _ in early)
     assert max(count for _, count in late) <= max(count for _, count in early) + 8
+
+
+def failing(*calls):
+    """A step of a pack that fails at some of its calls, counted over all packs."""
+    advance, count = packs_of_lanes.Pack._advance, []
+
+    def fail(made):
+        count.append(made)
+        if len(count) in calls:
+            raise RuntimeError("CUDA error: invalid argument (planted)")
+        advance(made)
+
+    return fail
+
+
+def test_a_search_survives_a_pack_that_fails(tmp_path, monkeypatch):
+    """Its trials are trained again and score what they would have; the others go on."""
+    space = {"model.kind": ["lstm", "mlp"], "train.lr": [0.01, 0.003]}
+    tune = {"space": space, "sampler": "grid", "trials": 4, "retrain": 1, "retrain_seeds": 2}
+    settings = make_settings(tmp_path, tune=tune)
+    whole, _ = run_search(settings | {"out": str(tmp_path / "whole")})
+    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", failing(5))
+    study, events = run_search(settings)
+    assert study.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
+    (recovery,) = (event for event in events if event["event"] == "recovery")
+    assert recovery["what"] == "a pack failed"
+    assert recovery["remedy"].startswith("training trial")
+    assert "invalid argument" in recovery["why"]
+    (finding,) = study.summary["findings"]
+    assert finding.startswith("a pack failed (RuntimeError: CUDA error: invalid argument (planted)")
+    assert "invalid argument" in (study.run / "crash.txt").read_text()
+    check_same_results(study, whole)
+
+
+def test_trials_whose_packs_fail_twice_are_given_up(tmp_path, monkeypatch):
+    """The second failure is theirs; the trials of other packs are not affected."""
+    advance = packs_of_lanes.Pack._advance
+
+    def fail(made):
+        if made.capacity.model.kind == "mlp":
+            raise ZeroDivisionError("planted")
+        advance(made)
+
+    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", fail)
+    space = {"model.kind": ["lstm", "mlp"], "train.lr": [0.01, 0.003]}
+    tune = {"space": space, "sampler": "grid", "trials": 4}
+    study, events = run_search(make_settings(tmp_path, tune=tune))
+    assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 2}
+    reasons = {t.user_attrs[NOTES]["stopped"] for t in get_trials(study) if t.value is None}
+    assert reasons == {"ZeroDivisionError: planted"}
+    remedies = [event["remedy"] for event in events if event["event"] == "recovery"]
+    assert [remedy.split()[0] for remedy in remedies] == ["training", "giving"]
+
+
+def test_trials_that_the_data_do_not_allow_fail_alone(tmp_path):
+    space = {"data.context": [8, 5000], "train.lr": [0.01, 0.003]}
+    tune = {"space": space, "sampler": "grid", "trials": 4}
+    study, _ = run_search(make_settings(tmp_path, tune=tune))
+    assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 2}
+    reasons = {t.user_attrs[NOTES]["stopped"] for t in get_trials(study) if t.value is None}
+    assert all("data.context" in reason for reason in reasons)

@@ -5,18 +5,20 @@ next trial that fits takes its place, without a new capture.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from slipstream import runs
 from slipstream.autotune.pack_size import MAX_LANES
 from slipstream.engine import checkpoint, recovery
-from slipstream.errors import Interrupted
+from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.errors.stop_signals import StopRequest, catch_signals
 from slipstream.runs import Run
 from slipstream.tuning.packing import grouping
-from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.tuning.packing.dataset_cache import DatasetCache, TrialData
 from slipstream.tuning.packing.grouping import PackShape, TrialGroup
 from slipstream.tuning.packing.pack import TrialPack
 from slipstream.tuning.packing.trial import TrialPool, TrialRun, TrialSource
@@ -27,6 +29,9 @@ MIN_RUNNING = 0.5
 """Share of the parallel trials in training below which none wait for more of their shape"""
 MAX_PACKS = {"cuda": 8, "cpu": 1}
 """Packs that train at the same time: a step is a chain of kernels that leaves part of a GPU idle"""
+MAX_FAILURES = 2
+"""Packs that fail with a trial before it counts as failed itself"""
+PACK_FAILED = "a pack failed"
 POLL_S = 2e-4
 """Between checks whether a pack is done: far less than the steps of a round take"""
 
@@ -102,10 +107,9 @@ class PackScheduler:
         """Form packs of waiting trials. A few trials wait for more of their shape while other packs
         train and the source has more, since a pack has a minimum cost; not if so few train that
         the device has too little to do."""
-        pool = self.pool
-        if not pool.waiting:
+        pool, data = self.pool, self._load_first()
+        if data is None:
             return
-        data = self.datasets.get(pool.waiting[0].config)
         device = data.series.values.device.type
         if len(self.packs) >= MAX_PACKS[device]:
             return
@@ -119,6 +123,15 @@ class PackScheduler:
             if self.packs and (len(self.packs) >= MAX_PACKS[device] or not enough):
                 continue
             self._start(group)
+
+    def _load_first(self) -> TrialData | None:
+        """Return the data of the first trial that waits; those whose data cannot be had fail."""
+        while self.pool.waiting:
+            try:
+                return self.datasets.get(self.pool.waiting[0].config)
+            except UserError as error:
+                self.pool.source.fail(self.pool.waiting.pop(0), str(error))
+        return None
 
     def _start(self, group: TrialGroup) -> None:
         self.num_packs += 1
@@ -149,26 +162,67 @@ class PackScheduler:
 
     @contextmanager
     def _recover(self, pack: TrialPack) -> Iterator[None]:
-        """Record how many lanes of a shape fit into memory. A pack that runs out of memory halves
-        its lanes by itself; if a single lane does not fit, its trials fail."""
+        """Record how many lanes of a shape fit into memory, and survive a pack that fails.
+
+        A pack that runs out of memory halves its lanes by itself; if a single lane does not fit,
+        its trials fail. The trials of a pack that fails otherwise are trained again, once.
+        """
         try:
             yield
             if pack.memory_limit is not None:
                 self.max_lanes[pack.shapes[0]] = pack.memory_limit
             return
-        except recovery.MEMORY_ERRORS as error:
-            if not pack.shapes:
+        except (Interrupted, ResumableError, OSError):  # they end the search, which can be resumed
+            raise
+        except Exception as error:
+            is_full, is_ours = recovery.is_out_of_memory(error), not isinstance(error, UserError)
+            reason = recovery.first_line(error)
+            if is_full and not pack.shapes:
                 raise
-            reason = recovery.explain_shortage(error)
+            if not is_full and is_ours:
+                reason = f"{type(error).__name__}: {reason}"
+                with suppress(OSError):
+                    runs.write_text(self.run.folder / "crash.txt", traceback.format_exc())
         # outside the except block, whose traceback would keep the memory alive
-        self.packs.remove(pack)
-        pack.close()
+        with suppress(ValueError):  # it had ended
+            self.packs.remove(pack)
+        with suppress(Exception):  # what failed may fail again
+            pack.close()
+        if is_ours:
+            recovery.check_device(reason)
         recovery.free_memory()
         runs.remove(pack.run.folder)
         trials = self.pool.withdraw(pack.trials)
-        if pack.num_lanes > 1:
+        if is_full and pack.num_lanes > 1:
             self.max_lanes[pack.shapes[0]] = pack.num_lanes // 2
-            self.pool.waiting = [trial.copy_untrained() for trial in trials] + self.pool.waiting
-            return
+            self._train_again(trials)
+        elif is_full or not is_ours:
+            self._fail(trials, f"out of memory: {reason}" if is_full else reason)
+        else:
+            self._report_failure(trials, reason)
+
+    def _train_again(self, trials: Sequence[TrialRun]) -> None:
+        self.pool.waiting = [trial.copy_untrained() for trial in trials] + self.pool.waiting
+
+    def _fail(self, trials: Sequence[TrialRun], reason: str) -> None:
         for trial in trials:
-            self.pool.source.fail(trial, f"out of memory: {reason}")
+            self.pool.source.fail(trial, reason)
+
+    def _report_failure(self, trials: Sequence[TrialRun], reason: str) -> None:
+        """Train the trials of a pack that failed again, or give them up."""
+        trials = [replace(trial, num_failures=trial.num_failures + 1) for trial in trials]
+        given_up = [trial for trial in trials if trial.num_failures == MAX_FAILURES]
+        again = [trial for trial in trials if trial not in given_up]
+        remedies = (
+            *([f"training {_name_trials(again)} again"] if again else []),
+            *([f"giving up {_name_trials(given_up)}"] if given_up else []),
+        )
+        remedy = " and ".join(remedies) or "none of its trials is left"
+        self.run.append("recovery", what=PACK_FAILED, remedy=remedy, why=reason)
+        self._fail(given_up, reason)
+        self._train_again(again)
+
+
+def _name_trials(trials: Sequence[TrialRun]) -> str:
+    numbers = ", ".join(str(trial.number) for trial in trials if trial.number >= 0)
+    return f"trial{'s' * (len(trials) > 1)} {numbers}" if numbers else "what it retrained"

@@ -54,6 +54,8 @@ class TrialRun:
     """Whether a run is to be made from its lane"""
     trained: TrainedLane | None = None
     """The lane, once it has ended"""
+    num_failures: int = 0
+    """Packs that failed with this trial"""
 
     def copy_untrained(self) -> TrialRun:
         empty: dict[str, Any] = {"val_losses": {}, "fold_results": {}, "weights": {}}
