@@ -19,7 +19,7 @@ from slipstream.autotune.rules import MAX_OWN_HIDDEN, make_plan
 from slipstream.autotune.timing import WORTHWHILE_RATIO
 from slipstream.config import Model, Signature
 from slipstream.data import dataset as datasets
-from slipstream.engine import loop, recovery
+from slipstream.engine import loop, optim, recovery
 from slipstream.engine.lanes.lane import EpochStart
 from slipstream.engine.single import SingleProgram
 from slipstream.models import OWN_KERNELS, build, set_execution
@@ -355,3 +355,84 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
     assert "shared memory" in result.plan.reasons["cudnn"]
     assert any(event["event"] == "fallback" for event in runs.read_events(run))
     assert result.lanes[0].weights
+
+
+def draw_job(number):
+    """Draw the settings of a small job; the first one skipped most of its updates in fp16."""
+    if number == 0:
+        model = {"kind": "lstm", "hidden": [130, 48], "layers": 2, "dropout": 0.1}
+        return {"data": {"context": 96}, "model": model, "train": {"batch": 64}}
+    draw = np.random.default_rng(number)
+    kind, pick = str(draw.choice(KINDS)), draw.choice
+    sizes = [8, 24, 48, 64, 96, 128] if kind in ("transformer", "tcn") else [7, 32, 48, 100, 130]
+    model = {
+        "kind": kind,
+        "hidden": int(pick(sizes)),
+        "layers": int(pick([1, 2])),
+        "heads": 4,
+        "dropout": float(pick([0.0, 0.1])),
+        "normalize": str(pick(["none", "last", "window"])),
+    }
+    if kind in ("lstm", "gru"):
+        model["bidirectional"] = bool(pick([False, True]))
+    return {
+        "data": {"context": int(pick([16, 48, 96])), "horizon": int(pick([0, 4, 24]))},
+        "model": model,
+        "train": {
+            "batch": int(pick([16, 64, 256])),
+            "loss": str(pick(["mse", "mae", "huber"])),
+            "lr": float(pick([1e-3, 3e-3])),
+            "clip": "off" if draw.random() < 0.5 else 1.0,
+        },
+    }
+
+
+PRECISIONS = {
+    "tf32": {"precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "fp16 with cuDNN": {"precision": "fp16", "cudnn": "persistent"},
+    "fp16 with our kernels": {"precision": "fp16", "cudnn": "off"},
+}
+
+
+@pytest.mark.parametrize("how", PRECISIONS)
+@pytest.mark.parametrize("number", range(24))
+def test_random_jobs_follow_fp32_over_their_first_steps_in_every_precision(number, how):
+    """No update is lost: fp16 used to skip those whose gradients overflowed."""
+    sections = draw_job(number)
+    if sections["data"].get("horizon") == 0:
+        sections["data"] |= {"inputs": ["a", "b"], "targets": ["c"]}
+    config = cuda_config(**sections)
+    dataset = small_dataset(config, waves(1800))
+    wanted, _ = run_steps(config, dataset, steps=50, capture=True)
+    engine = PRECISIONS[how] if config.model.spec.is_recurrent else {"precision": how.split()[0]}
+    found, _ = run_steps(cuda_config(engine=engine, **sections), dataset, steps=50, capture=True)
+    close(found, wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_a_short_job_in_fp16_ends_where_fp32_does(tmp_path, repeats):
+    sections = draw_job(0)
+    sections["train"] |= {"epochs": 2, "repeats": repeats}
+    losses = {}
+    for how in ("fp32", "fp16"):
+        engine = {"precision": how, "cudnn": "persistent"}
+        config = cuda_config(tmp_path / how, engine=engine, **sections)
+        result = slipstream.train(config, waves(1800))
+        events = runs.read_events(runs.Run(result.run))
+        losses[how] = [e["val_loss"] for e in events if e["event"] == "epoch"]
+        assert result.summary["repeated_steps"] >= 0
+    close(losses["fp16"], losses["fp32"], rel=0.015)
+
+
+@pytest.mark.parametrize("home", ["host", "loader"])
+def test_steps_that_overflow_are_repeated_with_the_same_windows(home, monkeypatch):
+    """Also where these come from the host; and several steps to a graph are for the device only."""
+    monkeypatch.setattr(optim, "FIRST_SCALE", 2.0**30)
+    sections = {"model": {"kind": "lstm", "hidden": 24}, "train": {"batch": 64}}
+    half = {"precision": "fp16", "cudnn": "persistent", "steps_per_graph": 4}
+    dataset = small_dataset(cuda_config(**sections), waves(900))
+    wanted, _ = run_steps(cuda_config(engine=half, **sections), dataset, steps=30, capture=True)
+    other = cuda_config(engine=half | {"home": home, "workers": 2}, **sections)
+    found, _ = run_steps(other, dataset, steps=30, capture=True)
+    assert found == wanted

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 import slipstream
-from slipstream import UserError, report, runs
+from slipstream import UserError, report, runs, tuning
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from slipstream.data import folds
@@ -127,9 +127,63 @@ def test_a_search_without_time_for_its_retraining_says_so_and_has_a_report(tmp_p
     }  # fmt: skip
     cut, skipped = study.summary["findings"]
     assert "of 2000 epochs; no trial was complete" in cut
-    assert "not retrained" in skipped
+    assert "no trial was retrained" in skipped
     assert "tune.minutes left no time" in describe_search_verdict(study.summary)
     assert report(study.run).exists()
+    check_best_is_tested(study)
+
+
+def check_best_is_tested(study):
+    """The model of the best trial was tested as it is: its validation loss is the trial's."""
+    assert list(study.summary["test"]) == ["best"]
+    assert study.summary["comparison"] is None
+    tested = slipstream.Study(**vars(study)).result
+    assert tested.metrics["test"]["mae"] == study.summary["test"]["best"]["metrics"]["test"]["mae"]
+    assert tested.baselines
+    ended = [e for e in runs.read_events(runs.Run(tested.run)) if e["event"] == "epoch"]
+    assert min(e["val_loss"] for e in ended) == study.summary["best"]["value"]
+    assert tested.summary["parameters"] > 0
+    assert (tested.run / "predictions.parquet").exists()
+
+
+SHORT = {"trials": 8, "minutes": 0.02, "parallel": 2, "retrain": 2}
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"horizon": 0, "inputs": ["a", "b"], "targets": ["c"]}},
+        {"tune": SHORT | {"folds": 2}},
+        {"train": {"epochs": 2000, "patience": "off", "loss": "quantile"}},
+    ],
+    ids=["estimate", "folds", "quantiles"],
+)
+def test_the_best_trial_is_tested_where_there_is_no_time_to_retrain(tmp_path, sections):
+    long = {"train": {"epochs": 2000, "patience": "off"}, "tune": SHORT}
+    study, _ = run_search(make_settings(tmp_path, **(long | sections)))
+    assert study.summary["retraining"]["num_trials"] == 0
+    if "tune" not in sections:
+        check_best_is_tested(study)
+    assert study.summary["test"]["best"]["metrics"]["test"]["mae"] > 0
+
+
+def test_the_best_trial_of_several_workers_is_tested(tmp_path):
+    long = {"train": {"epochs": 20_000, "patience": "off"}, "tune": SHORT | {"minutes": 0.15}}
+    study = tuning.tune(make_settings(tmp_path, **long), workers=2)
+    assert study.summary["retraining"]["num_trials"] == 0
+    check_best_is_tested(study)
+
+
+def test_a_trial_is_cut_off_within_its_epoch(tmp_path):
+    """However long an epoch takes, and before any was complete."""
+    settings = make_settings(
+        tmp_path, waves(120_000), train={"batch": 1, "epochs": 3}, tune=SHORT | {"trials": 1}
+    )
+    study, events = run_search(settings)
+    assert study.summary["trials"] == {"finished": 0, "pruned": 0, "failed": 0, "cut off": 1}
+    (trial,) = (event for event in events if event["event"] == "trial")
+    assert 0 < trial["epochs"] < 1
+    check_best_is_tested(study)
 
 
 @pytest.mark.slow

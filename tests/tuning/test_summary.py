@@ -196,7 +196,7 @@ CUT = {"stopped": OUT_OF_TIME, "epochs": 3.0, "lowest": 0.2}
     [
         ((), (), (5, 3), []),
         ((), (), (2, 3), ["tune.minutes left time to retrain 2 of 5 trials, from 3 of 3 seeds"]),
-        ((), (), (0, 0), ["the best trials were not retrained and the test set was not used"]),
+        ((), (), (0, 0), ["no trial was retrained; the model of trial 0 was tested"]),
         ((0, 1), (), (5, 3), ["trial 0 was cut off after 3 of 40 epochs; no trial was complete"]),
         ((1,), (1,), (5, 3), ["trial 1 was cut off after 3 of 40 epochs"]),
         ((1,), (0,), (5, 3), []),  # it was not chosen

@@ -126,7 +126,7 @@ class TrainingLoop:
     def run(self) -> Generator[Round, None, None]:
         """Train round by round until every lane has ended, time is over or a stop is requested."""
         state, stop, checkpoints = self.state, self.stop, self.checkpoints
-        is_late, validated = False, set[int]()
+        late, validated = "", set[int]()
         while state.list_active():
             round_started = time.perf_counter()
             state.events.trained_since = round_started - state.train_s
@@ -135,8 +135,8 @@ class TrainingLoop:
             current = self.in_flight[0]
             yield current
             diverged = self._read()
-            is_late = current.is_complete and self.limit.is_over()
-            if diverged or is_late or shortage or self._is_pause_due():
+            late = self._find_time_limit() if current.is_complete else ""
+            if diverged or late or shortage or self._is_pause_due():
                 while self.in_flight:  # all of these need lanes at rest
                     diverged |= self._read()
             state.train_s += time.perf_counter() - round_started
@@ -147,15 +147,21 @@ class TrainingLoop:
             if stop.requested:
                 break
             validated = self._finish_epochs(diverged)
-            if is_late or stop.requested:
+            if late or stop.requested:
                 break
             if not self.in_flight and checkpoints.is_due(validated=bool(validated)):
                 self._save()
             state.compact(EMPTY_SHARE)
         self._save()
-        if is_late and not stop.requested:
+        if late and not stop.requested:
             self._validate_cut(validated)
+            for place, _ in state.list_active() if self.policy.next_lane else ():
+                self._end(place, late)
         state.mark_stopped(INTERRUPTED if stop.requested else OUT_OF_TIME, stop.signal_number)
+
+    def _find_time_limit(self) -> str:
+        """Return why the time of all lanes is over; empty while it is not."""
+        return OUT_OF_TIME if self.limit.is_over() else self.policy.cut()
 
     def _launch(self) -> str:
         """Launch the next rounds; return why memory ran out, if it did."""
@@ -384,7 +390,7 @@ class TrainingLoop:
         """End a lane, and give its place to the next one."""
         state, policy = self.state, self.policy
         result = state.get_lane(place)
-        if policy.keeps_rows(result.lane):
+        if policy.keeps_rows(result):
             result.rows = state.copy_rows(place)
         state.end(place, stop_reason, keep_rows=not policy.drop_ended)
         state.events.end_lane(result)

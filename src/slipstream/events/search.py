@@ -98,6 +98,8 @@ class SearchEnd(Event):
     """Seconds that Optuna took of them"""
     packs: int | None = None
     """Programs that were built"""
+    score_s: float | None = None
+    """Seconds of predicting every window with one model at most, beside others in its program"""
     model_s: float | None = None
     """Seconds that a model takes, for the plan of retraining"""
     limits: dict[str, Any] | None = field(default=None, metadata={"key": "asked"})

@@ -96,6 +96,8 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
         return []
     rows = []
     for name, what in (("best", "the chosen settings"), ("default", "without a search")):
+        if name not in tests:  # `tune.minutes` left no time to retrain it
+            continue
         cells = [_format_over_seeds(column, tests[name]) for column in layout.compact]
         if failed := tests[name].get("failed"):
             what = f"{what}: {failed}"

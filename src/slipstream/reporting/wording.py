@@ -286,10 +286,11 @@ def describe_search_verdict(summary: Mapping[str, Any]) -> str:
             return f"{lowest} The search is not complete: {summary['pending']}; resume: {resume}"
         wanted = summary.get("retraining", {}).get("of_trials")
         reason = "tune.minutes left no time" if wanted else "tune.retrain = 0"
-        return (
-            f"{lowest} It was not retrained ({reason}), so how much of this is luck is "
-            "unknown, and the test set was not used."
-        )
+        unknown = f"It was not retrained ({reason}), so how much of this is luck is unknown"
+        if not (test := summary["test"].get("best", {})).get("metrics"):
+            return f"{lowest} {unknown}, and the test set was not used."
+        beaten = test.get("beaten_by")
+        return f"{lowest} {unknown}." + (f" It loses to {' and '.join(beaten)}." if beaten else "")
     verdict = (_describe_failure if comparison["low"] is None else _describe_gain)(comparison)
     beaten = summary["test"]["best"].get("beaten_by")
     return verdict + (f" It still loses to {' and '.join(beaten)}." if beaten else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +60,7 @@ def tune(
 
     `timer` has the time before.
     """
-    started_at, timer = time.perf_counter(), timer or PhaseTimer()
+    timer = timer or PhaseTimer()
     if find_place() is not None:
         raise UserError(
             "torchrun starts processes that train one model together, and each of them would make "
@@ -96,8 +95,7 @@ def tune(
         )
     with runs.lock_run(run), _explain_resume(run, launcher):
         start_follower(run, settings.follow)
-        clock, resumed = (timer, started_at), resume is not None
-        return _search(run, launcher, datasets, clock, resumed=resumed)
+        return _search(run, launcher, datasets, timer, resumed=resume is not None)
 
 
 def _load_resumed_config(
@@ -124,22 +122,18 @@ def _search(
     run: Run,
     launcher: Launcher,
     datasets: DatasetCache,
-    clock: tuple[PhaseTimer, float],
+    timer: PhaseTimer,
     *,
     resumed: bool,
 ) -> FinishedSearch:
-    """Run the trials, unless an earlier part of the search has finished them, and conclude.
-
-    `clock` is the search's timer, and when `tune` was called.
-    """
-    timer, started_at = clock
+    """Run the trials, unless an earlier part of the search has finished them, and conclude."""
     config, data = launcher.config, datasets.get(launcher.config)
     device = data.series.values.device
     parallel = count_parallel_trials(config, device.type, launcher.num_workers)
     study = launcher.open_study(run)
     if launcher.storage is not None:
         sharing.join_study(study.study, config, data.fingerprint)
-    budget = SearchBudget.of(config, runs.sum_parts(run), started_at)
+    budget = SearchBudget.of(config, runs.sum_parts(run), timer.started_at)
     run.append(
         "resume" if resumed else "search",
         run=str(run.folder),

@@ -1,8 +1,8 @@
-"""How long a search may take: `tune.minutes` covers the trials, the retraining, the tests and the
-reports.
+"""How long a search may take: `tune.minutes` covers the whole command, reports included.
 
-What the retraining will take follows from the trials: the time of one epoch of one model, in a
-program with others.
+What the retraining and the tests will take follows from the trials: the time of one epoch of one
+model, in a program with others. What else the end takes follows from the start of the command,
+which shows how fast the machine is at the moment.
 """
 
 import math
@@ -14,7 +14,9 @@ from typing import NamedTuple, Self
 from slipstream.config import Config, Tune
 
 OVERHEAD_SHARE, MAX_OVERHEAD_S = 0.1, 15.0
-"""Of the whole time, and at most: for loading, scoring and reports"""
+"""Of the whole time, and at most unless the start was slow: for baselines, files and reports"""
+SETUP_FACTOR = 4.0
+"""How much longer than start-up and loading these may take on a slow machine"""
 RETRAINING_SHARE = 0.5
 """Of the whole time without the overhead, for retraining and tests at most"""
 MIN_SEEDS = 2
@@ -23,20 +25,32 @@ MARGIN = 1.2
 """How much longer a model may take than expected"""
 
 
+class ModelCosts(NamedTuple):
+    """What one model takes, beside others in its program."""
+
+    train_s: float
+    """To train it to its end"""
+    score_s: float = 0.0
+    """To predict every window with it: less than an epoch, whose windows also have a backward
+    pass"""
+
+
 class RetrainingPlan(NamedTuple):
     """How many of the best trials are retrained, from how many seeds; none if there is no time."""
 
     num_trials: int
     num_seeds: int
 
-    def compute_seconds(self, model_s: float, *, with_tests: bool = False) -> float:
-        """Return the seconds for the trials and the default, where a model takes `model_s`."""
-        test_s = self.compute_test_s(model_s) if with_tests else 0.0
-        return MARGIN * model_s * (self.num_trials + 1) * self.num_seeds + test_s
+    def compute_seconds(self, costs: ModelCosts, *, with_tests: bool = False) -> float:
+        """Return the seconds of retraining the trials and the default, and of their tests."""
+        retraining_s = MARGIN * costs.train_s * (self.num_trials + 1) * self.num_seeds
+        return retraining_s + self.compute_test_s(costs, with_tests=with_tests)
 
-    def compute_test_s(self, model_s: float) -> float:
-        """Return the seconds of test runs that train models of their own, for further folds."""
-        return MARGIN * model_s * 2 * self.num_seeds
+    def compute_test_s(self, costs: ModelCosts, *, with_tests: bool = False) -> float:
+        """Return the seconds of two test runs; `with_tests` if they train models of their own, for
+        further folds."""
+        trained_s = costs.train_s if with_tests else 0.0
+        return MARGIN * (trained_s + costs.score_s) * 2 * self.num_seeds
 
 
 NO_RETRAINING = RetrainingPlan(0, 0)
@@ -50,11 +64,11 @@ def list_retraining_plans(tune: Tune) -> Iterator[RetrainingPlan]:
 
 
 def plan_retraining(
-    tune: Tune, model_s: float, limit_s: float, *, with_tests: bool = False
+    tune: Tune, costs: ModelCosts, limit_s: float, *, with_tests: bool = False
 ) -> RetrainingPlan:
-    """Return the most that can be retrained, and tested, within the limit."""
+    """Return the most that can be retrained and tested within the limit."""
     for plan in list_retraining_plans(tune):
-        if plan.compute_seconds(model_s, with_tests=with_tests) <= max(limit_s, 0.0):
+        if plan.compute_seconds(costs, with_tests=with_tests) <= max(limit_s, 0.0):
             return plan
     return NO_RETRAINING
 
@@ -90,12 +104,13 @@ class TrainingCosts:
         if is_complete:
             self.complete.append(epochs)
 
-    def estimate_model_s(self) -> float | None:
-        """Return the seconds of training one model to its end; None before the first epoch."""
+    def estimate_model(self) -> ModelCosts | None:
+        """Return what one model takes; None before the first epoch."""
         if not self.num_epochs:
             return None
         mean = sum(self.complete) / len(self.complete) if self.complete else self.max_epochs
-        return (self.clock() - self.started_at) / self.num_epochs * mean
+        epoch_s = (self.clock() - self.started_at) / self.num_epochs
+        return ModelCosts(epoch_s * mean, epoch_s)
 
 
 @dataclass(frozen=True)
@@ -110,11 +125,26 @@ class SearchBudget:
     clock: Callable[[], float] = time.perf_counter
     with_tests: bool = False
     """Whether the test runs train further folds of a walk-forward split"""
+    setup_s: float = 0.0
+    """What start-up and loading took"""
 
     @classmethod
-    def of(cls, config: Config, spent_s: float, started_at: float) -> Self:
+    def of(
+        cls, config: Config, spent_s: float, started_at: float, *, setup_s: float | None = None
+    ) -> Self:
+        """Return the budget of a search that is about to begin; `setup_s`: by default, all that has
+        passed since `started_at`."""
         walks = config.data.split.walk_forward is not None
-        return cls(config.tune, config.train.max_epochs, spent_s, started_at, with_tests=walks)
+        if setup_s is None:
+            setup_s = time.perf_counter() - started_at
+        return cls(
+            config.tune,
+            config.train.max_epochs,
+            spent_s,
+            started_at,
+            with_tests=walks,
+            setup_s=setup_s,
+        )
 
     @property
     def total_s(self) -> float:
@@ -126,33 +156,57 @@ class SearchBudget:
 
     @property
     def overhead_s(self) -> float:
-        return min(OVERHEAD_SHARE * self.total_s, MAX_OVERHEAD_S)
+        most_s = max(MAX_OVERHEAD_S, SETUP_FACTOR * self.setup_s)
+        return min(OVERHEAD_SHARE * self.total_s, most_s)
 
     @property
     def left_s(self) -> float:
-        """What is left for training"""
+        """What is left for training and tests"""
         return self.total_s - self.overhead_s - self.elapsed_s
 
-    def compute_reserve_s(self, model_s: float | None) -> float:
+    @property
+    def _most_s(self) -> float:
+        """What retraining and tests take at most"""
+        return RETRAINING_SHARE * (self.total_s - self.overhead_s)
+
+    def compute_reserve_s(self, costs: ModelCosts | None) -> float:
         """Return the seconds that the trials leave to retraining and tests."""
-        most_s = RETRAINING_SHARE * (self.total_s - self.overhead_s)
+        most_s = self._most_s
         if not self.tune.retrain or math.isinf(most_s):
             return 0.0
-        if model_s is None:
+        if costs is None:
             return most_s
-        plan = plan_retraining(self.tune, model_s, most_s, with_tests=self.with_tests)
-        return plan.compute_seconds(model_s, with_tests=self.with_tests)
+        plan = plan_retraining(self.tune, costs, most_s, with_tests=self.with_tests)
+        if plan == NO_RETRAINING:
+            return self.compute_least_s(costs)
+        return plan.compute_seconds(costs, with_tests=self.with_tests)
 
-    def is_over(self, model_s: float | None, ahead_s: float = 0.0) -> bool:
+    def compute_least_s(self, costs: ModelCosts | None) -> float:
+        """Return the seconds of what the end has at least: a test of the best trial's model."""
+        return min(MARGIN * costs.score_s, self._most_s) if costs and self.tune.retrain else 0.0
+
+    def is_over(self, costs: ModelCosts | None, ahead_s: float = 0.0) -> bool:
         """Whether the trials' time ends within the next `ahead_s` seconds."""
-        return self.left_s - self.compute_reserve_s(model_s) <= ahead_s
+        return self.left_s - self.compute_reserve_s(costs) <= ahead_s
 
-    def plan_retraining(self, model_s: float | None) -> RetrainingPlan:
+    def is_past(self, costs: ModelCosts | None) -> bool:
+        """Whether what still trains has to stop at once, within an epoch too."""
+        return self.left_s <= self.compute_least_s(costs)
+
+    def plan_retraining(self, costs: ModelCosts | None) -> RetrainingPlan:
         """Return what can be retrained and tested in the time that is left."""
         if math.isinf(self.total_s):
             return next(list_retraining_plans(self.tune), NO_RETRAINING)
-        return plan_retraining(self.tune, model_s or 0.0, self.left_s, with_tests=self.with_tests)
+        if costs is None:  # not even one epoch was complete
+            return NO_RETRAINING
+        plan = plan_retraining(self.tune, costs, self.left_s, with_tests=self.with_tests)
+        if plan == NO_RETRAINING:  # what the trials left to it may have become a little too short
+            limit_s = MARGIN**2 * self.left_s
+            least = self.tune.model_copy(update={"retrain": min(self.tune.retrain, 1)})
+            least = least.model_copy(update={"retrain_seeds": MIN_SEEDS})
+            plan = plan_retraining(least, costs, limit_s, with_tests=self.with_tests)
+        return plan
 
-    def is_late(self, plan: RetrainingPlan, model_s: float) -> bool:
+    def is_late(self, plan: RetrainingPlan, costs: ModelCosts) -> bool:
         """Whether what is retrained has to end, so that the tests have their time."""
-        return self.left_s <= (plan.compute_test_s(model_s) if self.with_tests else 0.0)
+        return self.left_s <= plan.compute_test_s(costs, with_tests=self.with_tests)

@@ -30,7 +30,7 @@ from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.packing.trial import NOT_STARTED, TrialRun, TrialSource
-from slipstream.tuning.search import OptunaSearch
+from slipstream.tuning.search import LANE, OptunaSearch
 from slipstream.tuning.storage.journal import OUT_OF_TIME
 from slipstream.tuning.study import TimedStudy, rank_trials
 
@@ -177,6 +177,9 @@ class Retraining(TrialSource):
     def is_over(self) -> bool:
         return self.is_late()
 
+    def find_cut(self) -> str:
+        return OUT_OF_TIME if self.is_late() else ""
+
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         return OUT_OF_TIME if self.is_late() else ""
 
@@ -239,6 +242,9 @@ class FilledSearch(TrialSource):
 
     def is_over(self) -> bool:
         return self.search.is_over()
+
+    def find_cut(self) -> str:
+        return self.search.find_cut()
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
         return self.search.list_extremes(config)
@@ -312,7 +318,9 @@ def run_tests(
         }
         repeated = configs.replace_settings(base, settings)
         limit_s = None if budget is None else budget.left_s / (2 - len(summaries))
-        test = FinalRun(run.folder / "retrained" / name, repeated, result.trial, limit_s)
+        numbers = range(repeated.seed, repeated.seed + repeated.train.repeats)
+        saved = [get_lane_folder(run, result.trial, seed) for seed in numbers]
+        test = FinalRun(run.folder / "retrained" / name, repeated, saved, limit_s)
         try:
             if result.num_failed == len(result.losses) > 0:  # every seed was retrained
                 seeds = f"any of {len(result.losses)} seeds"
@@ -326,13 +334,29 @@ def run_tests(
     return summaries
 
 
+def score_best(
+    run: Run, config: Config, chosen: Config, datasets: DatasetCache, budget: SearchBudget
+) -> dict[str, dict[str, Any]]:
+    """Test the model of the best trial as the search has trained it; return the summary, as
+    `run_tests` does."""
+    settings = {"name": f"{config.name}-best", "train.metric": config.tune.metric}
+    alone = configs.replace_settings(chosen, {**settings, "train.repeats": 1})
+    folder = run.folder / "retrained" / "best"
+    test = FinalRun(folder, alone, [run.folder / "best" / LANE], budget.left_s)
+    try:
+        return {"best": test.finish(run, datasets, [])}
+    except DivergedError as error:
+        return {"best": {"run": str(folder), "failed": str(error)}}
+
+
 @dataclass(frozen=True)
 class FinalRun:
-    """A run that tests retrained settings."""
+    """A run that tests settings which the search has trained."""
 
     folder: Path
     config: Config
-    trial: int
+    saved: Sequence[Path]
+    """The folders of its lanes, one per seed, as far as they were trained"""
     limit_s: float | None
     """For models that have yet to be trained"""
 
@@ -346,15 +370,11 @@ class FinalRun:
         """
         if start.is_run_of(self.folder, self.config):
             return start.train_or_resume(self.folder, self.config, datasets.table, run.watch)
-        first, num_seeds = self.config.seed, self.config.train.repeats
-        saved = {
-            seed - first: trained_lanes.load_lane(get_lane_folder(run, self.trial, seed))
-            for seed in range(first, first + num_seeds)
-        }
-        trained = {number: lane for number, lane in saved.items() if lane is not None}
+        lanes = enumerate(map(trained_lanes.load_lane, self.saved))
+        trained = {number: lane for number, lane in lanes if lane is not None}
         data = datasets.get(self.config)
         config = self.config
-        if len(trained) < num_seeds * max(len(data.dataset.folds), 1):
+        if len(trained) < len(self.saved) * max(len(data.dataset.folds), 1):
             config = self._limit_time(trained)
         if not trained:
             return start.train_or_resume(self.folder, config, datasets.table, run.watch)

@@ -14,6 +14,7 @@ from slipstream.config import Config, Range
 from slipstream.engine import checkpoint
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.training import trained_lanes
 from slipstream.tuning import sharing
 from slipstream.tuning.budget import SearchBudget, TrainingCosts
 from slipstream.tuning.packing.dataset_cache import DatasetCache
@@ -28,6 +29,9 @@ from slipstream.tuning.study import (
     import_evaluator,
     rank_trials,
 )
+
+LANE = "lane"
+"""In the folder of the best model: what a run of it needs, where it may not be retrained"""
 
 
 class OptunaSearch(TrialSource):
@@ -62,7 +66,11 @@ class OptunaSearch(TrialSource):
 
     def is_over(self) -> bool:
         """Whether another epoch would take time that retraining and reports need."""
-        return self.budget.is_over(self.costs.estimate_model_s(), self.costs.epoch_s)
+        return self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
+
+    def find_cut(self) -> str:
+        """Return why the trials have to stop within their epochs, so that the best is tested."""
+        return OUT_OF_TIME if self.budget.is_past(self.costs.estimate_model()) else ""
 
     def is_finished(self) -> bool:
         """Whether all trials have ended."""
@@ -174,6 +182,13 @@ class OptunaSearch(TrialSource):
             else:
                 self._tell(running, state, None, notes)
 
+    def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
+        """Whether the lane is that of the best trial so far, which is tested as it is where
+        `tune.minutes` leave no time to retrain it."""
+        is_limited = self.config.tune.minutes is not None and self.config.tune.retrain > 0
+        is_best = loss < self.best_value or trial.num_folds > 1  # a mean is not known yet
+        return is_limited and is_best and fold == trial.num_folds - 1
+
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants with the largest dropout and with every optimizer of the space."""
         space = self.study.space
@@ -221,3 +236,5 @@ class OptunaSearch(TrialSource):
             checkpoint.save_model(
                 folder, trial.weights, dataset.signature, dataset.scaler, dataset.limits
             )
+            if trial.trained is not None:
+                trained_lanes.save_lane(temporary / LANE, trial.trained)

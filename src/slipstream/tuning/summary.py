@@ -26,7 +26,7 @@ from slipstream.runs import Event, Run
 from slipstream.scoring.summary import get_error, get_error_over_seeds
 from slipstream.text import format_count
 from slipstream.tuning import retraining, sharing
-from slipstream.tuning.budget import RetrainingPlan, SearchBudget
+from slipstream.tuning.budget import ModelCosts, RetrainingPlan, SearchBudget
 from slipstream.tuning.packing.scheduler import PACK_FAILED, PackScheduler
 from slipstream.tuning.retraining import DEFAULT, FilledSearch, RetrainedConfig, Retraining
 from slipstream.tuning.search import OptunaSearch
@@ -38,6 +38,7 @@ from slipstream.tuning.study import (
     get_state,
     rank_trials,
 )
+from slipstream.tuning.workers.worker import parse_costs
 
 TEST_KEYS = (
     *("run", "metrics", "scaled", "spread", "scaled_spread"),
@@ -97,15 +98,15 @@ def finish_search(
         return summary
 
     plan, is_new = plan_retraining(run, config, search_result, budget)
-    summary = write([], {}, RETRAINING_PENDING if plan.num_trials else None)
+    summary = write([], {}, RETRAINING_PENDING if config.tune.retrain else None)
     if plan.num_trials:
         limit = None if budget.tune.minutes is None or not is_new else budget
-        model_s = search_result.get("model_s") or 0.0
+        costs = parse_costs(search_result) or ModelCosts(0.0)
         limited, source = _limit_retraining(config, plan), scheduler.pool.source
         again = Retraining(run, limited, study)
         if isinstance(source, FilledSearch):
             again = source.retraining
-        again.is_late = lambda: limit is not None and limit.is_late(plan, model_s)
+        again.is_late = lambda: limit is not None and limit.is_late(plan, costs)
         retrained = retraining.retrain_best(again, ranked[: plan.num_trials], scheduler)
         timer.end("retraining")
         chosen = retrained[0].config
@@ -113,6 +114,11 @@ def finish_search(
         tests = retraining.run_tests(run, limited, retrained, search.datasets, limit)
         timer.end("scoring")
         summary = write(_add_losses(retrained, tests), tests, None)
+    elif config.tune.retrain:
+        write([], {}, TEST_PENDING)
+        tests = retraining.score_best(run, config, chosen, search.datasets, budget)
+        timer.end("scoring")
+        summary = write([], tests, None)
     run.append("end", seconds=summary["seconds"])
     return FinishedSearch(run.folder, chosen, summary, study.study)
 
@@ -129,7 +135,7 @@ def plan_retraining(
             earlier = event
     if earlier is not None and config.tune.retrain:
         return RetrainingPlan(earlier["num_trials"], earlier["num_seeds"]), False
-    plan = budget.plan_retraining(search_result.get("model_s"))
+    plan = budget.plan_retraining(parse_costs(search_result))
     run.append("retraining", **plan._asdict())
     return plan, True
 
@@ -169,7 +175,7 @@ def describe_limits(
         others = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
         yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{others}"
     if tune.retrain and not plan.num_trials:
-        yield f"{OUT_OF_TIME}: the best trials were not retrained and the test set was not used"
+        yield f"{OUT_OF_TIME}: no trial was retrained; the model of trial {chosen} was tested"
     elif plan != (tune.retrain, tune.retrain_seeds) and tune.retrain:
         trials_left = f"{plan.num_trials} of {tune.retrain} trials"
         yield (
@@ -237,7 +243,7 @@ def summarize(
             for result in retrained
         ],
         "test": {name: {key: test.get(key) for key in TEST_KEYS} for name, test in tests.items()},
-        "comparison": compare_tests(tests) if tests else None,
+        "comparison": compare_tests(tests) if len(tests) > 1 else None,
         "findings": [*_describe_packs(run), *_describe_failures(retrained, tests)],
     }
 

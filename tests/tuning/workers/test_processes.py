@@ -15,6 +15,7 @@ from slipstream import runs, tuning
 from slipstream import search_space as spaces
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
+from slipstream.tuning.budget import SearchBudget
 from slipstream.tuning.storage import database
 from slipstream.tuning.workers.launcher import Launcher
 from tests.conftest import close, small_config, waves
@@ -120,7 +121,8 @@ def test_relative_paths_are_found_by_workers_and_from_another_folder(tmp_path, m
     run = runs.create_run("a", out=str(tmp_path / "runs"))
     url = database.make_run_database_url(run.folder)
     launcher = Launcher(config, num_workers=2, storage=url)
-    for task in launcher._make_tasks(run, launcher.open_study(run), 1, 0.0):
+    budget = SearchBudget(config.tune, 1)
+    for task in launcher._make_tasks(run, launcher.open_study(run), 1, budget):
         sent = configs.load(tomllib.loads(task.config_toml))
         assert sent.data.path == str(tmp_path / "data" / "waves.csv")
     found = slipstream.tune(tmp_path / "job.toml", overrides=("data.path=waves.csv",))

@@ -21,7 +21,9 @@ class LanePolicy(NamedTuple):
     """Why a lane in the middle of an epoch has to end, once others have been judged"""
     drop_ended: bool = False
     """Drop a lane once `next_lane` has seen its result"""
-    keeps_rows: Callable[[Lane], bool] = lambda _: False
+    cut: Callable[[], str] = lambda: ""
+    """Why all lanes have to end now, in the middle of an epoch too; "" while they may go on"""
+    keeps_rows: Callable[[LaneResult], bool] = lambda _: False
     """Whether the result of a lane that has ended is to contain its rows"""
 
 

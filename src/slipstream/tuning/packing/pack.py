@@ -35,7 +35,13 @@ from slipstream.training.trained_lanes import TrainedLane
 from slipstream.tuning.packing import grouping
 from slipstream.tuning.packing.dataset_cache import DatasetCache, TrialData
 from slipstream.tuning.packing.grouping import PackShape
-from slipstream.tuning.packing.trial import FoldResult, TrialLane, TrialPool, TrialRun
+from slipstream.tuning.packing.trial import (
+    NOT_STARTED,
+    FoldResult,
+    TrialLane,
+    TrialPool,
+    TrialRun,
+)
 
 ALREADY_KNOWN = "its result is already known"
 
@@ -168,7 +174,8 @@ class TrialPack:
             self._judge,
             lambda one: _get_owner(one)[0].stop_reason,
             drop_ended=True,
-            keeps_rows=lambda lane: isinstance(lane, TrialLane) and lane.trial.keeps_lane,
+            cut=lambda: self.pool.source.find_cut(),
+            keeps_rows=self._wants_lane,
         )
         extra, self.state = self._get_search_state, state
         self.rounds = loop.train_rounds(state, stop, policy=policy, extra_state=extra)
@@ -194,9 +201,17 @@ class TrialPack:
         with self._use_device():
             self.round = next(self.rounds, None)
         if self.round is None:
+            if not self.was_interrupted:
+                self._drop_unfinished()
             self.close()
             return False
         return True
+
+    def _drop_unfinished(self) -> None:
+        """Fail the trials that a time limit has left without a step."""
+        for trial in self.pool.withdraw(self.trials):
+            self.pool.source.fail(trial, NOT_STARTED)
+        self.trials = []
 
     def close(self) -> None:
         """Release the pack's memory now: this object lives until it is collected."""
@@ -221,11 +236,13 @@ class TrialPack:
         is_last = trial.finish_fold(fold, ended)
         if not trial.is_final:
             self.pool.source.finish_fold(trial, fold)
-        if trial.keeps_lane:
+        if ended.rows:
             trial.trained = self._describe_lane(ended)
         if is_last:
             self.trials.remove(trial)
             self.pool.finish(trial)
+        if self.pool.source.find_cut():
+            return None
         if not self.queue and (new := self.pool.start_fitting(self._fits)):
             self.trials.append(new)
             self.queue.extend(_make_lanes(new, self.data))
@@ -236,6 +253,10 @@ class TrialPack:
         state = self._get_state()
         self.lane_starts.append((state.train_s, state.validate_s))
         return lane
+
+    def _wants_lane(self, ended: LaneResult) -> bool:
+        trial, fold = _get_owner(ended)
+        return self.pool.source.wants_lane(trial, fold, ended.progress.best_loss)
 
     def _get_state(self) -> TrainingState:
         assert self.state is not None

@@ -139,6 +139,14 @@ class TrialSource(Protocol):
         """Whether no further trial may start."""
         return False
 
+    def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
+        """Whether a run may be made from the lane of a fold, whose lowest loss this is."""
+        return trial.keeps_lane
+
+    def find_cut(self) -> str:
+        """Return why all that trains has to stop at once; empty while it may go on."""
+        return ""
+
     def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
         """Return a trial that fits into a place which would stay empty; None without one."""
         return None

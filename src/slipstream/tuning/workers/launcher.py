@@ -98,7 +98,7 @@ class Launcher:
         started_at = time.perf_counter()
         for index in range(self.num_workers):
             _refresh_heartbeats(run, study, index)
-        tasks = self._make_tasks(run, study, scheduler.pool.parallel, budget.elapsed_s)
+        tasks = self._make_tasks(run, study, scheduler.pool.parallel, budget)
         if self.bundle is not None:
             recover = functools.partial(_refresh_heartbeats, run, study)
             result = ray_cluster.run_workers(run, tasks, self.bundle, recover)
@@ -112,7 +112,7 @@ class Launcher:
         return result
 
     def _make_tasks(
-        self, run: Run, study: TimedStudy, parallel: int, spent_s: float
+        self, run: Run, study: TimedStudy, parallel: int, budget: SearchBudget
     ) -> list[WorkerTask]:
         url = self.get_storage_url(run)
         assert url is not None
@@ -132,7 +132,8 @@ class Launcher:
                 study_name=study.study.study_name,
                 parallel=parallel,
                 seed_offset=self._get_seed_offset(run) + index,
-                spent_s=spent_s,
+                spent_s=budget.elapsed_s,
+                setup_s=budget.setup_s,
             )
             for index in range(self.num_workers)
         ]

@@ -22,7 +22,7 @@ from slipstream.runs import Event, Run
 from slipstream.runs.studies import is_journal
 from slipstream.text.passwords import mask_secrets, mask_url
 from slipstream.tuning import sharing
-from slipstream.tuning.budget import SearchBudget
+from slipstream.tuning.budget import ModelCosts, SearchBudget
 from slipstream.tuning.packing.dataset_cache import DatasetCache
 from slipstream.tuning.packing.scheduler import PackScheduler
 from slipstream.tuning.search import OptunaSearch
@@ -35,6 +35,8 @@ PAUSE_S = 1.0
 """Between checks whether other workers have released trials"""
 LOGGED = ("trial", "pack", "recovery", "fallback")
 """Events of workers that the log of the search repeats"""
+COSTS = ("model_s", "score_s")
+"""What a "searched" event says of one model: the seconds to train it, and to predict with it"""
 INTERNAL = ("begun", REFUSED, STOPPED)
 GIVEN_UP = f"the others retry its unfinished trials in about {HEARTBEAT[1]} s"
 
@@ -54,6 +56,8 @@ class WorkerTask:
     """Added to the seed of the sampler"""
     spent_s: float = 0.0
     """The time that the search has taken so far"""
+    setup_s: float = 0.0
+    """What its start-up and loading took"""
     heartbeat: tuple[int, int] = HEARTBEAT
 
 
@@ -78,11 +82,22 @@ def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool)
         "seconds": time.perf_counter() - search.started_at,  # includes earlier parts
         "optuna_s": search.study.spent_s,
         "packs": scheduler.num_packs,
-        "model_s": search.costs.estimate_model_s(),
+        **describe_costs(search.costs.estimate_model()),
         "asked": get_budget(search.config),
     }
     search.run.append("searched", **result)
     return result
+
+
+def describe_costs(costs: ModelCosts | None) -> dict[str, float | None]:
+    """Return the costs of a model as a "searched" event has them."""
+    return dict(zip(COSTS, costs or (None, None), strict=True))
+
+
+def parse_costs(event: Event) -> ModelCosts | None:
+    """Return the costs of a "searched" event; None where no model had an epoch."""
+    train_s, score_s = (event.get(name) for name in COSTS)
+    return None if train_s is None else ModelCosts(train_s, score_s or 0.0)
 
 
 def get_budget(config: Config) -> dict[str, Any]:
@@ -105,7 +120,9 @@ def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
             membership = StudyMembership(study, sharing.read_worker_id(run))
             if any(membership.owns(trial) for trial in study.get_trials()):
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
-            budget = SearchBudget.of(config, task.spent_s, time.perf_counter())
+            budget = SearchBudget.of(
+                config, task.spent_s, time.perf_counter(), setup_s=task.setup_s
+            )
             search = OptunaSearch(
                 config, study, run, DatasetCache(config), membership, budget=budget
             )
@@ -157,10 +174,11 @@ class WorkerResults:
     def merge(self) -> dict[str, Any]:
         """Merge the results. Workers run at the same time, so the longest time in Optuna counts."""
         results = self._results.values()
+        known = [costs for costs in map(parse_costs, results) if costs is not None]
         return {
             "optuna_s": max((result["optuna_s"] for result in results), default=0.0),
             "packs": sum(result["packs"] for result in results),
-            "model_s": max((result.get("model_s") or 0.0 for result in results), default=0.0),
+            **describe_costs(max(known, default=None)),
         }
 
 
