@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
 import slipstream
+from slipstream import config as configs
 from slipstream import runs, training, tuning
 from slipstream.clusters import connection
+from slipstream.config import Config
 from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.tuning import sharing
@@ -27,6 +30,45 @@ from tests.tuning.searches import make_config
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 MEMORY = 80_000_000
 """Of the object store of a node, in bytes"""
+ROOT = Path(__file__).parents[2]
+OFTEN = {"engine.checkpoint_minutes": 1e-9, "engine.async_checkpoints": False}
+"""A checkpoint after every epoch"""
+
+
+class Hold:
+    """Has every model wait after its first epochs, of 9 steps each, until it is released."""
+
+    def __init__(self, file: Path, passes: int) -> None:
+        self.file, self.passes = file, passes
+        file.touch()
+
+    def apply(self, config: Config) -> Config:
+        options = {"hold": str(self.file), "after": self.passes}
+        model = {"model.kind": "tests.training.parallel.nets:Held", "model.options": options}
+        return configs.replace_settings(config, {**model, **OFTEN})
+
+    def release(self) -> None:
+        self.file.unlink(missing_ok=True)
+
+    @contextmanager
+    def release_after(self, has_happened: Callable[[], bool], act: Callable[[], None]):
+        """Act and release the models once something has happened, or the block has ended."""
+        ended = Event()
+
+        def watch() -> None:
+            while not ended.wait(0.1):
+                if has_happened():
+                    act()
+                    break
+            self.release()
+
+        thread = Thread(target=watch)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +77,12 @@ def cluster():
     ray = pytest.importorskip("ray", reason="no Ray is here; `make test-services` brings it")
     utils = pytest.importorskip("ray.cluster_utils")
     options = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": MEMORY}
+    with pytest.MonkeyPatch.context() as patch:  # workers import networks of the tests
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+        yield from start_cluster(ray, utils, options)
+
+
+def start_cluster(ray, utils, options):
     one = utils.Cluster(initialize_head=True, head_node_args=options)
     ray.init(address=one.address, log_to_driver=False)
     yield one
@@ -94,14 +142,21 @@ def wait_until(condition) -> None:
 
 @pytest.mark.usefixtures("cluster")
 def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
-    config = make_config(tmp_path, trials=6, epochs=20, parallel=4)
+    hold = Hold(tmp_path / "hold", passes=15)
+    config = hold.apply(make_config(tmp_path, trials=6, epochs=20, parallel=4))
     killed: list[int] = []
+    busy = set()
 
     def kill_once(event):
-        if event["event"] == "epoch" and not killed:
+        if event["event"] != "epoch":
+            return
+        busy.add(event["worker"])
+        if not killed:
             lock = tmp_path / "runs" / run_name() / "workers" / str(event["worker"]) / "lock.json"
             killed.append(runs.read_json(lock)["pid"])
             os.kill(killed[0], signal.SIGKILL)
+        if len(busy) == 2:
+            hold.release()
 
     def run_name():
         return runs.find_last(config.out).name
@@ -120,13 +175,15 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
 
 @pytest.mark.usefixtures("cluster")
 def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
-    config = make_config(tmp_path, trials=4, epochs=40, parallel=4)
+    hold = Hold(tmp_path / "hold", passes=15)
+    config = hold.apply(make_config(tmp_path, trials=4, epochs=40, parallel=4))
     sent: list[str] = []
 
     def stop_once(event):
         if event["event"] == "epoch" and not sent:
             sent.append("SIGTERM")
             signal.raise_signal(signal.SIGTERM)
+            hold.release()
 
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume"):
         tuning.tune(config, watch=stop_once, workers=2, on="ray")
@@ -150,21 +207,23 @@ def test_more_workers_than_the_cluster_can_have_are_refused_before_a_run_exists(
 def test_a_worker_on_a_lost_node_continues_elsewhere_from_the_files_that_were_fetched(
     tmp_path, cluster, postgres
 ):
-    config = make_config(tmp_path, trials=2, epochs=300, parallel=2)
+    hold = Hold(tmp_path / "hold", passes=60)
+    config = hold.apply(make_config(tmp_path, trials=2, epochs=20, parallel=2))
     events = []
 
-    def lose_node(event):
-        events.append(event)
-        if event["event"] == "epoch" and lost.poll() is None:
-            folder = runs.find_last(config.out) / "workers" / str(get_hidden_worker())
-            if list(folder.glob("packs/*/checkpoints/step-*")):
-                kill_node(lost)
+    def has_fetched():
+        files = Path(config.out).glob(f"*/workers/{get_hidden_worker()}/packs/*/checkpoints/step-*")
+        return any(files)
 
     def get_hidden_worker():
         return next((e["worker"] for e in events if e.get("shared") is False), None)
 
-    with start_node(cluster.address, tmp_path / "runs") as lost, start_node(cluster.address):
-        found = tuning.tune(config, watch=lose_node, workers=2, on="ray", storage=postgres)
+    with (
+        start_node(cluster.address, tmp_path / "runs") as lost,
+        start_node(cluster.address),
+        hold.release_after(has_fetched, lambda: kill_node(lost)),
+    ):
+        found = tuning.tune(config, watch=events.append, workers=2, on="ray", storage=postgres)
         assert lost.poll() is not None
     assert found.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 0}
     assert not any(map(sharing.is_retry, found.study.get_trials()))  # so none was lost
@@ -178,20 +237,23 @@ def test_a_worker_on_a_lost_node_continues_elsewhere_from_the_files_that_were_fe
 
 
 def test_shares_on_ray_end_as_lanes_of_one_process_although_a_node_is_lost(tmp_path, cluster):
-    config = configured(tmp_path, train={"repeats": 4, "epochs": 200})
+    hold = Hold(tmp_path / "hold", passes=60)
+    config = hold.apply(configured(tmp_path, train={"repeats": 4, "epochs": 20}))
+    hold.release()
     one = training.train(config)
+    hold.file.touch()
     events = []
 
-    def lose_node(event):
-        events.append(event)
-        if event["event"] == "epoch" and lost.poll() is None:
-            shares = runs.find_last(config.out) / "workers"
-            hidden = [str(e["worker"]) for e in events if e.get("shared") is False]
-            if hidden and list((shares / hidden[0]).glob("checkpoints/step-*")):
-                kill_node(lost)
+    def has_fetched():
+        shares = runs.find_last(config.out) / "workers"
+        hidden = [str(e["worker"]) for e in events if e.get("shared") is False]
+        return bool(hidden) and any((shares / hidden[0]).glob("checkpoints/step-*"))
 
-    with start_node(cluster.address, tmp_path / "runs") as lost:
-        spread = training.train(config, watch=lose_node, workers=2, on="ray")
+    with (
+        start_node(cluster.address, tmp_path / "runs") as lost,
+        hold.release_after(has_fetched, lambda: kill_node(lost)),
+    ):
+        spread = training.train(config, watch=events.append, workers=2, on="ray")
         assert lost.poll() is not None
     check_same(spread.run, one.run)
     assert [e["remedy"] for e in events if e.get("what") == "died"] == ["started again"]
@@ -199,14 +261,18 @@ def test_shares_on_ray_end_as_lanes_of_one_process_although_a_node_is_lost(tmp_p
 
 @pytest.mark.usefixtures("cluster")
 def test_a_signal_stops_the_shares_on_ray_and_resume_continues_there(tmp_path):
-    config = configured(tmp_path, train={"repeats": 2, "epochs": 60})
+    hold = Hold(tmp_path / "hold", passes=15)
+    config = hold.apply(configured(tmp_path, train={"repeats": 2, "epochs": 60}))
+    hold.release()
     one = training.train(config)
+    hold.file.touch()
     sent: list[str] = []
 
     def stop_once(event):
         if event["event"] == "epoch" and not sent:
             sent.append("SIGINT")
             signal.raise_signal(signal.SIGINT)
+            hold.release()
 
     with pytest.raises(Interrupted, match="resume with: slipstream train --resume"):
         training.train(config, watch=stop_once, workers=2, on="ray")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -42,3 +44,22 @@ class Failing(Dying):
 
     def end(self) -> None:
         raise LookupError("a mistake in the network")
+
+
+class Held(nn.Module):
+    """Runs some passes, validations included, then waits while a file exists: a test has time for
+    what it needs."""
+
+    def __init__(
+        self, context: int, inputs: int, static: int, outputs: int, hold: str, after: int
+    ) -> None:
+        super().__init__()
+        self.last = nn.Linear(inputs, outputs)
+        self.hold, self.left = Path(hold), after
+
+    def forward(self, inputs: Tensor, static: Tensor | None) -> Tensor:
+        self.left -= 1
+        while self.left < 0 and self.hold.exists():
+            time.sleep(0.05)
+        out: Tensor = self.last(inputs[-1])
+        return out
