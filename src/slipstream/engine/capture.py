@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -13,7 +14,22 @@ from slipstream.engine.batches.source import Program
 
 EAGER_FIRST = 3
 """Steps that run eagerly before a capture, in which libraries choose kernels and allocate"""
+HIGH_PRIORITY = -1
+"""Of CUDA's streams; 0 is the default"""
 DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|(attention|split)_(for|back)ward", re.IGNORECASE)
+
+
+@cache
+def get_capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which all programs are recorded, and on which nothing else ever runs.
+
+    torch's streams of one priority are 32 that take turns, and a capture by default takes one of
+    them: sooner or later it is the stream of another program that trains. Where a thread then frees
+    pinned memory that this program has used, torch records an event on that stream, into the
+    capture, and every later allocation of pinned memory fails with "invalid argument". No program
+    uses the streams of high priority; a graph does not inherit that.
+    """
+    return torch.cuda.Stream(device, priority=HIGH_PRIORITY)
 
 
 def raise_closed() -> None:
@@ -120,7 +136,11 @@ class CapturedProgram:
         try:
             with (
                 _pause_garbage_collection(),
-                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+                torch.cuda.graph(
+                    graph,
+                    stream=get_capture_stream(self._device),
+                    capture_error_mode="thread_local",
+                ),
             ):
                 for _ in range(steps):
                     self._program()

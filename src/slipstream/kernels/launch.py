@@ -5,11 +5,13 @@ dozen of them. So a step runs once without any: each launch only requests its ke
 compile what is missing, and the first real step finds all of them.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,8 @@ import torch
 from slipstream import machine
 
 MAX_THREADS = 16
+MAX_WAIT_S = 60.0
+"""For other processes that build launchers"""
 _requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)
 """While precompiling, the kernels so far"""
 
@@ -52,11 +56,59 @@ def precompile() -> Iterator[None]:
             _requested.reset(before)
         new = {id(kernel): kernel for kernel in requested if hasattr(kernel, "result")}
         if new:
-            list(pool.map(partial(_load, torch.cuda.current_device()), new.values()))
+            groups = group_by_launcher(new.values())
+            with _lock_cache():
+                list(pool.map(partial(_load, torch.cuda.current_device()), groups))
 
 
-def _load(device: int, kernel: Any) -> Any:
-    """Wait until a kernel is compiled and bring it onto the GPU."""
-    with suppress(Exception), torch.cuda.device(device):
-        return kernel.result().run
-    return None
+def group_by_launcher(kernels: Iterable[Any]) -> list[list[Any]]:
+    """Group compiled kernels by their launcher, a library that Triton builds when the first of them
+    is loaded.
+
+    The same library must not be built twice at a time: one build replaces the other's file between
+    the moment when Python looks at its inode and the one when it opens the library. Python then
+    remembers an inode that is free again, and takes the next library that gets it for this one:
+    its kernel is launched with "takes exactly 44 arguments (33 given)".
+    """
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for kernel in kernels:
+        with suppress(Exception):  # it does not compile; the first real step reports that
+            compiled = kernel.result()
+            signature, constants = compiled.src.signature, compiled.src.constants
+            key = str(list(signature.items())), str(sorted(map(str, constants)))
+            groups.setdefault(key, []).append(compiled)
+    return list(groups.values())
+
+
+def _load(device: int, kernels: Sequence[Any]) -> None:
+    """Bring kernels onto the GPU, one after the other."""
+    for kernel in kernels:
+        with suppress(Exception), torch.cuda.device(device):
+            kernel.run  # noqa: B018  a property that loads it
+
+
+@contextmanager
+def _lock_cache() -> Iterator[None]:
+    """Let one process at a time build launchers in Triton's cache; wait for it a while at most."""
+    from triton import knobs
+
+    try:
+        import fcntl  # not on Windows
+
+        folder = Path(knobs.cache.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "slipstream.lock").open("w")
+    except (ImportError, OSError):
+        yield
+        return
+    with file:
+        until = time.monotonic() + MAX_WAIT_S
+        while time.monotonic() < until:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                break
+        yield

@@ -20,6 +20,7 @@ from slipstream.data import windows
 from slipstream.data.windows import Batch, Series
 from slipstream.engine import objective, optim, step
 from slipstream.engine.batches.source import MicroBatch
+from slipstream.engine.capture import HIGH_PRIORITY
 from slipstream.engine.objective import Objective
 from slipstream.engine.plan import Plan
 from slipstream.errors import UserError
@@ -226,7 +227,11 @@ class BranchedGradients:
         self.streams: list[torch.cuda.Stream] = []
         self.workers: ThreadPoolExecutor | None = None
         if job.plan.device.type == "cuda":
-            self.streams = [torch.cuda.Stream(weights.device) for _ in range(min(K, MOST_STREAMS))]
+            # part of a capture, so not those on which other programs run (`get_capture_stream`)
+            self.streams = [
+                torch.cuda.Stream(weights.device, priority=HIGH_PRIORITY)
+                for _ in range(min(K, MOST_STREAMS))
+            ]
         elif min(job.plan.threads, K) > 1:
             self.workers = _start_threads(min(job.plan.threads, K))
 
