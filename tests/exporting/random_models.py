@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,11 @@ def make_signature(**fields: Any) -> Signature:
         "step": 1.0,
     }
     return Signature(**(base | fields))
+
+
+def make_nearly_constant(windows: PhysicalWindows, spread: float) -> PhysicalWindows:
+    """Return windows whose rows differ from their first by this share of its size."""
+    return windows._replace(rows=windows.rows[:, :1] + spread * windows.rows)
 
 
 def make_scaler(signature: Signature, *, offset: float = 3.0, seed: int = 0) -> Scaler:
@@ -110,8 +116,9 @@ class RandomRun:
             sample(signature.future, batch, rows) if columns else None,
         )
 
-    def predict(self, windows: PhysicalWindows) -> dict[str, Any]:
-        """What the networks predict in PyTorch, in physical units, as `predict` computes it."""
+    def predict(self, windows: PhysicalWindows, *, exact: bool = False) -> dict[str, Any]:
+        """What the networks predict in PyTorch, in physical units, as `predict` computes it, or
+        what they would predict for the same scaled float32 rows if nothing else were rounded."""
         signature, scaler = self.signature, self.scaler
         batch, length, _ = windows.rows.shape
         columns = order_columns(signature)
@@ -141,7 +148,15 @@ class RandomRun:
             target_rows=lead + torch.arange(signature.steps_out),
         )
         plan = make_plan(self.config, data_bytes=0, training=False)
-        predictors = [make_predictor(n, plan, signature, scaler) for n in self.networks]
+        networks = self.networks
+        if exact:
+            series = replace(
+                series,
+                values=series.values.double(),
+                static=None if series.static is None else series.static.double(),
+            )
+            networks = [copy.deepcopy(one).double() for one in networks]
+        predictors = [make_predictor(n, plan, signature, scaler) for n in networks]
         with torch.inference_mode(), plan.flags():
             raw = average_predictors(predictors, signature)(series, series.offsets[:-1])
         return self._restore(merge_channels(raw, signature.sequences_per_window))

@@ -246,7 +246,7 @@ def list_work(shape: NetworkShape) -> dict[str, int]:
     if shape.model.normalize != "none":
         work["centre"] = features
     if shape.model.normalize == "window":
-        work["spread"] = features
+        work["mean"] = work["spread"] = features
     if shape.signature.static_width:
         work["extra"] = shape.signature.static_width
     if shape.decoder:

@@ -101,17 +101,15 @@ def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array
     signature, settings = model.signature, model.config.model
     known = len(signature.future)
     centre = spread = None
-    if settings.normalize == "last":
+    if settings.normalize != "none":
         centre = inputs[-1].copy()
-    elif settings.normalize == "window":
-        centre = inputs.mean(axis=0)
-        spread = np.sqrt(np.square(inputs - centre).mean(axis=0) + SMALLEST_VARIANCE)
-        spread[..., :known] = 1
-    if centre is not None:
         centre[..., :known] = 0
         inputs = inputs - centre
-    if spread is not None:
-        inputs = inputs / spread
+    if centre is not None and settings.normalize == "window":
+        mean = inputs.mean(axis=0)  # of differences, as in WindowPredictor
+        spread = np.sqrt(np.square(inputs - mean).mean(axis=0) + SMALLEST_VARIANCE)
+        mean[..., :known], spread[..., :known] = 0, 1
+        inputs, centre = (inputs - mean) / spread, centre + mean
     out = compute_outputs(model, inputs, static)
     shared = signature.model_shared
     if centre is None or not shared:
