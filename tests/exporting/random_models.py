@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,10 @@ class RandomRun:
         count: int = 1,
         offset: float = 3.0,
         levels: Sequence[str] = (),
+        sections: Mapping[str, Any] | None = None,
     ) -> None:
         self.config: Config = configs.load(
-            {"model": model, "engine": {"device": "cpu", "threads": 1}}
+            {"model": model, "engine": {"device": "cpu", "threads": 1}, **(sections or {})}
         )
         limits = self.config.model.output_range
         self.signature = signature.model_copy(update={"output_range": limits})

@@ -21,7 +21,7 @@ GATES = {"lstm": 4, "gru": 3}
 LOADED = 64
 """Numbers of a window that an MLP reads at a time"""
 ACTIVATIONS = {
-    "relu": "x > 0.0f ? x : 0.0f",
+    "relu": "x < 0.0f ? 0.0f : x",
     "gelu": "0.5f * x * (1.0f + erff(x * 0.70710678f))",
     "silu": "x / (1.0f + expf(-x))",
     "elu": "x > 0.0f ? x : expm1f(x)",
