@@ -123,6 +123,24 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
 
-def find_median(quantiles: Sequence[float]) -> int:
-    """Return which of some quantiles is the nearest to the median; 0 where there are none."""
-    return min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)
+def find_median(quantiles: Sequence[float]) -> tuple[int, int, float]:
+    """Return between which of some quantiles, which increase, the median lies, and how far it is
+    from the first of them to the second: 0.5 between 0.1 and 0.9.
+
+    Where 0.5 is among them, or all lie to one side of it, that is the nearest one, and no way.
+    """
+    nearest = min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)
+    above = next((i for i, level in enumerate(quantiles) if level > 0.5), 0)
+    if not above or 0.5 in quantiles:
+        return nearest, nearest, 0.0
+    low, high = quantiles[above - 1], quantiles[above]
+    return above - 1, above, (0.5 - low) / (high - low)
+
+
+def select_median(values: Any, quantiles: Sequence[float]) -> Any:
+    """Return the point prediction [...] from quantiles [..., Q], an array or a tensor: the median,
+    or what lies between the quantiles around it. Without quantiles, the last axis has one value."""
+    low, high, share = find_median(quantiles)
+    if not share:
+        return values[..., low]
+    return values[..., low] * (1 - share) + values[..., high] * share

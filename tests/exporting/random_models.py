@@ -177,8 +177,8 @@ class RandomRun:
         limited = physical.clip(*limits)
         if signature.quantiles:
             outputs = {"prediction": limited}
-            middle = int(np.argmin(np.abs(np.array(signature.quantiles) - 0.5)))
-            point = physical[..., middle]
+            levels = np.array(signature.quantiles)
+            point = np.apply_along_axis(lambda some: np.interp(0.5, levels, some), -1, physical)
         else:
             outputs, point = {"prediction": limited[..., 0]}, physical[..., 0]
         for width in (self.portable.half_widths or {}).values():

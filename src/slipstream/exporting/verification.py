@@ -30,7 +30,7 @@ from slipstream.exporting.reference import (
     split_batch,
 )
 from slipstream.portable.rows import PhysicalWindows
-from slipstream.stats import find_median
+from slipstream.stats import select_median
 
 BATCH = 256
 """Windows at a time, where a run does not say"""
@@ -120,7 +120,7 @@ class ErrorComparison:
         if self._signature.classes:
             return float((values.argmax(axis=-1) != truth[..., 0]).sum())
         if self._signature.quantiles:
-            values = values[..., find_median(self._signature.quantiles)]
+            values = select_median(values, self._signature.quantiles)
         return float((np.abs(values - truth) / self._spread).sum())
 
     def describe(self, largest: float) -> dict[str, Any]:

@@ -47,6 +47,7 @@ def models(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 
 
 NORMALIZE = ["none", "last", "window"]
+QUANTILES = [(0.1, 0.5, 0.9), (0.1, 0.9), (0.05, 0.4, 0.75, 0.95), (0.3,), (0.7, 0.8)]
 
 
 @st.composite
@@ -75,7 +76,7 @@ def signatures(draw: st.DrawFn) -> Any:
         static=tuple(f"s{i}" for i in range(draw(st.integers(0, 2)))),
         future=inputs[:ahead],
         channels="independent" if independent else "together",
-        quantiles=(0.1, 0.5, 0.9) if task == "quantiles" else (),
+        quantiles=draw(st.sampled_from(QUANTILES)) if task == "quantiles" else (),
         classes=("low", "mid", "high") if task == "classes" else (),
     )
 

@@ -189,6 +189,15 @@ def _apply_hidden_layers(network: Network, hidden: str) -> str:
     return hidden
 
 
+def sort_quantiles(graph: GraphBuilder, out: str, signature: Signature) -> str:
+    """Put the quantiles of predictions [B, H, C, Q] in order, as those of a network need not be."""
+    count = len(signature.quantiles)
+    if count < 2:
+        return out
+    names = [graph.reserve("sorted"), graph.reserve("order")]
+    return graph.add_many("TopK", out, graph.integers(count), names=names, axis=-1, largest=0)[0]
+
+
 def clamp(graph: GraphBuilder, out: str, signature: Signature, scaler: Scaler) -> str:
     """Limit scaled predictions [B, H, C, Q] to `model.output_range`, rounded outwards."""
     if (limits := scale_limits(signature, scaler)) is None:

@@ -83,8 +83,7 @@ def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> A
     out = _forward(model, inputs, static)
     if count > 1:
         out = out[:, :, 0].reshape(-1, count, *out.shape[1:2], *out.shape[3:]).swapaxes(1, 2)
-    limits = scale_limits(signature, model.scaler)
-    return out if limits is None else out.clip(*limits)
+    return finish_outputs(out, signature, scale_limits(signature, model.scaler))
 
 
 def split_channels(inputs: Array, count: int) -> Array:
@@ -148,6 +147,15 @@ def _encode(weights: dict[str, Array], settings: Model, inputs: Array) -> Array:
     if settings.kind == "transformer":
         return encode_transformer(weights, settings, inputs)
     return encode_flat(weights, settings, inputs)
+
+
+def finish_outputs(
+    out: Array, signature: Signature, limits: tuple[Array, Array] | None
+) -> Array:
+    """Return scaled outputs [..., Q] in their final form: quantiles in order, within the limits."""
+    if signature.quantiles:
+        out = np.sort(out, axis=-1)
+    return out if limits is None else out.clip(*limits)
 
 
 def scale_limits(signature: Signature, scaler: Scaler) -> tuple[Array, Array] | None:
