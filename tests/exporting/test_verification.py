@@ -34,7 +34,7 @@ CASES: dict[str, tuple[float, float, str]] = {
 
 def make_differences(*, deviation: float, level: float, shift: float) -> Differences:
     run = RandomRun({"kind": "linear"}, make_signature(targets=("c",)))
-    by_name = {name: shift for name in "abc"}
+    by_name = dict.fromkeys("abc", shift)
     sizes, ends = dict.fromkeys("abc", 1.0), dict.fromkeys("abc", level)
     scaler = Scaler("none", by_name, sizes, dict.fromkeys("abc", deviation), ends, ends)
     return Differences(make_interface(run.portable), scaler)

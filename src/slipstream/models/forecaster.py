@@ -78,7 +78,7 @@ class WindowPredictor(nn.Module):
         if self.normalize != "none":
             centre = _leave_out(inputs[-1], self.future, 0.0)
             inputs = inputs - centre
-        if self.normalize == "window":
+        if centre is not None and self.normalize == "window":
             # The mean of what is left, not of the rows: in float32 the mean of nearly constant
             # rows is off by their last digit, which the division by next to nothing multiplies.
             variance, mean = torch.var_mean(inputs, dim=0, correction=0)

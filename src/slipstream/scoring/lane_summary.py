@@ -23,6 +23,7 @@ from slipstream.scoring.filtering import make_window_filter
 from slipstream.scoring.predict import (
     accumulate_side_by_side,
     build_table,
+    get_task_metrics,
     predict_batches,
 )
 from slipstream.scoring.summary import BaselineSums, SetSums, merge_sums, summarize_sums
@@ -194,8 +195,10 @@ def summarize_lanes(
     by_ensemble, uses = None, MODEL
     if together:
         by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
+        by_ensemble |= _compare_ensemble(task, together["test"], baselines, scores["judged_by"])
         metric = scores["judged_by"]
-        if summary.get_error(by_ensemble, "val", metric) < summary.get_error(scores, "val", metric):
+        mean, single = (summary.get_metric(one, "val", metric) for one in (by_ensemble, scores))
+        if stats.is_better(mean, single, metric):
             uses = ENSEMBLE
     return scores | {
         **summary.summarize_filter(task.config, task.dataset, _merge_unfiltered(folds)),
@@ -216,6 +219,16 @@ def summarize_lanes(
             ),
         ],
     }, detail
+
+
+def _compare_ensemble(
+    task: TrainingTask, test: Any, baselines: BaselineSums, metric: str
+) -> dict[str, Any]:
+    """Compare the ensemble with the baselines on the test set, as the model is."""
+    tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
+    context = task.dataset.signature.context
+    paired = get_task_metrics(task.dataset).compare_with(test, tested, context=context)
+    return summary.summarize_comparison(paired, metric)
 
 
 def _merge_unfiltered(folds: Sequence[FoldSums]) -> SetSums:

@@ -149,9 +149,7 @@ def _encode(weights: dict[str, Array], settings: Model, inputs: Array) -> Array:
     return encode_flat(weights, settings, inputs)
 
 
-def finish_outputs(
-    out: Array, signature: Signature, limits: tuple[Array, Array] | None
-) -> Array:
+def finish_outputs(out: Array, signature: Signature, limits: tuple[Array, Array] | None) -> Array:
     """Return scaled outputs [..., Q] in their final form: quantiles in order, within the limits."""
     if signature.quantiles:
         out = np.sort(out, axis=-1)
