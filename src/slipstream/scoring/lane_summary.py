@@ -17,6 +17,7 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import DivergedError, UserError
 from slipstream.portable.lanes import ENSEMBLE, MODEL
 from slipstream.scoring import ensemble, summary
+from slipstream.scoring.baselines import FoldWork, fit_baselines
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
 from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
 from slipstream.scoring.filtering import make_window_filter
@@ -159,10 +160,14 @@ def score_fold_baselines(
 
     `scored` has them already where another run on the same data did this; else it has them then.
     """
-    for fold in folds[len(scored) :]:
+    work = FoldWork(task.dataset) if task.dataset.folds else None
+    for number, fold in enumerate(folds[len(scored) :], start=len(scored) + 1):
+        of_fold = f" of fold {number} of {len(folds)}" if len(folds) > 1 else ""
+        task.run.append("scoring", what=f"the baselines{of_fold}")
         narrow = fold.group.narrow_task(task)
         load_chunks = summary.make_chunk_loader(narrow)
-        scored.append(summary.score_baselines(narrow.dataset, load_chunks))
+        fitted = fit_baselines(narrow.dataset, load_chunks, work)
+        scored.append(summary.score_baselines(narrow.dataset, load_chunks, fitted))
     summary.save_scored_baselines(task.run, scored)
     return [replace(fold, baselines=one) for fold, one in zip(folds, scored, strict=True)]
 

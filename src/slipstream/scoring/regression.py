@@ -157,28 +157,26 @@ class RegressionSums:
     def add(self, point: Tensor, truth: Tensor, starts: Tensor, series: Tensor) -> None:
         """Add predictions and truths [B, H, C], scaled, of windows that begin with these rows [B]
         of all, and their series [B]."""
-        truth = truth.double()
-        error = point.double() - truth
-        absolute = error.abs()
-        terms = torch.stack(
-            [torch.ones_like(error), error, absolute, error.square(), truth, truth.square()]
-        )
-        self.by_step.add_(terms.sum(dim=1))
-        self.by_series.index_add_(1, series, terms.sum(dim=2))
-        torch.maximum(self.max_by_step, absolute.amax(dim=0), out=self.max_by_step)
-        rows = series[:, None].expand(-1, absolute.shape[2])
-        self.max_by_series.scatter_reduce_(0, rows, absolute.amax(dim=1), "amax")
+        error = point - truth
+        absolute, truth = error.abs(), truth.double()  # R² of a constant needs every digit
+        terms = (error, absolute, error.square(), truth, truth.square())
+        by_step = torch.stack([one.sum(dim=0, dtype=torch.float64) for one in terms])
+        by_window = torch.stack([one.sum(dim=1, dtype=torch.float64) for one in terms])
+        num_windows, steps, _ = error.shape
+        self.by_step[0] += num_windows
+        self.by_step[1:] += by_step
+        counts = torch.full_like(by_window[:1], steps)
+        self.by_series.index_add_(1, series, torch.cat([counts, by_window]))
+        largest = absolute.double()
+        torch.maximum(self.max_by_step, largest.amax(dim=0), out=self.max_by_step)
+        rows = series[:, None].expand(-1, error.shape[2])
+        self.max_by_series.scatter_reduce_(0, rows, largest.amax(dim=1), "amax")
         size = self.size.to(error.device)
         spread = size / self.deviation.to(error.device)
-        each = torch.stack(
-            [
-                torch.ones_like(error[:, 0, 0]),
-                *(one.mean(dim=(1, 2)) for one in (absolute * size, (error * size).square())),
-                *(one.mean(dim=(1, 2)) for one in (absolute * spread, (error * spread).square())),
-            ],
-            dim=1,
-        )
-        self.by_window[-1].add(each, starts)
+        _, absolute, squared, _, _ = by_window / steps
+        each = [one for by in (size, spread) for one in (absolute * by, squared * by.square())]
+        means = [torch.ones_like(absolute[:, 0]), *(one.mean(dim=1) for one in each)]
+        self.by_window[-1].add(torch.stack(means, dim=1), starts)
 
     def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
         """Return the sums over this set and others of the same shape and scale."""

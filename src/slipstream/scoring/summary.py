@@ -21,12 +21,12 @@ from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
 from slipstream.scoring.filtering import WindowFilter, make_window_filter
 from slipstream.scoring.predict import (
-    accumulate,
     accumulate_side_by_side,
     build_table,
     get_task_metrics,
     make_predictor,
     predict_batches,
+    predict_side_by_side,
 )
 from slipstream.stats import PairedComparison
 
@@ -113,16 +113,13 @@ def score_baselines(
 ) -> BaselineSums:
     """Score these baselines, or those fitted to the data set's own training windows, on every
     set."""
-    scored: BaselineSums = {}
-    for name, baseline in (baselines or fit_baselines(dataset, load_chunks)).items():
-        scored[name] = (
-            baseline,
-            {
-                which: accumulate(predict_batches(predict, load_chunks(which)), dataset)
-                for which in dataset.num_windows
-                if (predict := baseline.predict)
-            },
-        )
+    baselines = baselines or fit_baselines(dataset, load_chunks)
+    scored: BaselineSums = {name: (one, {}) for name, one in baselines.items()}
+    usable = {name: one.predict for name, one in baselines.items() if one.predict}
+    for which in dataset.num_windows:
+        rows = predict_side_by_side([*usable.values()], load_chunks, which)
+        for name, sums in zip(usable, accumulate_side_by_side(rows, dataset), strict=True):
+            scored[name][1][which] = sums
     return scored
 
 

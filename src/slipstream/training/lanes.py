@@ -74,7 +74,6 @@ def score_lanes(context: RunContext, pack: TrainedPack) -> list[FoldSums]:
             run.append("scoring", what=format_count(num_lanes, "model"))
             scored = lane_summary.score_folds(task, plan, groups)
         with timer.time("baselines"):
-            run.append("scoring", what="the baselines")
             scored = lane_summary.score_fold_baselines(task, scored, context.baselines)
         if plan.device.type == "cuda":
             recovery.free_memory()
