@@ -570,13 +570,14 @@ def fit_logistic(
     size = torch.where(deviation > 1e-12, deviation, 1.0)
     x, val_x = (_append_one((some - mean) / size) for some in (features, val_features))
     start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
+    products = x.T @ x / len(x)
     solutions: dict[float, Logistic] = {}
 
     def solve(penalty: float) -> tuple[float, Tensor]:
         nonlocal start
         if penalty in last:
             start = last[penalty].restandardize(mean, size)
-        start = _minimize(x, labels, start, penalty)
+        start = _minimize(x, labels, start, penalty, products)
         solutions[penalty] = Logistic(mean, size, start, penalty)
         return float(_compute_log_loss(val_x @ start, val_labels)), start
 
@@ -589,22 +590,35 @@ def _compute_log_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(by_row.flatten(0, 1), labels.flatten())
 
 
-def _minimize(x: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> Tensor:
-    """Return the weights with the lowest penalised loss, starting from `weights`."""
+def _minimize(
+    x: Tensor, labels: Tensor, weights: Tensor, penalty: float, products: Tensor
+) -> Tensor:
+    """Return the weights with the lowest penalised loss, starting from `weights`; `products` are
+    the means of those of features, [D + 1, D + 1]."""
     from scipy import optimize  # takes a while, and only classes need it
 
-    steps = labels.shape[1]
-    is_label = torch.nn.functional.one_hot(labels, weights.shape[1] // steps).to(x.dtype)
+    steps, num_classes = labels.shape[1], weights.shape[1] // labels.shape[1]
+    is_label = torch.nn.functional.one_hot(labels, num_classes).to(x.dtype)
+    # The statistics of a window depend on one another. In coordinates in which the loss bends alike
+    # in all directions, roughly, half of the steps are enough.
+    factor = torch.linalg.cholesky(
+        products / num_classes + penalty * torch.eye(len(products)).to(products)
+    )
+
+    def to_weights(flat: npt.NDArray[np.float64]) -> Tensor:
+        moved = torch.from_numpy(flat).to(x.device).view_as(weights)
+        return torch.linalg.solve_triangular(factor.T, moved, upper=True)
 
     def compute_loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        now = torch.from_numpy(flat).to(x.device).view_as(weights)
+        now = to_weights(flat)
         log_probs = torch.log_softmax((x @ now).unflatten(1, (steps, -1)), dim=-1)
         loss = -(log_probs * is_label).sum() / labels.numel()
         gradient = x.T @ ((log_probs.exp() - is_label) / labels.numel()).flatten(1)
         gradient[:-1] += penalty * now[:-1]  # the constant is free
         loss = loss + 0.5 * penalty * now[:-1].square().sum()
+        gradient = torch.linalg.solve_triangular(factor, gradient, upper=False)
         return float(loss), gradient.cpu().numpy().ravel()
 
-    start, options = weights.cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
+    start, options = (factor.T @ weights).cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
     result = optimize.minimize(compute_loss, start, jac=True, method="L-BFGS-B", options=options)
-    return torch.from_numpy(result.x).to(x.device).view_as(weights)
+    return to_weights(result.x)
