@@ -129,10 +129,7 @@ def test_logistic_is_the_penalised_optimum():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(300, 4, generator=generator, dtype=torch.float64)
     y = (x[:, :1] + torch.randn(300, 2, generator=generator) > 0).long()
-    fitted, solutions = baselines.fit_logistic([(x, y)], [(x, y)], num_classes=2, last={})
-    assert sorted(solutions) == sorted(baselines.LOGISTIC_PENALTIES)
-    again, _ = baselines.fit_logistic([(x + 1, y)], [(x + 1, y)], num_classes=2, last=solutions)
-    torch.testing.assert_close(again.weights, fitted.weights, atol=1e-3, rtol=0)
+    fitted = baselines.fit_logistic([(x, y)], [(x, y)], num_classes=2)
     z = torch.cat([(x - fitted.mean) / fitted.size, torch.ones(300, 1)], dim=1).double()
     likely = (z @ fitted.weights).view(300, 2, 2).softmax(-1)
     errors = (likely - torch.nn.functional.one_hot(y, 2)).flatten(1)
@@ -205,7 +202,7 @@ def test_folds_of_classes_share_their_windows_and_not_their_solutions(how):
                 many[name].predict(one.memory.series, starts).softmax(-1)
                 for many in (alone, shared)
             ]
-            assert float((odds[0] - odds[1]).abs().max()) < 5e-3
+            assert torch.equal(odds[0], odds[1])
             again = baselines.restore_baseline(
                 name, "", shared[name].state, dataset.signature
             ).predict(one.memory.series, starts)

@@ -66,8 +66,6 @@ class FoldWork:
         self.moments: RidgeMoments | None = None
         self.statistics: Tensor | None = None
         """[windows, D]: the features of logistic regression"""
-        self.logistic: dict[float, Logistic] = {}
-        """The last fold's, by penalty"""
 
 
 def fit_baselines(
@@ -274,16 +272,12 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
                 labels = chunk.series.targets[starts[:, None] + chunk.series.target_rows]
                 yield get_statistics(chunk.series, starts), labels[..., 0].long()
 
-    last = {} if work is None else work.logistic
-    logistic, solutions = fit_logistic(
-        load("train"), load("val"), num_classes=len(signature.classes), last=last
-    )
+    logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
     ahead = " and the rows known ahead" if signature.future else ""
     what = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
     baseline = restore_baseline("logistic", what, logistic.to_state(), signature)
     if work is None:
         return baseline
-    work.logistic = solutions
 
     def predict(series: Series, starts: Tensor) -> Tensor:
         logits = logistic.predict(get_statistics(series, starts))
@@ -551,38 +545,23 @@ class Logistic:
         """Return logits: [B, D] to [B, H * Q]."""
         return (_append_one((features - self.mean) / self.size) @ self.weights).float()
 
-    def restandardize(self, mean: Tensor, size: Tensor) -> Tensor:
-        """Return the weights that say the same of features with another mean and size."""
-        weights = self.weights.clone()
-        weights[:-1] *= (size / self.size)[:, None]
-        weights[-1] += ((mean - self.mean) / self.size) @ self.weights[:-1]
-        return weights
 
-
-def fit_logistic(
-    train: Batches, val: Batches, *, num_classes: int, last: Mapping[float, Logistic]
-) -> tuple[Logistic, dict[float, Logistic]]:
-    """Fit to batches of features [B, D] and labels [B, H]; return the solution with the penalty
-    that validates best, and those with every penalty. Each starts from the one that was found for
-    similar windows, or from that with the penalty before."""
+def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
+    """Fit to batches of features [B, D] and labels [B, H], with the penalty that validates best."""
     (features, labels), (val_features, val_labels) = _join(train), _join(val)
     deviation, mean = torch.std_mean(features, dim=0, correction=0)
     size = torch.where(deviation > 1e-12, deviation, 1.0)
     x, val_x = (_append_one((some - mean) / size) for some in (features, val_features))
-    start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
+    warm_start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
     products = x.T @ x / len(x)
-    solutions: dict[float, Logistic] = {}
 
     def solve(penalty: float) -> tuple[float, Tensor]:
-        nonlocal start
-        if penalty in last:
-            start = last[penalty].restandardize(mean, size)
-        start = _minimize(x, labels, start, penalty, products)
-        solutions[penalty] = Logistic(mean, size, start, penalty)
-        return float(_compute_log_loss(val_x @ start, val_labels)), start
+        nonlocal warm_start
+        warm_start = _minimize(x, labels, warm_start, penalty, products)
+        return float(_compute_log_loss(val_x @ warm_start, val_labels)), warm_start
 
-    _, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
-    return solutions[penalty], solutions
+    weights, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
+    return Logistic(mean, size, weights, penalty)
 
 
 def _compute_log_loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -607,7 +586,8 @@ def _minimize(
 
     def to_weights(flat: npt.NDArray[np.float64]) -> Tensor:
         moved = torch.from_numpy(flat).to(x.device).view_as(weights)
-        return torch.linalg.solve_triangular(factor.T, moved, upper=True)
+        solution: Tensor = torch.linalg.solve_triangular(factor.T, moved, upper=True)
+        return solution
 
     def compute_loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
         now = to_weights(flat)

@@ -28,6 +28,7 @@ from slipstream.scoring.predict import (
     predict_batches,
 )
 from slipstream.scoring.summary import BaselineSums, SetSums, merge_sums, summarize_sums
+from slipstream.text import format_count
 
 
 class FoldLanes(NamedTuple):
@@ -107,8 +108,17 @@ class FoldSums:
 
 def score_folds(task: TrainingTask, plan: Plan, groups: Sequence[FoldLanes]) -> list[FoldSums]:
     """Return every fold's sums, and write the models' predictions for the test sets."""
+    scored = []
     with summary.open_table_writer(task.run.folder / summary.PREDICTIONS) as write:
-        return [_score_fold(group.narrow_task(task), plan, group, write) for group in groups]
+        for group in groups:
+            what = format_count(len(group.fits_with_model), "model")
+            task.run.append("scoring", what=f"{what}{_name_fold(group, groups)}")
+            scored.append(_score_fold(group.narrow_task(task), plan, group, write))
+    return scored
+
+
+def _name_fold(group: FoldLanes, groups: Sequence[FoldLanes]) -> str:
+    return f" of fold {group.number} of {len(groups)}" if len(groups) > 1 else ""
 
 
 def _score_fold(
@@ -161,9 +171,9 @@ def score_fold_baselines(
     `scored` has them already where another run on the same data did this; else it has them then.
     """
     work = FoldWork(task.dataset) if task.dataset.folds else None
-    for number, fold in enumerate(folds[len(scored) :], start=len(scored) + 1):
-        of_fold = f" of fold {number} of {len(folds)}" if len(folds) > 1 else ""
-        task.run.append("scoring", what=f"the baselines{of_fold}")
+    groups = [fold.group for fold in folds]
+    for fold in folds[len(scored) :]:
+        task.run.append("scoring", what=f"the baselines{_name_fold(fold.group, groups)}")
         narrow = fold.group.narrow_task(task)
         load_chunks = summary.make_chunk_loader(narrow)
         fitted = fit_baselines(narrow.dataset, load_chunks, work)
