@@ -67,8 +67,9 @@ def test_what_can_be_told_apart_is_told_apart(trained):
     test, beside = result.metrics["test"], result.baselines
     assert list(test) == list(classification.NAMES)
     assert test["balanced_accuracy"] > 0.9
-    assert result.summary["judged_by"] == "log_loss"
+    assert result.summary["judged_by"] == "balanced_accuracy"  # for its class_weights
     assert result.summary["beaten_by"] == []
+    assert result.summary["against_baselines"]["verdict"] == "better"
     assert set(beside) == {"majority", "logistic"}
     for baseline in beside.values():
         assert baseline["metrics"]["test"]["log_loss"] > test["log_loss"]
@@ -79,8 +80,10 @@ def test_what_can_be_told_apart_is_told_apart(trained):
     assert set(against) == {"model", "logistic"}
     assert against["model"]["log_loss"]["interval"][1] < 0
     assert against["model"]["balanced_accuracy"]["interval"][0] > 0
-    assert "beats the majority class" in describe_verdict(result.summary)
-    assert result.summary["intervals"]["enough"]
+    verdict = describe_verdict(result.summary)
+    assert verdict.startswith("The model beats every baseline on the test set: balanced accuracy")
+    assert "It is judged by balanced accuracy, since train.class_weights" in verdict
+    assert "It beats the majority class: log-loss" in verdict
     for name, (low, high) in result.summary["intervals"]["test"].items():
         assert low <= high
         if name != "ece":  # a resample's is larger, as that of few windows is
@@ -108,7 +111,15 @@ def test_the_summary_says_what_there_is(trained):
     summary = result.summary
     assert set(summary) == {
         *("run", "name", "metrics", "windows", "baselines", "judged_by", "beaten_by", "classes"),
-        *("intervals", "against_majority", "steps", "epochs", "best_epoch", "stopped"),
+        *(
+            "against_baselines",
+            "intervals",
+            "against_majority",
+            "steps",
+            "epochs",
+            "best_epoch",
+            "stopped",
+        ),
         *("parameters", "windows_per_s", "plan", "monitor", "estimate", "notes", "seconds"),
         *("seconds_by_phase", "time", "data", "finished_at", "command", "windows_without_target"),
     }

@@ -5,7 +5,13 @@ import torch
 from torch.nn import functional as F
 
 from slipstream.config import Train
-from slipstream.objectives import average_predictions, compute_window_losses, select_point
+from slipstream.objectives import (
+    average_predictions,
+    compute_window_losses,
+    explain_point,
+    select_point,
+)
+from tests.conftest import small_config
 
 generator = torch.Generator().manual_seed(0)
 PREDICTION = torch.randn(7, 5, 3, 1, generator=generator)
@@ -41,10 +47,39 @@ def test_the_quantile_loss_is_least_at_the_quantile():
     torch.testing.assert_close(guess.detach(), wanted, atol=0.05, rtol=0)
 
 
-def test_the_point_is_the_quantile_nearest_the_median():
-    prediction = torch.arange(3.0).expand(2, 1, 1, 3)
-    assert select_point(prediction, (0.1, 0.4, 0.9)).unique().item() == 1
-    assert select_point(prediction[..., :1], ()).unique().item() == 0
+@pytest.mark.parametrize(
+    ("levels", "point"),
+    [
+        ((), 3.0),
+        ((0.3,), 3.0),
+        ((0.1, 0.5, 0.9), 5.0),
+        ((0.1, 0.9), 4.0),
+        ((0.1, 0.4, 0.9), 5.4),
+        ((0.05, 0.25, 0.75, 0.95), 6.0),
+        ((0.6, 0.9), 3.0),
+        ((0.1, 0.2), 5.0),
+    ],
+)
+def test_the_point_is_the_median_or_between_the_quantiles_around_it(levels, point):
+    prediction = (3 + 2 * torch.arange(max(len(levels), 1))).float().expand(2, 1, 1, -1)
+    assert select_point(prediction, levels).flatten().tolist() == pytest.approx([point] * 2)
+
+
+@pytest.mark.parametrize(
+    ("levels", "what"),
+    [
+        ([0.1, 0.5, 0.9], None),
+        ([0.1, 0.9], "the mean of those of 0.1 and 0.9"),
+        ([0.1, 0.4, 0.9], "interpolated between those of 0.4 and 0.9"),
+        ([0.8, 0.9], "that of 0.8, the nearest"),
+    ],
+)
+def test_a_note_says_what_the_point_is_where_there_is_no_median(levels, what):
+    config = small_config(train={"loss": "quantile", "quantiles": levels})
+    assert [note.rpartition(" is ")[2] for note in explain_point(config)] == (
+        [what] if what else []
+    )
+    assert explain_point(small_config(train={"loss": "mae", "quantiles": levels})) == []
 
 
 LOGITS = torch.randn(5, 2, 1, 4, generator=torch.Generator().manual_seed(1))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from slipstream.config import CLASS_LOSSES, Train
-from slipstream.stats import find_median
+from slipstream.config import CLASS_LOSSES, Config, Train, format_setting
+from slipstream.stats import find_median, select_median
 
 MIN_VARIANCE = 1e-4
 """Variance whose root still has a gradient"""
@@ -90,8 +90,25 @@ def make_validation_settings(train: Train) -> Train:
 
 
 def select_point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
-    """Return the value to report, [B, H, C]: the quantile nearest to the median."""
-    return prediction[..., find_median(quantiles)]
+    """Return the value to report, [B, H, C]: the median."""
+    point: Tensor = select_median(prediction, quantiles)
+    return point
+
+
+def explain_point(config: Config) -> list[str]:
+    """Say what the point prediction is where `train.quantiles` are without the median."""
+    levels = config.train.quantiles
+    if config.train.loss != "quantile" or 0.5 in levels:
+        return []
+    low, high, share = find_median(levels)
+    what = f"that of {levels[low]:g}, the nearest"
+    if share:
+        between = "the mean of" if abs(share - 0.5) < 1e-9 else "interpolated between"
+        what = f"{between} those of {levels[low]:g} and {levels[high]:g}"
+    return [
+        f"train.quantiles = {format_setting(config, 'train.quantiles')} has no 0.5: the point "
+        f"prediction, which mae, rmse and the baselines are about, is {what}"
+    ]
 
 
 def _make_constants(values: tuple[float, ...], *, like: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from slipstream.config import Config
 from slipstream.errors import Interrupted, ResumableError, UserError
 from slipstream.reporting.wording import beats_majority, describe_probe
 from slipstream.runs import Event
-from slipstream.scoring.summary import get_error
+from slipstream.scoring.summary import get_metric
 
 SCRATCH, FROZEN, TUNED = "scratch", "frozen", "fine-tuned"
 STRATEGIES = {
@@ -30,7 +30,6 @@ STRATEGIES = {
     FROZEN: "the encoder as it is, only the head is trained",
     TUNED: "the encoder is trained too, after train.freeze_epochs",
 }
-HIGHER_IS_BETTER = {"balanced_accuracy"}
 SUMMARY = "summary.json"
 Source = Config | str | Path | Mapping[str, Any]
 Watch = Callable[[Event], None]
@@ -172,7 +171,7 @@ def summarize_probe(
     """Return each strategy's metrics by seed, their differences from scratch, and a verdict."""
     scratch = results[SCRATCH]
     metric, classes = scratch["judged_by"], bool(scratch.get("classes"))
-    keys = [metric, *(["balanced_accuracy"] if classes else [])]
+    keys = list(dict.fromkeys([metric, *(["balanced_accuracy"] if classes else [])]))
     by_seed = {
         one: {key: _group_by_seed(result, key) for key in keys} for one, result in results.items()
     }
@@ -200,7 +199,7 @@ def summarize_probe(
         "windows": scratch["windows"],
         "encoder": {
             **{key: encoder[key] for key in ("run", "judged_by", "beaten_by", "seconds")},
-            "error": get_error(encoder, "val", encoder["judged_by"]),
+            "error": get_metric(encoder, "val", encoder["judged_by"]),
         },
         "ways": {
             one: {
@@ -212,7 +211,7 @@ def summarize_probe(
             for one, result in results.items()
         },
         "baselines": {
-            baseline: {key: get_error(scores, "test", key) for key in keys}
+            baseline: {key: get_metric(scores, "test", key) for key in keys}
             for baseline, scores in scratch["baselines"].items()
             if scores
         },
@@ -236,7 +235,7 @@ def compare_with_scratch(
         "high": interval.high,
         "level": stats.LEVEL,
         "n": len(differences),
-        "verdict": interval.judge(higher_is_better=metric in HIGHER_IS_BETTER),
+        "verdict": interval.judge(higher_is_better=metric in stats.HIGHER_IS_BETTER),
     }
 
 
@@ -246,7 +245,7 @@ def _group_by_seed(summary: Mapping[str, Any], metric: str) -> dict[int, float]:
     for lane in summary["lanes"]:
         lanes.setdefault(lane["seed"], []).append(lane)
     return {
-        seed: statistics.fmean(get_error(lane, "test", metric) for lane in folds)
+        seed: statistics.fmean(get_metric(lane, "test", metric) for lane in folds)
         for seed, folds in lanes.items()
         if all(lane["metrics"] for lane in folds)
     }

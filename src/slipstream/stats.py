@@ -1,19 +1,29 @@
-"""Moments of values that come in parts, spreads over seeds and confidence intervals.
+"""Moments of values that come in parts, spreads over seeds and confidence intervals, and the rule
+by which one predictor is better than another.
 
-Needs numpy and scipy, not torch.
+Needs numpy and scipy, not torch, and imports them where they are used: a list of runs does without.
 """
+
+from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
 
 LEVEL = 0.95
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
+HIGHER_IS_BETTER = {"r2", "accuracy", "balanced_accuracy", "f1_macro", "auc"}
+NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 20
+MIN_BLOCKS = 5
+"""Blocks of windows that share no rows, from which on an interval says something"""
 
 
 class Interval(NamedTuple):
@@ -84,8 +94,131 @@ def _make_interval(mean: float, error: float, freedom: float) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width)
 
 
+def is_better(value: float, other: float, metric: str) -> bool:
+    """Whether a value of a metric is better than another one."""
+    return value > other if metric in HIGHER_IS_BETTER else value < other
+
+
+class WindowUnits(NamedTuple):
+    """What a predictor did on each window of a set, or on neighbours that were joined."""
+
+    firsts: Array
+    """[U]: the row that each begins with"""
+    sums: Array
+    """[U, K]: what metrics are computed from"""
+
+
+class PairedComparison(NamedTuple):
+    """A predictor against others on the same windows."""
+
+    differences: dict[str, dict[str, dict[str, Any]]]
+    """By metric and by the name of the other"""
+    how: str
+    """How the intervals were made, or why there are none"""
+
+
+def compare_predictors(
+    model: WindowUnits,
+    others: Mapping[str, WindowUnits],
+    metrics: Mapping[str, Callable[[Array], Array]],
+    *,
+    context: int,
+) -> PairedComparison:
+    """Return by how much each metric of a model differs from that of others, with an interval and
+    a verdict: the one rule by which something is called better or worse.
+
+    Windows are drawn again in blocks of neighbours, as long as those share rows, and the same ones
+    for both, so that what makes a window hard for both cancels out. A difference is better or worse
+    where the whole 95 % interval is, else it is not shown. Metrics are functions of sums [..., K].
+    """
+    import numpy as np
+
+    every = [model.sums, *(one.sums for one in others.values())]
+    num_units, block = len(model.firsts), estimate_block_length(model.firsts, context)
+    samples: list[list[Array]] = [[] for _ in every]
+    how = f"none: the windows hold fewer than {MIN_BLOCKS} that share no rows"
+    if num_units >= MIN_BLOCKS * block:
+        how = f"{NUM_RESAMPLES:,} resamples of the windows in {num_units / block:.0f} blocks"
+        for counts in draw_counts(num_units, block):
+            for own, sums in zip(samples, every, strict=True):
+                own.append(counts @ sums)
+    totals = [sums.sum(axis=0) for sums in every]
+    resampled = [np.concatenate(own) if own else None for own in samples]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        differences = {
+            metric: {
+                name: _compare_pair(
+                    metric, compute, totals[0], totals[i], resampled[0], resampled[i]
+                )
+                for i, name in enumerate(others, start=1)
+            }
+            for metric, compute in metrics.items()
+        }
+    return PairedComparison(differences, how)
+
+
+def _compare_pair(
+    metric: str,
+    compute: Callable[[Array], Array],
+    total: Array,
+    other: Array,
+    samples: Array | None,
+    other_samples: Array | None,
+) -> dict[str, Any]:
+    value, base = float(compute(total)), float(compute(other))
+    is_error = metric not in HIGHER_IS_BETTER
+    interval = relative = None
+    if samples is not None and other_samples is not None:
+        values, bases = compute(samples), compute(other_samples)
+        interval = compute_percentile_interval(values - bases)
+        if is_error and base:
+            relative = compute_percentile_interval(values / bases - 1)
+    verdict = NO_DIFFERENCE
+    if interval is not None:
+        verdict = Interval(value - base, *interval).judge(higher_is_better=not is_error)
+    return {
+        "difference": value - base,
+        "interval": interval,
+        "relative": value / base - 1 if is_error and base else None,
+        "relative_interval": relative,
+        "verdict": verdict,
+    }
+
+
+def combine_verdicts(verdicts: Iterable[str]) -> str:
+    """Return the verdict on a model from those against each baseline: worse than one of them is
+    worse, and better is better than all."""
+    every = set(verdicts)
+    return WORSE if WORSE in every else BETTER if every == {BETTER} else NO_DIFFERENCE
+
+
+def estimate_block_length(starts: Array, context: int) -> int:
+    """Return how many consecutive windows share rows with the first of them, typically."""
+    import numpy as np
+
+    ordered = np.sort(starts)
+    ahead = np.searchsorted(ordered, ordered + context) - np.arange(len(starts))
+    return max(int(np.median(ahead)), 1)
+
+
+def draw_counts(num_windows: int, block: int) -> Iterator[Array]:
+    """Yield how often each window is drawn, [R, N], some resamples at a time, from a fixed seed."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    resample = np.arange(RESAMPLES_AT_ONCE)[:, None]
+    for _ in range(0, NUM_RESAMPLES, RESAMPLES_AT_ONCE):
+        firsts = generator.integers(num_windows, size=(RESAMPLES_AT_ONCE, -(-num_windows // block)))
+        windows = (firsts[..., None] + np.arange(block)) % num_windows
+        windows = windows.reshape(RESAMPLES_AT_ONCE, -1)[:, :num_windows] + num_windows * resample
+        counts = np.bincount(windows.ravel(), minlength=RESAMPLES_AT_ONCE * num_windows)
+        yield counts.reshape(-1, num_windows).astype(float)
+
+
 def compute_percentile_interval(samples: npt.NDArray[Any]) -> list[float] | None:
     """Return what the middle share of bootstrap samples lies within; None if all are NaN."""
+    import numpy as np
+
     known = samples[~np.isnan(samples)]
     if not len(known):
         return None
@@ -123,6 +256,24 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else math.nan
 
 
-def find_median(quantiles: Sequence[float]) -> int:
-    """Return which of some quantiles is the nearest to the median; 0 where there are none."""
-    return min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)
+def find_median(quantiles: Sequence[float]) -> tuple[int, int, float]:
+    """Return between which of some quantiles, which increase, the median lies, and how far it is
+    from the first of them to the second: 0.5 between 0.1 and 0.9.
+
+    Where 0.5 is among them, or all lie to one side of it, that is the nearest one, and no way.
+    """
+    nearest = min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)
+    above = next((i for i, level in enumerate(quantiles) if level > 0.5), 0)
+    if not above or 0.5 in quantiles:
+        return nearest, nearest, 0.0
+    low, high = quantiles[above - 1], quantiles[above]
+    return above - 1, above, (0.5 - low) / (high - low)
+
+
+def select_median(values: Any, quantiles: Sequence[float]) -> Any:
+    """Return the point prediction [...] from quantiles [..., Q], an array or a tensor: the median,
+    or what lies between the quantiles around it. Without quantiles, the last axis has one value."""
+    low, high, share = find_median(quantiles)
+    if not share:
+        return values[..., low]
+    return values[..., low] * (1 - share) + values[..., high] * share

@@ -198,7 +198,7 @@ def test_the_baselines_repeat_the_last_known_value_or_the_mean():
     settings = {"inputs": ["a", "b"], "targets": ["c"], "context": 8, "horizon": 2, "period": 4}
     config = small_config(data=settings)
     dataset = small_dataset(config, without([*range(10), 60, 61]))
-    past = windows.gather_past(dataset.memory.series, torch.tensor([0, 54, 100]))[..., 0]
+    past = windows.gather_past(dataset.memory.series, torch.tensor([0, 54, 100]), 8)[..., 0]
     assert past[:, 0].isnan().all()
     assert past[-3:, 1].tolist() == [float(dataset.memory.series.targets[59, 0])] * 3
     task_chunks = lambda which: dataset.iter_chunks(which, None, rows=0)  # noqa: E731

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -156,6 +158,23 @@ def test_the_model_cannot_see_what_is_masked():
         other = torch.where(mask[..., None], inputs + 100 * torch.randn_like(inputs), inputs)
         for one, two in zip(model(inputs, mask), model(other, mask), strict=True):
             assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nearly_constant_masked_windows_keep_their_digits(seed):
+    config = small_config(**merged(MASKED, {"model": {"normalize": "window"}}))
+    torch.manual_seed(seed)
+    model = build(config.model, small_dataset(config).signature).eval()
+    exact = copy.deepcopy(model).double()
+    for spread in (1e-1, 1e-2, 1e-3):
+        level = 10 * torch.randn(1, 7, model.inputs)
+        inputs = level + spread * level.abs() * torch.randn(256, 7, model.inputs)
+        mask = masks.mask_windows(config.pretrain, inputs, noise().key)
+        with torch.no_grad():
+            rows, tokens = model(inputs, mask)
+            exact_rows, exact_tokens = exact(inputs.double(), mask)
+        assert float((rows - exact_rows).abs().max()) <= 1e-5
+        assert float((tokens - exact_tokens).abs().max()) <= 1e-5
 
 
 def test_validation_masks_the_same_rows_and_adds_no_penalty():

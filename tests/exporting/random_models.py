@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ def make_signature(**fields: Any) -> Signature:
     return Signature(**(base | fields))
 
 
+def make_nearly_constant(windows: PhysicalWindows, spread: float) -> PhysicalWindows:
+    """Return windows whose rows differ from their first by this share of its size."""
+    return windows._replace(rows=windows.rows[:, :1] + spread * windows.rows)
+
+
 def make_scaler(signature: Signature, *, offset: float = 3.0, seed: int = 0) -> Scaler:
     """Columns of random places and sizes; class numbers are not scaled."""
     draw = np.random.default_rng(seed)
@@ -65,9 +71,10 @@ class RandomRun:
         count: int = 1,
         offset: float = 3.0,
         levels: Sequence[str] = (),
+        sections: Mapping[str, Any] | None = None,
     ) -> None:
         self.config: Config = configs.load(
-            {"model": model, "engine": {"device": "cpu", "threads": 1}}
+            {"model": model, "engine": {"device": "cpu", "threads": 1}, **(sections or {})}
         )
         limits = self.config.model.output_range
         self.signature = signature.model_copy(update={"output_range": limits})
@@ -110,8 +117,9 @@ class RandomRun:
             sample(signature.future, batch, rows) if columns else None,
         )
 
-    def predict(self, windows: PhysicalWindows) -> dict[str, Any]:
-        """What the networks predict in PyTorch, in physical units, as `predict` computes it."""
+    def predict(self, windows: PhysicalWindows, *, exact: bool = False) -> dict[str, Any]:
+        """What the networks predict in PyTorch, in physical units, as `predict` computes it, or
+        what they would predict for the same scaled float32 rows if nothing else were rounded."""
         signature, scaler = self.signature, self.scaler
         batch, length, _ = windows.rows.shape
         columns = order_columns(signature)
@@ -141,7 +149,15 @@ class RandomRun:
             target_rows=lead + torch.arange(signature.steps_out),
         )
         plan = make_plan(self.config, data_bytes=0, training=False)
-        predictors = [make_predictor(n, plan, signature, scaler) for n in self.networks]
+        networks = self.networks
+        if exact:
+            series = replace(
+                series,
+                values=series.values.double(),
+                static=None if series.static is None else series.static.double(),
+            )
+            networks = [copy.deepcopy(one).double() for one in networks]
+        predictors = [make_predictor(n, plan, signature, scaler) for n in networks]
         with torch.inference_mode(), plan.flags():
             raw = average_predictors(predictors, signature)(series, series.offsets[:-1])
         return self._restore(merge_channels(raw, signature.sequences_per_window))
@@ -161,8 +177,8 @@ class RandomRun:
         limited = physical.clip(*limits)
         if signature.quantiles:
             outputs = {"prediction": limited}
-            middle = int(np.argmin(np.abs(np.array(signature.quantiles) - 0.5)))
-            point = physical[..., middle]
+            levels = np.array(signature.quantiles)
+            point = np.apply_along_axis(lambda some: np.interp(0.5, levels, some), -1, physical)
         else:
             outputs, point = {"prediction": limited[..., 0]}, physical[..., 0]
         for width in (self.portable.half_widths or {}).values():

@@ -7,8 +7,9 @@ from slipstream.reporting.wording import (
     describe_usage,
     describe_verdict,
     format_energy,
-    is_beaten,
+    judge,
 )
+from slipstream.stats import BETTER, NO_DIFFERENCE, WORSE, combine_verdicts
 from tests.reporting.monitor_sample import SAMPLE
 
 
@@ -65,28 +66,106 @@ def scores(rmse, mse, r2):
     }
 
 
-def test_the_verdict_states_errors_in_the_datas_units_first():
-    summary = scores(1.25, 0.3, 0.7) | {"judged_by": "mse", "beaten_by": []}
-    summary["baselines"] = {"repeat": scores(3, 0.9, 0.1), "ridge": scores(1.5, 0.4, 0.6)}
+def compare(model, baselines, *, share=0.05):
+    """What a comparison window by window gives; each interval reaches this share to both sides."""
+    differences = {}
+    for metric, section in (("rmse", "metrics"), ("scaled_mse", "scaled")):
+        key = metric.removeprefix("scaled_")
+        value = model[section]["test"][key]
+        differences[metric] = {}
+        for name, one in baselines.items():
+            base = one[section]["test"][key]
+            relative = value / base - 1
+            low, high = relative - share, relative + share
+            verdict = BETTER if high < 0 else WORSE if low > 0 else NO_DIFFERENCE
+            differences[metric][name] = {
+                "difference": value - base,
+                "interval": [base * low, base * high],
+                "relative": relative,
+                "relative_interval": [low, high],
+                "verdict": verdict,
+            }
+    verdicts = {name: one["verdict"] for name, one in differences["scaled_mse"].items()}
+    return {
+        "against_baselines": {
+            "metric": "scaled_mse",
+            "verdict": combine_verdicts(verdicts.values()),
+            "level": 0.95,
+            "how": "",
+            "differences": differences,
+        },
+        "beaten_by": [name for name, one in verdicts.items() if one == WORSE],
+        "judged_by": "mse",
+        "baselines": baselines,
+    }
+
+
+def test_the_verdict_states_errors_in_the_datas_units_with_their_interval():
+    model = scores(1.25, 0.3, 0.7)
+    baselines = {"repeat": scores(3, 0.9, 0.1), "ridge": scores(1.5, 0.4, 0.6)}
+    summary = model | compare(model, baselines)
     assert describe_verdict(summary) == (
-        "The model beats every baseline on the test set: RMSE 1.250, ridge 1.500 (scaled MSE "
-        "0.3000 vs. 0.4000)."
+        "The model beats every baseline on the test set: RMSE 1.250, ridge 1.500 (-17 %, 95 % "
+        "interval -22 % to -12 %)."
     )
-    assert not is_beaten(summary)
-    beaten = summary | scores(1.6, 0.5, 0.5) | {"beaten_by": ["ridge"]}
+    assert judge(summary) == BETTER
+    worse = scores(1.6, 0.5, 0.5)
+    beaten = worse | compare(worse, baselines)
+    assert describe_verdict(beaten).startswith("The model loses to ridge on the test set: RMSE 1.6")
     assert describe_verdict(beaten).endswith("ridge is currently the better choice.")
-    assert is_beaten(beaten)
+    assert judge(beaten) == WORSE
+
+
+def test_a_difference_within_its_interval_is_no_success():
+    model = scores(1.485, 0.392, 0.7)
+    baselines = {"repeat": scores(3, 0.9, 0.1), "ridge": scores(1.5, 0.4, 0.6)}
+    summary = model | compare(model, baselines)
+    assert describe_verdict(summary) == (
+        "The model is not shown to beat ridge on the test set: RMSE 1.485, ridge 1.500 (-1.0 %, "
+        "95 % interval -6.0 % to +4.0 %); it beats repeat."
+    )
+    assert judge(summary) == NO_DIFFERENCE
+
+
+def test_figures_never_contradict_the_verdict():
+    """With several targets, a unit may dominate the RMSE, but not the scaled error that decides."""
+    model, other = scores(0.246, 0.05, 0.7), {"interpolate": scores(0.217, 0.08, 0.6)}
+    assert describe_verdict(model | compare(model, other)) == (
+        "The model beats every baseline on the test set: scaled MSE 0.05000, interpolate 0.08000 "
+        "(-38 %, 95 % interval -42 % to -32 %)."
+    )
+
+
+def test_a_run_of_an_older_version_has_no_interval_and_is_no_success():
+    summary = scores(1.25, 0.3, 0.7) | {"judged_by": "mse", "beaten_by": []}
+    summary["baselines"] = {"repeat": scores(3, 0.9, 0.1), "seasonal": None}
+    assert describe_verdict(summary) == (
+        "The model has the lowest error on the test set: scaled MSE 0.3000, repeat 0.9000 (an "
+        "older version wrote no interval of the difference)."
+    )
+    assert judge(summary) == NO_DIFFERENCE
+    assert judge(summary | {"beaten_by": ["repeat"]}) == WORSE
 
 
 def test_a_model_that_explains_nothing_is_no_success():
-    summary = scores(1.25, 0.3, -0.08) | {"judged_by": "mse", "beaten_by": []}
-    summary["baselines"] = {"repeat": scores(3, 0.9, -2.0), "seasonal": None}
+    model, baselines = scores(1.25, 0.3, -0.08), {"repeat": scores(3, 0.9, -2.0)}
+    summary = model | compare(model, baselines)
     assert "But its R² is -0.0800" in describe_verdict(summary)
-    assert is_beaten(summary)
+    assert judge(summary) == WORSE
     for unknown in (None, float("nan")):  # a constant truth has none
         constant = summary | scores(1.25, 0.3, unknown)
         assert "R²" not in describe_verdict(constant)
-        assert not is_beaten(constant)
+        assert judge(constant) == BETTER
+
+
+def test_the_verdict_is_about_what_the_run_predicts_with():
+    model, mean = scores(1.6, 0.5, 0.6), scores(1.25, 0.3, 0.7)
+    baselines = {"ridge": scores(1.5, 0.4, 0.6)}
+    ensemble = mean | {"against_baselines": compare(mean, baselines)["against_baselines"]}
+    summary = model | compare(model, baselines) | {"uses": "ensemble", "ensemble": ensemble}
+    assert describe_verdict(summary).startswith("The ensemble beats every baseline")
+    assert judge(summary) == BETTER
+    assert judge(summary | {"uses": "model"}) == WORSE
 
 
 def test_an_ensemble_that_is_one_of_its_members_says_so():

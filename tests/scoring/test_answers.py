@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream import stats
 from slipstream.scoring import answers
 from slipstream.scoring.answers import ClassAnswers, find_worst
 from slipstream.stats import compute_percentile_interval
@@ -28,9 +29,9 @@ def take(found, rows):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_resample_has_the_metrics_of_the_windows_drawn(size, steps):
     found = as_answers(60, steps, size)
-    metrics = answers.WeightedMetrics(found, areas=True)
-    draws = next(answers.draw_counts(60, 4))
-    assert draws.shape == (answers.RESAMPLES_AT_ONCE, 60)
+    metrics = answers.WeightedMetrics(found)
+    draws = next(stats.draw_counts(60, 4))
+    assert draws.shape == (stats.RESAMPLES_AT_ONCE, 60)
     assert (draws.sum(axis=1) == 60).all()
     got = metrics.compute(np.repeat(draws, steps, axis=1))
     for resample in (0, 17):
@@ -43,11 +44,11 @@ def test_a_resample_has_the_metrics_of_the_windows_drawn(size, steps):
 
 
 def test_blocks_are_neighbours():
-    draws = next(answers.draw_counts(100, 10))
+    draws = next(stats.draw_counts(100, 10))
     for counts in draws[:5]:
         rolled = np.flatnonzero(np.diff(counts, prepend=counts[-1]))
         assert len(rolled) <= 20  # ten blocks begin and end
-    again = next(answers.draw_counts(100, 10))
+    again = next(stats.draw_counts(100, 10))
     assert np.array_equal(draws, again)
 
 
@@ -61,44 +62,51 @@ def test_blocks_are_neighbours():
     ],
 )
 def test_blocks_are_as_long_as_windows_share_rows(start, length):
-    assert answers.estimate_block_length(start, 24) == length
+    assert stats.estimate_block_length(start, 24) == length
 
 
 def test_intervals_hold_the_metric_and_are_wider_for_neighbours():
     found = as_answers(600)
-    alone = answers.bootstrap({"model": found}, context=1)
+    alone = answers.bootstrap(found, context=1)
     assert alone.how == "1,000 resamples in blocks of 1 windows"
-    low, high = alone.get_interval("model", "accuracy")
+    low, high = alone.get_interval("accuracy")
     accuracy = float((found.log_probs.argmax(-1) == found.labels).mean())
     assert low < accuracy < high
     # a proportion's own error, from 600 that know nothing of each other
     wanted = 2 * 1.96 * math.sqrt(accuracy * (1 - accuracy) / 600)
     assert high - low == pytest.approx(wanted, rel=0.15)
     repeated = take(found, np.repeat(np.arange(60), 10))._replace(starts=np.arange(600))
-    blocks, singles = (answers.bootstrap({"model": repeated}, context=n) for n in (10, 1))
+    blocks, singles = (answers.bootstrap(repeated, context=n) for n in (10, 1))
     assert "blocks of 10" in blocks.how
-    widths = [np.ptp(one.get_interval("model", "accuracy")) for one in (blocks, singles)]
+    widths = [np.ptp(one.get_interval("accuracy")) for one in (blocks, singles)]
     assert widths[0] > 2.5 * widths[1]
 
 
-def test_pairs_are_drawn_together():
-    found = as_answers(200)
-    together = answers.bootstrap({"one": found, "other": as_answers(200)}, context=1)
-    one, other = together.metrics["one"], together.metrics["other"]
-    assert set(one) - set(other) == {"auc"}
-    assert all(np.array_equal(values, one[name]) for name, values in other.items())
-    assert together.get_interval("one", "log_loss", base="other") == [0.0, 0.0]
-
-
 def test_no_interval_where_it_would_mean_nothing():
-    few = answers.bootstrap({"model": as_answers(100)}, context=30)
+    few = answers.bootstrap(as_answers(100), context=30)
     assert "fewer than 5" in few.how
-    assert not few.enough
-    many = answers.bootstrap({"model": as_answers(20_001)}, context=1)
+    many = answers.bootstrap(as_answers(20_001), context=1)
     assert "more than" in many.how
-    assert many.enough
-    assert few.get_interval("model", "accuracy") is many.get_interval("model", "accuracy") is None
+    assert few.get_interval("accuracy") is many.get_interval("accuracy") is None
     assert compute_percentile_interval(np.array([np.nan, np.nan])) is None
+
+
+@pytest.mark.parametrize("num", [300, 9_000])
+@pytest.mark.parametrize(("steps", "size"), [(1, 3), (2, 2)])
+def test_sums_of_windows_have_the_metrics_of_the_answers(num, steps, size):
+    found = as_answers(num, steps, size)
+    units = answers.count_units(found)
+    joined = -(-num // answers.MAX_UNITS)
+    assert units.firsts.tolist() == list(range(0, num, joined))
+    overall = count(torch.from_numpy(found.log_probs), torch.from_numpy(found.labels))
+    wanted = overall.compute()["overall"]
+    for name, compute in answers.COMPARED.items():
+        assert float(compute(units.sums.sum(axis=0))) == pytest.approx(wanted[name]), name
+    part = take(found, np.arange(3 * joined))
+    counts = count(torch.from_numpy(part.log_probs), torch.from_numpy(part.labels))
+    for name, compute in answers.COMPARED.items():
+        value = float(compute(units.sums[:3].sum(axis=0)))
+        assert value == pytest.approx(counts.compute()["overall"][name]), name
 
 
 def test_the_most_wrong_come_first_and_not_their_neighbours():

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
 
 from slipstream.scoring import baselines
 from slipstream.training import train
-from tests.conftest import close, real_file, small_config
+from tests.conftest import close, merged, real_file, small_config, small_dataset, waves
+from tests.labelled import CLASSIFY, states
 
 generator = torch.Generator().manual_seed(0)
 PAST = torch.randn(12, 5, 2, generator=generator)
@@ -142,3 +145,83 @@ def test_statistics_are_what_their_names_say():
     found = baselines.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
     wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
     close(found, wanted, rel=1e-6)
+
+
+FOLDS = {
+    "expanding": {"walk_forward": 4},
+    "rolling": {"walk_forward": 4, "window": "rolling"},
+    "embargo": {"walk_forward": 4, "purge": 2, "embargo": 5},
+    "many": {"walk_forward": 3, "test": 0.6},
+}
+
+
+def fit_folds(dataset, *, shares):
+    """The baselines of every fold, each by itself or after the one before it."""
+    work = baselines.FoldWork(dataset) if shares else None
+    result = []
+    for fold in dataset.folds:
+        one = dataset.select_fold(fold)
+        load = functools.partial(one.iter_chunks, series=None, rows=0)
+        result.append((one, baselines.fit_baselines(one, load, work)))
+    return result
+
+
+@pytest.mark.parametrize("how", FOLDS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"targets": ["a"]},
+        {"channels": "independent"},
+        {"targets": ["a"], "inputs": ["b", "c"], "horizon": 0},
+        {"targets": ["a"], "future": ["b"]},
+    ],
+)
+def test_folds_share_their_windows_and_not_their_solutions(how, data):
+    config = small_config(data={**data, "context": 8, "split": FOLDS[how]})
+    dataset = small_dataset(config, waves(600))
+    for (one, alone), (_, shared) in zip(
+        fit_folds(dataset, shares=False), fit_folds(dataset, shares=True), strict=True
+    ):
+        starts = one.memory.starts["test"]
+        for name, baseline in alone.items():
+            if baseline.predict is not None:
+                wanted = baseline.predict(one.memory.series, starts)
+                close(shared[name].predict(one.memory.series, starts), wanted)
+
+
+@pytest.mark.parametrize("how", FOLDS)
+def test_folds_of_classes_share_their_windows_and_not_their_solutions(how):
+    config = small_config(**merged(CLASSIFY, {"data": {"split": FOLDS[how]}}))
+    dataset = small_dataset(config, states(900))
+    for (one, alone), (_, shared) in zip(
+        fit_folds(dataset, shares=False), fit_folds(dataset, shares=True), strict=True
+    ):
+        starts = one.memory.starts["test"]
+        for name in ("majority", "logistic"):
+            odds = [
+                many[name].predict(one.memory.series, starts).softmax(-1)
+                for many in (alone, shared)
+            ]
+            assert torch.equal(odds[0], odds[1])
+            again = baselines.restore_baseline(
+                name, "", shared[name].state, dataset.signature
+            ).predict(one.memory.series, starts)
+            close(again.softmax(-1), odds[1])
+
+
+def test_windows_that_folds_share_are_summed_once(monkeypatch):
+    """The work grows with the windows, not with the windows times the folds."""
+    config = small_config(data={"targets": ["a"], "context": 8, "split": {"walk_forward": 5}})
+    dataset = small_dataset(config, waves(1000))
+    seen = []
+    build = baselines.RidgeFeatures.build_pairs
+
+    def count(self, batches):
+        for x, y in build(self, batches):
+            seen.append(len(x))
+            yield x, y
+
+    monkeypatch.setattr(baselines.RidgeFeatures, "build_pairs", count)
+    fit_folds(dataset, shares=True)
+    train = torch.cat([fold.starts["train"] for fold in dataset.folds]).unique()
+    assert sum(seen) == len(train) + sum(fold.num_windows["val"] for fold in dataset.folds)

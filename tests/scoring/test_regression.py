@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.data.scaler import Scaler
+from slipstream.scoring import regression
 from slipstream.scoring.batch import PredictionBatch
-from slipstream.scoring.regression import RegressionSums
+from slipstream.scoring.regression import COMPARED, RegressionSums
 from tests.conftest import small_config, small_dataset
 
 
@@ -64,11 +65,11 @@ def test_sums_over_chunks_agree_with_numpy_over_everything(windows, steps, targe
     size, deviation = draw.uniform(0.5, 5, targets), draw.uniform(0.5, 5, targets)
     point = draw.standard_normal((windows, steps, targets))
     truth = draw.standard_normal((windows, steps, targets))
-    series = draw.integers(0, 3, windows)
+    series, starts = draw.integers(0, 3, windows), np.arange(windows)
     sums = start(size.tolist(), deviation.tolist(), steps=steps, series=3)
     for chunk in np.array_split(np.arange(windows), 3):
         if len(chunk):
-            sums.add(*(torch.from_numpy(a[chunk]) for a in (point, truth, series)))
+            sums.add(*(torch.from_numpy(a[chunk]) for a in (point, truth, starts, series)))
     names = tuple("xyz"[:targets])
     found = sums.compute()
 
@@ -88,6 +89,12 @@ def test_sums_over_chunks_agree_with_numpy_over_everything(windows, steps, targe
     error = (point - truth) / deviation
     assert found["scaled"]["mse"] == pytest.approx((error**2).mean())
     assert found["scaled"]["mae"] == pytest.approx(np.abs(error).mean())
+    units = sums.collect_units()
+    assert units.firsts.tolist() == starts.tolist()
+    total = units.sums.sum(axis=0)
+    for name, compute in COMPARED.items():
+        section = found["scaled" if name.startswith("scaled") else "overall"]
+        assert float(compute(total)) == pytest.approx(section[name.removeprefix("scaled_")]), name
     assert len(found["per_step"]) == steps
     for h in range(steps):
         wanted = np.mean([np.abs(point[:, h, i] - truth[:, h, i]).mean() for i in range(targets)])
@@ -114,14 +121,49 @@ def test_coverage_counts_what_lies_between_the_outer_quantiles():
     quantiles = torch.stack([torch.zeros(4), truth, torch.full((4,), 2.0)], dim=-1)
     sums.update(batch_of(quantiles, truth))
     found = sums.compute()
-    assert found["coverage"] == [0.75]
+    assert found["overall"]["coverage"] == found["per_target"]["x"]["coverage"] == 0.75
     assert found["overall"]["mae"] == 0
+
+
+def test_pinball_loss_is_that_of_every_quantile_in_physical_units():
+    levels = (0.1, 0.5, 0.9)
+    draw = np.random.default_rng(0)
+    truth, quantiles = draw.standard_normal(6), np.sort(draw.standard_normal((6, 3)), axis=1)
+    error = truth[:, None] - quantiles
+    wanted = np.maximum(np.array(levels) * error, (np.array(levels) - 1) * error).mean()
+    sums = start([4.0], [2.0], steps=1, series=1, quantiles=levels)
+    sums.update(batch_of(torch.from_numpy(quantiles), torch.from_numpy(truth)))
+    overall = sums.merge([]).compute()["overall"]
+    assert overall["pinball"] == pytest.approx(4 * wanted)
+    without = start([4.0], [2.0], steps=1, series=1)
+    without.update(batch_of(torch.from_numpy(quantiles[:, 1:2]), torch.from_numpy(truth)))
+    assert not {"pinball", "coverage"} & set(without.compute()["overall"])
+
+
+@pytest.mark.parametrize("count", [5, 64, 65, 1000])
+@pytest.mark.parametrize("batch", [1, 7, 300])
+def test_errors_of_very_many_windows_are_joined_in_their_order(count, batch, monkeypatch):
+    monkeypatch.setattr(regression, "MAX_UNITS", 64)
+    sums = regression.WindowSums(2, torch.device("cpu"))
+    values, starts = torch.rand(count, 2).double(), 3 * torch.arange(count)
+    for part, first in zip(values.split(batch), starts.split(batch), strict=True):
+        sums.add(part, first)
+    units = sums.collect()
+    joined = 1
+    while count > 64 * joined:
+        joined *= 2
+    assert units.firsts.tolist() == starts[::joined].tolist()
+    wanted = [part.sum(dim=0) for part in values.split(joined)]
+    np.testing.assert_allclose(units.sums, torch.stack(wanted).numpy())
 
 
 def test_a_baselines_single_value_is_scored_beside_a_models_quantiles():
     sums = start([1.0], [1.0], steps=1, series=1, quantiles=(0.1, 0.5, 0.9))
     sums.update(batch_of(torch.ones(4, 1), torch.zeros(4)))
-    assert sums.compute()["overall"]["mae"] == 1
+    overall = sums.compute()["overall"]
+    assert overall["mae"] == 1
+    assert overall["pinball"] == pytest.approx(0.5)
+    assert "coverage" not in overall
 
 
 def test_merged_sums_are_those_of_all_windows():

@@ -88,14 +88,19 @@ def test_trials_measure_what_helps(path):
 def test_a_run_that_a_baseline_beats_names_what_often_helps(path, tmp_path):
     config = small_config(tmp_path, data={"path": str(path)}, model={"kind": "linear"})
     summary = slipstream.train(config).summary
-    assert summary["beaten_by"]
     (line,) = summary["advice"]["lines"]
     assert line.startswith('what often helps and is not set: model.normalize = "last"')
     assert line in summary["notes"]
     dataset = small_dataset(config)
-    for r2, advised in ((0.9, False), (float("nan"), False), (-0.1, True)):
-        won = summary | {"beaten_by": [], "metrics": {"test": {"r2": r2}}}
-        assert bool(advice.summarize_suggestions(config, dataset, won)) == advised
+    for r2, verdict, advised in (
+        (0.9, "better", False),
+        (float("nan"), "better", False),
+        (-0.1, "better", True),
+        (0.9, "no difference shown", True),
+        (0.9, "worse", True),
+    ):
+        other = {"against_baselines": {"verdict": verdict}, "metrics": {"test": {"r2": r2}}}
+        assert bool(advice.summarize_suggestions(config, dataset, summary | other)) == advised
 
 
 def test_the_command_measures_on_request(path, tmp_path, capsys):

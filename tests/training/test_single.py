@@ -18,6 +18,7 @@ from slipstream import runs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import objective
+from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import baselines, predict
 from slipstream.training import start
 from tests.conftest import KINDS, close, real_file, slow, small_config, waves
@@ -226,11 +227,14 @@ def test_a_file_and_its_table_give_the_same_run(tmp_path):
 
 def test_losing_to_a_baseline_is_said_plainly(tmp_path):
     config = small_config(tmp_path, train={"epochs": 1, "lr": 1e-6})
-    result = slipstream.train(config, waves())
+    result = slipstream.train(config, waves(1000))
     assert "ridge" in result.summary["beaten_by"]
-    from slipstream.reporting.wording import describe_verdict
-
+    assert result.summary["against_baselines"]["verdict"] == "worse"
     assert describe_verdict(result.summary).startswith("The model loses to")
+    few = slipstream.train(config, waves(400))
+    assert few.summary["beaten_by"] == []
+    assert few.summary["against_baselines"]["how"].startswith("none: the windows hold fewer than")
+    assert describe_verdict(few.summary).startswith("Too few windows to tell whether the model")
 
 
 def test_estimation_reads_no_target(tmp_path):

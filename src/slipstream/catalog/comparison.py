@@ -8,19 +8,19 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.catalog.listing import RunTable, find_listed, format_metric, to_frame
+from slipstream.catalog.listing import RunTable, find_listed, to_frame
 from slipstream.catalog.rows import FINISHED, RunFiles, RunRow, make_row, read_files
 from slipstream.catalog.scores import (
-    HIGHER_IS_BETTER,
     choose_metric,
     find_result,
     read_metric,
     read_spread,
 )
 from slipstream.errors import UserError
-from slipstream.reporting.formatting import format_number, format_value
+from slipstream.reporting.formatting import format_metric, format_number, format_value
 from slipstream.run_names import OUT
 from slipstream.runs import flatten_settings
+from slipstream.stats import HIGHER_IS_BETTER
 from slipstream.text import format_html_table, format_table
 
 if TYPE_CHECKING:

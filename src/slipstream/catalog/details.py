@@ -47,9 +47,9 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
 
     Returns:
         A dict with the fields of `RunRow`, `settings` that differ from the defaults, the `summary`
-        that the run ended with (None if it has not ended), its `verdict`, where the
-        `time` went, the path of its `report`, and `next`: the command
-        that uses, resumes or removes the run.
+        that the run ended with (None if it has not ended), its `verdict` as a sentence and the
+        `outcome` in a word (better, worse, or no difference shown), where the `time` went, the path
+        of its `report`, and `next`: the command that uses, resumes or removes the run.
 
     Raises:
         UserError: There is no such run.
@@ -64,7 +64,7 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
         **make_row(files).to_dict(),
         "settings": _list_settings(files),
         "summary": summary,
-        "verdict": _describe_verdict(files),
+        **_judge(files),
         "time": _describe_time(files),
         "report": str(report) if report.exists() else None,
         "next": suggest_command(files),
@@ -84,18 +84,21 @@ def _list_settings(files: RunFiles) -> dict[str, Any]:
     return settings
 
 
-def _describe_verdict(files: RunFiles) -> str | None:
+def _judge(files: RunFiles) -> dict[str, str | None]:
+    """Return the verdict on a finished run, as a sentence and in a word."""
+    nothing: dict[str, str | None] = {"verdict": None, "outcome": None}
     if files.summary is None or files.state != FINISHED:
-        return None
+        return nothing
     summary = dict(files.summary)
     try:
         if files.kind == "probe":
-            return str(summary["verdict"])
+            return {"verdict": str(summary["verdict"]), "outcome": str(summary["helped"])}
         if files.kind == "search":
-            return wording.describe_search_verdict(summary)
-        return wording.describe_verdict(summary)
+            sentence = wording.describe_search_verdict(summary)
+            return {"verdict": sentence, "outcome": wording.judge_search(summary)}
+        return {"verdict": wording.describe_verdict(summary), "outcome": wording.judge(summary)}
     except DAMAGE_ERRORS:  # version 0.1 wrote no checksum that would have shown the damage
-        return None
+        return nothing
 
 
 def _describe_time(files: RunFiles) -> str | None:

@@ -19,11 +19,12 @@ from slipstream.catalog.rows import (
     read_files,
     read_row,
 )
-from slipstream.catalog.scores import HIGHER_IS_BETTER, SCALED, find_result, rank
+from slipstream.catalog.scores import find_result, rank
 from slipstream.errors import UserError
 from slipstream.object_storage import parse_path
-from slipstream.reporting.formatting import format_number, format_seconds, get_metric_name
+from slipstream.reporting.formatting import SCALED, format_metric, format_number, format_seconds
 from slipstream.run_names import KINDS, OUT, find_run
+from slipstream.stats import HIGHER_IS_BETTER, NO_DIFFERENCE
 from slipstream.text import format_count, format_html_table, format_table
 
 SORT_KEYS: dict[str, Callable[[RunRow], Any]] = {
@@ -36,14 +37,6 @@ SORT_KEYS: dict[str, Callable[[RunRow], Any]] = {
     "state": lambda row: STATES.index(row.state),
     "seconds": lambda row: rank(row.seconds, ""),
 }
-METRIC_NAMES = {
-    "r2": "R²",
-    "max_error": "max error",
-    "bias": "bias",
-    "accuracy": "accuracy",
-    "f1_macro": "F1 macro",
-}
-"""Where the name is not the key in capitals"""
 AGES = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (120, 60, "min"), (0, 1, "s"))
 """From how many seconds on a unit is used, its seconds and its name"""
 
@@ -269,19 +262,15 @@ def _format_error(row: RunRow, *, with_metric: bool) -> str:
 
 
 def format_against(row: RunRow) -> str:
-    """Format the comparison with the best baseline: `-20 %, ridge`."""
+    """Format the comparison with the best baseline: `-20 %, ridge`, or `-1 % (not shown), ridge`
+    where the interval of the difference contains 0."""
     if row.against_baseline is None:
         return "–"
+    value = f"{100 * row.against_baseline:+.0f} %"
     if row.metric in HIGHER_IS_BETTER:
-        return f"{row.against_baseline:+.3g}, {row.baseline}"
-    return f"{100 * row.against_baseline:+.0f} %, {row.baseline}"
-
-
-def format_metric(metric: str) -> str:
-    """Return the name of a metric as a heading has it."""
-    key = metric.removeprefix(SCALED)
-    name = METRIC_NAMES.get(key) or get_metric_name(key)
-    return f"scaled {name}" if metric.startswith(SCALED) else name
+        value = f"{row.against_baseline:+.3g}"
+    doubt = " (not shown)" if row.verdict == NO_DIFFERENCE else ""
+    return f"{value}{doubt}, {row.baseline}"
 
 
 def format_age(seconds: float) -> str:

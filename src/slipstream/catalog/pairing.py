@@ -15,10 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream import stats
-from slipstream.catalog.scores import HIGHER_IS_BETTER
 from slipstream.reporting.comparison import CURVES_IN
 from slipstream.reporting.plots.predictions import Predictions, read_predictions
-from slipstream.scoring.answers import MIN_BLOCKS, draw_counts, estimate_block_length
 
 Array = npt.NDArray[Any]
 PREDICTIONS = "predictions.parquet"
@@ -191,7 +189,7 @@ def _compare(
                 )
                 if bounds:
                     interval = stats.Interval(row["difference"], *bounds.values())
-                    verdict = interval.judge(higher_is_better=metric in HIGHER_IS_BETTER)
+                    verdict = interval.judge(higher_is_better=metric in stats.HIGHER_IS_BETTER)
                     row |= bounds | {"verdict": verdict}
             yield row
 
@@ -223,8 +221,8 @@ class Units(NamedTuple):
 
 def _join_windows(rows: TestRows, context: int) -> Units:
     windows, of_row = np.unique(rows.windows, return_inverse=True)
-    block = estimate_block_length(windows, context)
-    is_enough = len(windows) >= MIN_BLOCKS * block
+    block = stats.estimate_block_length(windows, context)
+    is_enough = len(windows) >= stats.MIN_BLOCKS * block
     joined = -(-len(windows) // MOST_UNITS)
     return Units(of_row // joined, -(-len(windows) // joined), -(-block // joined), is_enough)
 
@@ -234,7 +232,7 @@ def _resample(
 ) -> dict[str, Array]:
     """Return a metric of every run for the same resamples, [R] each."""
     parts: dict[str, list[Array]] = {label: [] for label in sums}
-    for counts in draw_counts(units.total, units.block):
+    for counts in stats.draw_counts(units.total, units.block):
         for label, (losses, known) in sums.items():
             parts[label].append(_compute(counts @ losses, counts @ known, metric))
     return {label: np.concatenate(own) for label, own in parts.items()}

@@ -58,6 +58,9 @@ class RunRow:
         baseline_error: Its error on the same set.
         against_baseline: The error relative to that of the best baseline: -0.2 is 20 % lower. For
             metrics such as R², where higher is better, the difference.
+        against_low: The lower end of its 95 % interval; None where there is none.
+        against_high: The upper end.
+        verdict: better, worse, or no difference shown: where the interval contains 0.
         repeats: The number of seeds.
         epochs: The number of epochs trained so far.
         seconds: The duration of the run, from its first start.
@@ -83,6 +86,9 @@ class RunRow:
     baseline: str | None = None
     baseline_error: float | None = None
     against_baseline: float | None = None
+    against_low: float | None = None
+    against_high: float | None = None
+    verdict: str | None = None
     repeats: int = 1
     epochs: float | None = None
     seconds: float | None = None
@@ -227,6 +233,9 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         baseline=scores.baseline,
         baseline_error=scores.baseline_error,
         against_baseline=scores.against_baseline,
+        against_low=scores.interval[0] if scores.interval else None,
+        against_high=scores.interval[1] if scores.interval else None,
+        verdict=scores.verdict,
         repeats=int(_parse_number(_get(files.config, "train", "repeats")) or 1),
         epochs=epochs,
         seconds=_parse_number(summary.get("seconds")),

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-HIGHER_IS_BETTER = {"r2", "accuracy", "balanced_accuracy", "f1_macro", "auc"}
-SCALED = "scaled_"
-"""Start of the names of errors in standardised units, as in scaled_mse"""
+from slipstream.reporting.formatting import SCALED
+from slipstream.stats import HIGHER_IS_BETTER
 
 
 class Scores(NamedTuple):
@@ -19,6 +18,10 @@ class Scores(NamedTuple):
     val: float | None = None
     baseline: str | None = None
     baseline_error: float | None = None
+    verdict: str | None = None
+    """Against the best baseline; None where there is no interval of the difference"""
+    interval: tuple[float, float] | None = None
+    """Of `against_baseline`"""
 
     @property
     def against_baseline(self) -> float | None:
@@ -45,14 +48,32 @@ def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Sc
         and (value := read_metric(one, "val" if test is None else "test", metric)) is not None
     }
     best = min(errors, key=lambda name: rank(errors[name], metric), default=None)
-    return Scores(metric, test, val, best, errors[best] if best else None)
+    scores = Scores(metric, test, val, best, errors[best] if best else None)
+    gap = _find_difference(result, metric, best)
+    bounds = gap.get("interval" if metric in HIGHER_IS_BETTER else "relative_interval")
+    if not bounds:
+        return scores
+    return scores._replace(verdict=gap["verdict"], interval=(bounds[0], bounds[1]))
+
+
+def _find_difference(
+    result: Mapping[str, Any], metric: str, baseline: str | None
+) -> Mapping[str, Any]:
+    """Return how a metric differs from a baseline's, with its interval; empty where that is not
+    known, as of version 0.1 and of metrics that are not compared window by window."""
+    by_metric = (result.get("against_baselines") or {}).get("differences") or {}
+    gap: Mapping[str, Any] = by_metric.get(metric, {}).get(baseline, {})
+    return gap
 
 
 def choose_metric(kind: str, summary: Mapping[str, Any]) -> str:
-    """Return the metric that describes a run in a table."""
+    """Return the metric that describes a run in a table; of classes, what it is judged by."""
     if kind == "probe":
         return f"{SCALED if summary['scaled'] else ''}{summary['judged_by']}"
-    return "log_loss" if "log_loss" in _list_metrics(find_result(kind, summary)) else "mae"
+    result = find_result(kind, summary)
+    if "log_loss" not in _list_metrics(result):
+        return "mae"
+    return str(result.get("judged_by") or summary.get("judged_by") or "log_loss")
 
 
 def _list_metrics(result: Mapping[str, Any]) -> set[str]:

@@ -25,7 +25,9 @@ class Train(Section):
     """The loss, on scaled values. For classes: `"cross_entropy"` (the default there) or
     `"focal"`."""
     quantiles: Annotated[tuple[Fraction, ...], Field(strict=False, min_length=1)] = (0.1, 0.5, 0.9)
-    """Levels for the quantile loss; the middle one is the point prediction."""
+    """Levels for the quantile loss, in increasing order. Predicted quantiles are sorted, since
+    those of a network may cross. The point prediction is the median; without 0.5 among the levels
+    it is interpolated between those around it (of 0.1 and 0.9: their mean)."""
     huber_delta: PositiveFloat = 1.0
     """Error at which the Huber loss turns from quadratic to linear, in scaled units."""
     focal_gamma: NonNegative = 2.0

@@ -185,12 +185,14 @@ def split_input_channels(
     return inputs, static
 
 
-def gather_past(series: Series, starts: Tensor) -> Tensor:
-    """Gather the targets' own context rows, [T, B, C], which a baseline may repeat.
+def gather_past(series: Series, starts: Tensor, num_rows: int) -> Tensor:
+    """Gather the last context rows of the targets themselves, [T, B, C], which a baseline may
+    repeat.
 
-    A missing value is the last known one; before any it is missing.
+    A missing value is the last known one in the context; before any it is missing.
     """
-    past = _fill_forward(series.targets[starts + series.context_rows])
+    rows = series.context_rows if series.has_unknown else series.context_rows[-num_rows:]
+    past = _fill_forward(series.targets[starts + rows])[-num_rows:]
     return _split_rows(past, others=0) if series.sequences_per_window > 1 else past
 
 

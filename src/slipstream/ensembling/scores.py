@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from slipstream import stats
 from slipstream.config import Config
 from slipstream.data import prediction_columns
 from slipstream.data.dataset import Dataset
@@ -97,7 +98,10 @@ def _score_fold(
             yield row
 
     alone = [summarize_sums({"val": one}) for one in accumulate_side_by_side(collect(), dataset)]
-    best = min(range(len(alone)), key=lambda i: summary.get_error(alone[i], "val", metric))
+    values = [summary.get_metric(one, "val", metric) for one in alone]
+    best = 0
+    for place, value in enumerate(values):
+        best = place if stats.is_better(value, values[best], metric) else best
     weights = errors.fit(metric)
     positions = {MODEL: best, ENSEMBLE: len(predictors)}
 

@@ -24,7 +24,7 @@ from slipstream.scoring.predict import (
     build_table,
     predict_side_by_side,
 )
-from slipstream.scoring.summary import merge_sums, open_table_writer
+from slipstream.scoring.summary import list_quantiles, merge_sums, open_table_writer
 
 UNFILTERED = "unfiltered"
 """The model without `predict.filter`"""
@@ -67,6 +67,7 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
             for name, one in baselines[-1].items()
         },
         **_summarize_members(trained, metrics),
+        **list_quantiles(dataset),
         "coverage": compute_coverage(coverage) or None,
         **loaded.count_windows(),
         "detail": scores,

@@ -79,8 +79,9 @@ def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
         why = f"a carried state is not possible: {refusal}"
         decision = {"warm_up": None, "comparison": None, "deploy": _deploy(WINDOW, why)}
         return {**result, **decision, "notes": list(dataset.notes)}
-    metric = get_comparison_metric(trained.first.config)
-    metric = metric if is_classifier else f"scaled_{metric}"
+    metric = "log_loss"  # of classes, the one that has a value for each row
+    if not is_classifier:
+        metric = f"scaled_{get_comparison_metric(trained.first.config)}"
     common = _select_rows(errors[CARRIED], errors[WINDOW].rows)
     comparison = compare_errors(common, errors[WINDOW], metric, places, dataset.signature.context)
     costs = {name: one["multiply_adds"] for name, one in summaries.items()}

@@ -10,14 +10,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.config import Model, Signature
 from slipstream.config.prepare import name_step
+from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableModel, PortableRun
 
+ROUNDING = 2.0**-24
+"""The share of a value that float32 rounds off at most"""
 LARGEST_ROUNDING = 2e-6
-"""How far float32 may move a value, in scaled units, before rows are float64"""
+"""How far float32 may move a value, of its spread or in scaled units, before rows are float64"""
+NUM_ROUNDINGS = 8
+"""By how many roundings of a number two float32 programs may differ that compute the same"""
 
 
 @dataclass(frozen=True)
@@ -155,11 +161,30 @@ def keeps_digits(model: PortableModel) -> bool:
         return False
     scaler, signature = model.scaler, model.signature
     targets = () if signature.classes else signature.targets
+    columns = (*signature.inputs, *signature.static, *targets)
+    spreads = zip(columns, measure_spreads(columns, scaler), strict=True)
     return all(
-        max(abs(scaler.low[name]), abs(scaler.high[name])) / scaler.size[name] * 2.0**-24
-        <= LARGEST_ROUNDING
-        for name in (*signature.inputs, *signature.static, *targets)
+        max(abs(scaler.low[name]), abs(scaler.high[name])) * ROUNDING
+        <= LARGEST_ROUNDING * min(scaler.size[name], spread)
+        for name, spread in spreads
     )
+
+
+def measure_spreads(columns: Iterable[str], scaler: Scaler) -> npt.NDArray[np.float64]:
+    """Return what differences in each column are measured by: its standard deviation in training.
+    A column that was constant there, which `data.scale = "none"` allows, has none: its value."""
+    return np.array(
+        [scaler.deviation[name] or abs(scaler.high[name]) or 1.0 for name in columns],
+        dtype=np.float64,
+    )
+
+
+def widen_limit(limit: float, distance: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the difference, in spreads, that is allowed of numbers that are computed from some so
+    many spreads from float32's zero. A float32 network computes a scaled prediction of 100 to no
+    more than 1e-5, however it is written."""
+    allowed: npt.NDArray[np.float64] = np.maximum(limit, NUM_ROUNDINGS * ROUNDING * distance)
+    return allowed
 
 
 def name_steps(model: PortableModel) -> tuple[str, ...]:

@@ -75,14 +75,16 @@ class WindowPredictor(nn.Module):
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         """Predict; without noise, nothing is dropped."""
         centre = spread = None
-        if self.normalize == "last":
+        if self.normalize != "none":
             centre = _leave_out(inputs[-1], self.future, 0.0)
             inputs = inputs - centre
-        elif self.normalize == "window":
-            variance, centre = torch.var_mean(inputs, dim=0, correction=0)
+        if centre is not None and self.normalize == "window":
+            # The mean of what is left, not of the rows: in float32 the mean of nearly constant
+            # rows is off by their last digit, which the division by next to nothing multiplies.
+            variance, mean = torch.var_mean(inputs, dim=0, correction=0)
             spread = _leave_out(torch.sqrt(variance + SMALLEST_VARIANCE), self.future, 1.0)
-            centre = _leave_out(centre, self.future, 0.0)
-            inputs = (inputs - centre) / spread
+            mean = _leave_out(mean, self.future, 0.0)
+            inputs, centre = (inputs - mean) / spread, centre + mean
         out: Tensor = self.core(inputs, static, noise).float()
         out = out.view(-1, self.steps, self.targets, self.quantiles)
         if centre is None or not self.shared:
@@ -145,11 +147,16 @@ class MaskedAutoencoder(nn.Module):
         [T / patch, B, D]."""
         if self.normalize == "none":
             return self._fill(inputs, mask, noise, places)
-        centre, spread = _visible_scale(inputs, mask, self.normalize)
-        centre = _leave_out(centre, self.future, 0.0)
+        centre = _leave_out(_last_visible(inputs, mask), self.future, 0.0)
+        inputs = inputs - centre
+        if self.normalize == "last":
+            rows, tokens = self._fill(inputs, mask, noise, places)
+            return rows + centre, tokens
+        mean, spread = _visible_scale(inputs, mask)  # of what is left, as in WindowPredictor
+        mean = _leave_out(mean, self.future, 0.0)
         spread = _leave_out(spread, self.future, 1.0)
-        rows, tokens = self._fill((inputs - centre) / spread, mask, noise, places)
-        return rows * spread + centre, tokens
+        rows, tokens = self._fill((inputs - mean) / spread, mask, noise, places)
+        return rows * spread + (centre + mean), tokens
 
     def _fill(
         self, rows: Tensor, mask: Tensor, noise: Noise | None, places: Tensor | None
@@ -176,15 +183,16 @@ def _leave_out(by_column: Tensor, count: int, value: float) -> Tensor:
     return F.pad(by_column[..., count:], (count, 0), value=value) if count else by_column
 
 
-def _visible_scale(inputs: Tensor, mask: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-    """Centre and spread of each window, [1, B, F] each, from the rows that are not masked."""
-    one = torch.ones_like(inputs[:1])
+def _last_visible(inputs: Tensor, mask: Tensor) -> Tensor:
+    """Return each window's last row that is not masked, [1, B, F]."""
+    place = torch.arange(len(mask), device=mask.device)[:, None]
+    last = (place * ~mask).amax(dim=0)
+    return inputs.gather(0, last[None, :, None].expand(-1, -1, inputs.shape[-1]))
+
+
+def _visible_scale(inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and spread of each window, [1, B, F] each, from the rows that are not masked."""
     seen = (~mask)[..., None]
-    if kind == "last":
-        place = torch.arange(len(mask), device=mask.device)[:, None]
-        last = (place * seen[..., 0]).amax(dim=0)
-        index = last[None, :, None].expand(-1, -1, inputs.shape[-1])
-        return inputs.gather(0, index), one
     count = seen.sum(dim=0, keepdim=True)
     centre = (inputs * seen).sum(dim=0, keepdim=True) / count
     variance = ((inputs - centre).square() * seen).sum(dim=0, keepdim=True) / count

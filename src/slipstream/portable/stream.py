@@ -27,7 +27,7 @@ from slipstream.portable.streaming.members import (
 )
 from slipstream.portable.streaming.parsing import ParsedRow, RowParser, RowTime
 from slipstream.portable.table import PhysicalPredictions, list_number_columns
-from slipstream.stats import find_median
+from slipstream.stats import select_median
 
 Regime = Literal["auto", "window", "carried"]
 
@@ -351,7 +351,7 @@ class Stream:
         rows = min(state.count for state in series.members)
         if signature.classes:
             return StreamPrediction(signature, rows, probabilities=result)
-        point = result[..., find_median(signature.quantiles)]
+        point = select_median(result, signature.quantiles)
         limits = signature.output_range or (-np.inf, np.inf)
         return StreamPrediction(
             signature,
@@ -371,7 +371,7 @@ class Stream:
             of = member.member.first.signature
             if not of.classes:
                 if of.quantiles != self.signature.quantiles:
-                    value = value[..., find_median(of.quantiles), None]
+                    value = select_median(value, of.quantiles)[..., None]
                 value = value[:, [of.targets.index(name) for name in self.signature.targets]]
             total = total + weight * value
         return total

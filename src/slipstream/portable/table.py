@@ -18,7 +18,7 @@ from slipstream.data import prediction_columns
 from slipstream.data.scaler import Scaler
 from slipstream.data.series import MICROSECONDS, Floats, Ints, SeriesIndex, Times
 from slipstream.errors import UserError
-from slipstream.stats import find_median
+from slipstream.stats import select_median
 
 Column = tuple[str, Any]
 
@@ -64,7 +64,7 @@ def to_physical(
     size = np.array([scaler.size[name] for name in signature.targets])
     shift = np.array([scaler.shift[name] for name in signature.targets])
     values = scaled.astype(np.float64)
-    point = values[..., find_median(signature.quantiles)]
+    point = select_median(values, signature.quantiles)
     edges = signature.output_range or (-np.inf, np.inf)
 
     def limit(values: Floats) -> Floats:  # scaled ones are limited but for rounding, intervals not

@@ -22,11 +22,30 @@ UNITS = {
 QUANTITIES = {"voltage": "V", "current": "A", "power": "W", "time": "s", "duration": "s"}
 """Quantities that may end in a unit of one letter, as voltage_V does"""
 BRACKETS = re.compile(r"[\[(]([^\[\]()]{1,12})[\])]\s*$")
-METRIC_NAMES = {"log_loss": "log-loss", "balanced_accuracy": "balanced accuracy"}
+METRIC_NAMES = {
+    "log_loss": "log-loss",
+    "balanced_accuracy": "balanced accuracy",
+    "accuracy": "accuracy",
+    "f1_macro": "F1 macro",
+    "r2": "R²",
+    "max_error": "max error",
+    "bias": "bias",
+    "pinball": "pinball loss",
+    "coverage": "coverage",
+}
+"""Where the name is not the key in capitals"""
+SCALED = "scaled_"
+"""Start of the names of errors in standardised units, as in scaled_mse"""
 
 
 def get_metric_name(key: str) -> str:
     return METRIC_NAMES.get(key, key.upper())
+
+
+def format_metric(metric: str) -> str:
+    """Return the name of a metric in a sentence; scaled_mse is in standardised units."""
+    scaled = "scaled " if metric.startswith(SCALED) else ""
+    return f"{scaled}{get_metric_name(metric.removeprefix(SCALED))}"
 
 
 def format_seconds(value: float) -> str:

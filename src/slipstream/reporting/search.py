@@ -38,7 +38,6 @@ def write_search_report(run: Run, to: Path) -> Path:
     trials = runs.read_json(run.folder / "trials.json")
     config = configs.load(run.folder / "config.toml")
     journal, comparison = run.folder / "study.log", summary["comparison"] or {}
-    has_gain = comparison.get("verdict") in ("better", "default failed")
     gain, retrained = comparison.get("gain_percent"), run.folder / "retrained"
     unit = "fold" if config.tune.pruner == "wilcoxon" else "epoch"
     page = render_page(
@@ -47,7 +46,7 @@ def write_search_report(run: Run, to: Path) -> Path:
         date=find_date(run.folder, summary),
         tune=config.tune,
         verdict=wording.describe_search_verdict(summary),
-        good=has_gain and not summary["test"]["best"]["beaten_by"],
+        outcome=wording.judge_search(summary),
         notes=list(wording.describe_search(summary)),
         total_s=wording.get_total_s(summary),
         states=wording.list_states(summary["trials"]),

@@ -15,6 +15,7 @@ from slipstream.errors import ResumableError, UserError
 from slipstream.reporting.formatting import (
     describe_step,
     format_count,
+    format_metric,
     format_moment,
     format_number,
     format_seconds,
@@ -55,6 +56,8 @@ def _get_environment() -> jinja2.Environment:
     environment.globals["asset"] = _read_asset
     environment.filters |= {
         "number": format_number,
+        "metric": format_metric,
+        "style": lambda outcome: {"better": " good", "worse": " lost"}.get(outcome, ""),
         "seconds": format_seconds,
         "time": format_time,
         "count": "{:,}".format,

@@ -1,12 +1,14 @@
 """A run's results in sentences, for the report and the terminal."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slipstream.reporting.formatting import (
     METRIC_NAMES,
+    SCALED,
     choose_layout,
+    format_metric,
     format_number,
     format_seconds,
     format_value,
@@ -14,6 +16,7 @@ from slipstream.reporting.formatting import (
     shorten_names,
     sort_key,
 )
+from slipstream.stats import BETTER, HIGHER_IS_BETTER, NO_DIFFERENCE, WORSE
 from slipstream.text import format_count
 
 MIN_PART_S = 0.05
@@ -30,39 +33,136 @@ GPU_USAGE = (
 ALONE = 0.999
 """The weight from which on an ensemble is one of its members"""
 SCRATCH, FINE_TUNED = "scratch", "fine-tuned"
-LOWER_IS_BETTER = {"log_loss": True, "balanced_accuracy": False}
+AGAINST_MAJORITY = ("log_loss", "balanced_accuracy")
 
 
 def describe_verdict(summary: dict[str, Any]) -> str:
-    """State whether the model beats the baselines, in the data's units first."""
+    """State whether what a run predicts with beats the baselines, with the figures that decide it:
+    the error, that of the closest baseline, and the interval of their difference."""
+    who, result = _get_used(summary)
+    comparison = find_comparison(summary)
+    where = choose_layout(summary).description
+    if comparison is None:  # of a version that compared without intervals
+        return _describe_without_interval(summary)
+    by_verdict = _group_by_verdict(comparison)
+    lost, unsure, won = (by_verdict[one] for one in (WORSE, NO_DIFFERENCE, BETTER))
+    closest = _find_closest(summary, comparison["metric"], lost or unsure or won)
+    metric = _choose_shown(comparison, closest)
+    statement = f"{who} beats every baseline"
+    if lost:
+        statement = f"{who} loses to {_join_names(lost)}"
+    elif unsure and not comparison["differences"][metric][closest]["interval"]:
+        statement = f"Too few windows to tell whether {who.lower()} beats the baselines"
+    elif unsure:
+        statement = f"{who} is not shown to beat {_join_names(unsure)}"
+    verdict = f"{statement} on the {where}: {_describe_gap(summary, metric, closest)}"
+    if not lost and unsure and won:
+        verdict += f"; it beats {_join_names(won)}"
+    verdict += f"; {closest} is currently the better choice." if lost else "."
     if summary.get("classes"):
-        return _describe_class_verdict(summary)
+        return verdict + _describe_classes(summary)
+    return verdict if lost else verdict + _warn_of_r2(result, summary)
+
+
+def find_comparison(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return how what the run predicts with compares with the baselines; None where that was
+    written without intervals."""
+    comparison: dict[str, Any] | None = _get_used(summary)[1].get("against_baselines")
+    return comparison
+
+
+def _get_used(summary: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return what the run predicts with, in words, and its metrics."""
+    if summary.get("uses") == "ensemble" and summary.get("ensemble"):
+        return "The ensemble", summary["ensemble"]
+    return "The ensemble" if "members" in summary else "The model", summary
+
+
+def _group_by_verdict(comparison: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the names of the baselines by the verdict against them."""
+    groups: dict[str, list[str]] = {verdict: [] for verdict in (BETTER, NO_DIFFERENCE, WORSE)}
+    for name, one in comparison["differences"][comparison["metric"]].items():
+        groups[one["verdict"]].append(name)
+    return groups
+
+
+def _read_metric(result: Mapping[str, Any], subset: str, metric: str) -> float | None:
+    section = "scaled" if metric.startswith(SCALED) else "metrics"
+    value: float | None = result[section][subset][metric.removeprefix(SCALED)]
+    return value
+
+
+def _find_closest(summary: Mapping[str, Any], metric: str, names: Sequence[str]) -> str:
+    """Return the best of some baselines by a metric."""
+    subset, sign = choose_layout(summary).subset, -1 if metric in HIGHER_IS_BETTER else 1
+    baselines = summary["baselines"]
+    errors: dict[str, float] = {
+        name: sign * sort_key(_read_metric(baselines[name], subset, metric)) for name in names
+    }
+    return min(errors, key=lambda name: errors[name])
+
+
+def _choose_shown(comparison: Mapping[str, Any], baseline: str) -> str:
+    """Return the metric to show: in the data's units where that says the same of this baseline as
+    the one that decides, which is the mean over targets in standardised units."""
+    metric: str = comparison["metric"]
+    plain = {"scaled_mse": "rmse", "scaled_mae": "mae"}.get(metric, metric)
+    one, other = (comparison["differences"][key][baseline] for key in (plain, metric))
+    same_sign = one["difference"] * other["difference"] >= 0
+    return plain if one["verdict"] == other["verdict"] and same_sign else metric
+
+
+def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str:
+    """Format both values of a metric, by how much they differ and the interval of that."""
+    subset = choose_layout(summary).subset
+    comparison = find_comparison(summary)
+    assert comparison is not None
+    gap = comparison["differences"][metric][baseline]
+    pair = _get_used(summary)[1], summary["baselines"][baseline]
+    decimals = 4 if summary.get("classes") else 8
+    model, other = (format_number(_read_metric(one, subset, metric), decimals) for one in pair)
+    values = f"{format_metric(metric)} {model}, {baseline} {other}"
+    if gap["interval"] is None:
+        return values
+    level = f"{100 * comparison['level']:.0f} % interval"
+    if gap["relative_interval"] is None:
+        low, high = (f"{bound:+.4f}" for bound in gap["interval"])
+        return f"{values} (difference {gap['difference']:+.4f}, {level} {low} to {high})"
+    low, high = (format_percent(bound) for bound in gap["relative_interval"])
+    return f"{values} ({format_percent(gap['relative'])}, {level} {low} to {high})"
+
+
+def format_percent(share: float) -> str:
+    """Format a relative difference with its sign."""
+    percent = 100 * share
+    return f"{percent:+.0f} %" if abs(percent) >= 10 else f"{percent:+.1f} %"
+
+
+def _join_names(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _describe_without_interval(summary: dict[str, Any]) -> str:
+    """State the figures of a run that an older version wrote: it has no intervals."""
     layout, metric = choose_layout(summary), summary["judged_by"]
-    baselines = {name: result for name, result in summary["baselines"].items() if result}
-
-    def read(result: Mapping[str, Any]) -> float | None:
-        error: float | None = result["scaled"][layout.subset][metric]
-        return error
-
-    closest = min(baselines, key=lambda name: sort_key(read(baselines[name])))
-    pair = summary, baselines[closest]
-    key = "rmse" if metric == "mse" else metric
-    errors = [format_number(one["metrics"][layout.subset][key]) for one in pair]
-    scaled = " vs. ".join(format_number(read(one)) for one in pair)
-    beaten = summary["beaten_by"]
-    relation = f"loses to {' and '.join(beaten)}" if beaten else "beats every baseline"
-    verdict = (
-        f"The model {relation} on the {layout.description}: {key.upper()} {errors[0]}, {closest} "
-        f"{errors[1]} (scaled {metric.upper()} {scaled})."
+    key = metric if summary.get("classes") else f"{SCALED}{metric}"
+    names = [name for name, one in summary["baselines"].items() if one]
+    closest = _find_closest(summary, key, names)
+    model, other = (
+        format_number(_read_metric(one, layout.subset, key))
+        for one in (summary, summary["baselines"][closest])
     )
-    if beaten:
-        return f"{verdict} {closest} is currently the better choice."
-    return verdict + _warn_of_r2(summary)
+    beaten = summary["beaten_by"]
+    relation = f"a higher error than {_join_names(beaten)}" if beaten else "the lowest error"
+    return (
+        f"The model has {relation} on the {layout.description}: {format_metric(key)} {model}, "
+        f"{closest} {other} (an older version wrote no interval of the difference)."
+    )
 
 
-def _warn_of_r2(summary: dict[str, Any]) -> str:
-    """Say that a model which beats the baselines is still worse than a constant; else nothing."""
-    r2 = _read_r2(summary)
+def _warn_of_r2(result: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Say that a model which no baseline beats is still worse than a constant; else nothing."""
+    r2 = _read_r2(result, summary)
     if r2 is None or r2 > 0:
         return ""
     where = choose_layout(summary).description
@@ -72,48 +172,54 @@ def _warn_of_r2(summary: dict[str, Any]) -> str:
     )
 
 
-def _read_r2(summary: dict[str, Any]) -> float | None:
-    """Return the share of the variance that the model explains; None where it is undefined."""
-    r2: float | None = summary["metrics"][choose_layout(summary).subset]["r2"]
+def _read_r2(result: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
+    """Return the share of the variance that is explained; None where it is undefined."""
+    r2: float | None = result["metrics"][choose_layout(summary).subset]["r2"]
     return None if r2 is None or math.isnan(r2) else r2
 
 
-def _describe_class_verdict(summary: dict[str, Any]) -> str:
-    """Compare with the majority class first: if nothing beats it, the inputs carry no signal."""
-    better = [name for key, name in METRIC_NAMES.items() if beats_majority(summary, "model", key)]
+def _describe_classes(summary: dict[str, Any]) -> str:
+    """Say what a model of classes is judged by where that is not the usual, and compare it with the
+    majority class: if nothing beats that, the inputs carry no signal."""
+    who = "ensemble" if summary.get("uses") == "ensemble" else "model"
+    text = ""
+    if summary["judged_by"] == "balanced_accuracy":
+        text = (
+            " It is judged by balanced accuracy, since train.class_weights shift its probabilities."
+        )
+    better = [key for key in AGAINST_MAJORITY if beats_majority(summary, who, key)]
     others = [
-        f"{name} does in {' and '.join(METRIC_NAMES[key] for key in won)}"
+        f"{name} does in {_join_names(won)}"
         for name in summary["against_majority"]
-        if name != "model"
-        and (won := [key for key in LOWER_IS_BETTER if beats_majority(summary, name, key)])
+        if name not in ("model", "ensemble")
+        and (
+            won := [
+                METRIC_NAMES[key] for key in AGAINST_MAJORITY if beats_majority(summary, name, key)
+            ]
+        )
     ]
+    gaps = ", ".join(_describe_majority_gap(summary, who, key) for key in AGAINST_MAJORITY)
     if better:
-        verdict = "The model beats the majority class"
-        for other in METRIC_NAMES.values():
-            verdict += f" in {better[0]} but not in {other}" if other not in better else ""
-    elif others:
-        verdict = f"The model does not beat the majority class ({', '.join(others)})"
-    elif not summary["intervals"]["enough"]:
-        verdict = "Too few windows to tell whether the model beats the majority class"
-    else:
-        verdict = "Nothing here beats the majority class"
-    gaps = ", ".join(_describe_gap(summary, key) for key in LOWER_IS_BETTER)
-    loss = summary["baselines"]["logistic"]["metrics"]["test"]["log_loss"]
-    relation = "loses to" if "logistic" in summary["beaten_by"] else "beats"
-    return f"{verdict}: {gaps}. It {relation} logistic, whose log-loss is {loss:.3f}."
+        where = (
+            "" if len(better) == len(AGAINST_MAJORITY) else f" in {METRIC_NAMES[better[0]]} only"
+        )
+        return f"{text} It beats the majority class{where}: {gaps}."
+    if not summary["against_majority"][who]["log_loss"]["interval"]:  # too few windows
+        return f"{text} Beside the majority class: {gaps}."
+    nothing = f"It is not shown to beat the majority class ({', '.join(others)})"
+    return f"{text} {nothing if others else 'Nothing here beats the majority class'}: {gaps}."
 
 
 def beats_majority(summary: dict[str, Any], name: str, key: str) -> bool:
-    """Whether the difference to the majority class, and its whole interval, is an improvement."""
-    one, sign = summary["against_majority"][name][key], -1 if LOWER_IS_BETTER[key] else 1
-    bounds = one["interval"] or [one["difference"]]
-    return summary["intervals"]["enough"] and all(sign * value > 0 for value in bounds)
+    """Whether a predictor is shown to beat the majority class."""
+    one, sign = summary["against_majority"][name][key], 1 if key in HIGHER_IS_BETTER else -1
+    return bool(one["interval"]) and all(sign * bound > 0 for bound in one["interval"])
 
 
-def _describe_gap(summary: dict[str, Any], key: str) -> str:
-    pair = summary, summary["baselines"]["majority"]
+def _describe_majority_gap(summary: dict[str, Any], who: str, key: str) -> str:
+    pair = _get_used(summary)[1], summary["baselines"]["majority"]
     model, majority = (one["metrics"]["test"][key] for one in pair)
-    gap = summary["against_majority"]["model"][key]
+    gap = summary["against_majority"][who][key]
     values = f"{METRIC_NAMES[key]} {model:.3f} vs. {majority:.3f}"
     if not gap["interval"]:
         return values
@@ -121,15 +227,46 @@ def _describe_gap(summary: dict[str, Any], key: str) -> str:
     return f"{values} (difference {gap['difference']:+.3f}, 95 % interval {low} to {high})"
 
 
-def is_beaten(summary: dict[str, Any]) -> bool:
-    """Whether a baseline or a constant beats the model, or it does not clearly beat the majority
-    class."""
-    if summary["beaten_by"]:
-        return True
+def judge(summary: Mapping[str, Any]) -> str:
+    """Return the verdict on a run in one word, which decides its colour: better than every
+    baseline, worse than one of them or than a constant, or neither is shown."""
+    comparison = find_comparison(summary)
+    if comparison is None:
+        return WORSE if summary["beaten_by"] else NO_DIFFERENCE
     if not summary.get("classes"):
-        r2 = _read_r2(summary)
-        return r2 is not None and r2 <= 0
-    return not all(beats_majority(summary, "model", key) for key in LOWER_IS_BETTER)
+        r2 = _read_r2(_get_used(summary)[1], summary)
+        if r2 is not None and r2 <= 0:
+            return WORSE
+    verdict: str = comparison["verdict"]
+    return verdict
+
+
+def judge_search(summary: Mapping[str, Any]) -> str:
+    """Return the verdict on a search in one word: better than the defaults, and not shown to be
+    worse than a baseline; worse than one of them; or neither is shown."""
+    comparison, best = summary.get("comparison"), summary["test"].get("best") or {}
+    if comparison is None:
+        return NO_DIFFERENCE
+    if best.get("beaten_by") or comparison["verdict"] in (WORSE, "chosen failed", "both failed"):
+        return WORSE
+    return BETTER if comparison["verdict"] in (BETTER, "default failed") else NO_DIFFERENCE
+
+
+def describe_quantiles(result: Mapping[str, Any]) -> str:
+    """State the pinball loss and how many of the true values lie between the outermost quantiles;
+    empty without quantiles. The result is that of a run, or of one set of windows."""
+    levels, metrics = result.get("quantiles"), _get_used(result)[1]["metrics"]
+    metrics = metrics.get("test", metrics)
+    if not levels or "pinball" not in metrics:
+        return ""
+    text = f"quantiles: pinball loss {format_number(metrics['pinball'])}"
+    if "coverage" in metrics:
+        low, high = levels[0], levels[-1]
+        text += (
+            f"; {100 * metrics['coverage']:.1f} % of the true values lie between those of {low:g} "
+            f"and {high:g}, which should hold {100 * (high - low):.0f} %"
+        )
+    return text
 
 
 def get_total_s(summary: Mapping[str, Any]) -> float:
@@ -292,8 +429,13 @@ def describe_search_verdict(summary: Mapping[str, Any]) -> str:
         beaten = test.get("beaten_by")
         return f"{lowest} {unknown}." + (f" It loses to {' and '.join(beaten)}." if beaten else "")
     verdict = (_describe_failure if comparison["low"] is None else _describe_gain)(comparison)
-    beaten = summary["test"]["best"].get("beaten_by")
-    return verdict + (f" It still loses to {' and '.join(beaten)}." if beaten else "")
+    best = summary["test"]["best"]
+    if beaten := best.get("beaten_by"):
+        return f"{verdict} It still loses to {_join_names(beaten)}."
+    against = best.get("against_baselines")
+    if against and (unsure := _group_by_verdict(against)[NO_DIFFERENCE]):
+        return f"{verdict} It is not shown to beat {_join_names(unsure)}."
+    return verdict
 
 
 def _describe_gain(comparison: Mapping[str, Any]) -> str:

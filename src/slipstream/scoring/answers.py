@@ -7,25 +7,32 @@ and `CalibrationBins` take weights. Shapes: N windows, H predicted rows, M = N *
 Q classes, R resamples, G groups.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.stats import compute_percentile_interval
+from slipstream.stats import (
+    MIN_BLOCKS,
+    NUM_RESAMPLES,
+    WindowUnits,
+    compute_percentile_interval,
+    draw_counts,
+    estimate_block_length,
+)
 
 Array = npt.NDArray[Any]
 
 NUM_BINS = 15
 MAX_EXAMINED = 20_000
 """Answers that `find_worst` looks through, the least likely first"""
-NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 20
 MAX_ANSWERS = 20_000
 """Answers from which on metrics are precise enough without an interval"""
+MAX_UNITS = 4_000
+"""Windows that a model is compared with others on; of more, neighbours are joined"""
 MAX_SCORES = 200_000
 """Answers times classes from which on resampling the areas takes too long"""
-MIN_BLOCKS = 5
 
 
 class ClassAnswers(NamedTuple):
@@ -140,6 +147,51 @@ def compute_ece(bins: list[dict[str, float]]) -> float:
     return sum(gaps) / sum(each["count"] for each in full)
 
 
+def count_units(answers: ClassAnswers) -> WindowUnits:
+    """Return what `COMPARED` is computed from, window by window; of very many, neighbours are
+    joined: the number of answers, their loss, and hits, labels and guesses of each class."""
+    num_windows, steps, num_classes = answers.log_probs.shape
+    log_probs, labels = answers.log_probs.reshape(-1, num_classes), answers.labels.ravel()
+    guesses = log_probs.argmax(axis=1)
+    is_label, is_guess = (
+        (codes[:, None] == np.arange(num_classes)).astype(np.float32) for codes in (labels, guesses)
+    )
+    loss = -np.take_along_axis(log_probs, labels[:, None], axis=1)
+    each = np.concatenate(
+        [np.ones_like(loss), loss, is_label * is_guess, is_label, is_guess], axis=1
+    )
+    joined = steps * -(-num_windows // MAX_UNITS)
+    firsts = np.arange(0, len(each), joined)
+    return WindowUnits(
+        answers.starts[firsts // steps], np.add.reduceat(each, firsts, axis=0, dtype=np.float64)
+    )
+
+
+def _split_counts(sums: Array) -> list[Array]:
+    """Return hits, labels and guesses, [..., Q] each."""
+    return np.split(sums[..., 2:], 3, axis=-1)
+
+
+def _compute_balanced_accuracy(sums: Array) -> Array:
+    hits, labels, _ = _split_counts(sums)
+    return _average_where(hits / np.maximum(labels, 1), labels > 0)
+
+
+def _compute_f1(sums: Array) -> Array:
+    hits, labels, guesses = _split_counts(sums)
+    named = labels + guesses
+    return _average_where(2 * hits / np.maximum(named, 1), named > 0)
+
+
+COMPARED: dict[str, Callable[[Array], Array]] = {
+    "log_loss": lambda sums: sums[..., 1] / sums[..., 0],
+    "accuracy": lambda sums: _split_counts(sums)[0].sum(axis=-1) / sums[..., 0],
+    "balanced_accuracy": _compute_balanced_accuracy,
+    "f1_macro": _compute_f1,
+}
+"""Metrics from the sums of `count_units`"""
+
+
 def find_worst(
     answers: ClassAnswers, *, min_distance: int, limit: int
 ) -> Iterator[tuple[int, int]]:
@@ -162,73 +214,42 @@ def find_worst(
 
 
 class BootstrapResult(NamedTuple):
-    """Metrics of several predictors over the same resamples."""
+    """Metrics of a predictor over resamples of its windows."""
 
-    metrics: dict[str, dict[str, Array]]
-    """By predictor and by metric, [R]; empty where nothing was resampled"""
+    metrics: dict[str, Array]
+    """[R]; empty where nothing was resampled"""
     how: str
     """How the resamples were drawn, or why there are none"""
-    enough: bool
-    """Whether there were windows enough to say anything"""
 
-    def get_interval(self, name: str, key: str, *, base: str | None = None) -> list[float] | None:
-        """Return the interval of one predictor's metric, or of its difference from another's."""
-        values = self.metrics.get(name, {}).get(key)
-        if values is None:
-            return None
-        return compute_percentile_interval(values - self.metrics[base][key] if base else values)
+    def get_interval(self, key: str) -> list[float] | None:
+        """Return the interval of a metric."""
+        values = self.metrics.get(key)
+        return None if values is None else compute_percentile_interval(values)
 
 
-def bootstrap(answers: Mapping[str, ClassAnswers], *, context: int) -> BootstrapResult:
-    """Resample the windows, each with `context` rows, and compute every predictor's metrics.
-
-    Areas, which take longest, are computed for the first predictor only.
-    """
-    first = next(iter(answers.values()))
-    num_windows, steps = first.labels.shape
-    block = estimate_block_length(first.starts, context)
+def bootstrap(answers: ClassAnswers, *, context: int) -> BootstrapResult:
+    """Resample the windows, each with `context` rows, and compute every metric."""
+    num_windows, steps = answers.labels.shape
+    block = estimate_block_length(answers.starts, context)
     if num_windows * steps > MAX_ANSWERS:
-        return BootstrapResult({}, f"none, of more than {MAX_ANSWERS:,} predicted rows", True)
+        return BootstrapResult({}, f"none, of more than {MAX_ANSWERS:,} predicted rows")
     if num_windows < MIN_BLOCKS * block:
         how = f"none: the {num_windows:,} windows hold fewer than {MIN_BLOCKS} that share no rows"
-        return BootstrapResult({}, how, False)
-    weighted = {name: WeightedMetrics(one, areas=one is first) for name, one in answers.items()}
-    parts: dict[str, list[dict[str, Array]]] = {name: [] for name in answers}
-    for counts in draw_counts(num_windows, block):
-        weights = np.repeat(counts, steps, axis=1)
-        for name, metrics in weighted.items():
-            parts[name].append(metrics.compute(weights))
-    joined = {
-        name: {key: np.concatenate([part[key] for part in own]) for key in own[0]}
-        for name, own in parts.items()
-    }
+        return BootstrapResult({}, how)
+    weighted = WeightedMetrics(answers)
+    parts = [
+        weighted.compute(np.repeat(counts, steps, axis=1))
+        for counts in draw_counts(num_windows, block)
+    ]
+    joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     how = f"{NUM_RESAMPLES:,} resamples in blocks of {block:,} windows"
-    return BootstrapResult(joined, how, True)
-
-
-def estimate_block_length(starts: Array, context: int) -> int:
-    """Return how many consecutive windows share rows with the first of them, typically."""
-    ordered = np.sort(starts)
-    ahead = np.searchsorted(ordered, ordered + context) - np.arange(len(starts))
-    return max(int(np.median(ahead)), 1)
-
-
-def draw_counts(num_windows: int, block: int) -> Iterator[Array]:
-    """Yield how often each window is drawn, [R, N], some resamples at a time, from a fixed seed."""
-    generator = np.random.default_rng(0)
-    resample = np.arange(RESAMPLES_AT_ONCE)[:, None]
-    for _ in range(0, NUM_RESAMPLES, RESAMPLES_AT_ONCE):
-        firsts = generator.integers(num_windows, size=(RESAMPLES_AT_ONCE, -(-num_windows // block)))
-        windows = (firsts[..., None] + np.arange(block)) % num_windows
-        windows = windows.reshape(RESAMPLES_AT_ONCE, -1)[:, :num_windows] + num_windows * resample
-        counts = np.bincount(windows.ravel(), minlength=RESAMPLES_AT_ONCE * num_windows)
-        yield counts.reshape(-1, num_windows).astype(float)
+    return BootstrapResult(joined, how)
 
 
 class WeightedMetrics:
     """Every metric of one set of answers, for any weights of the answers."""
 
-    def __init__(self, answers: ClassAnswers, *, areas: bool) -> None:
+    def __init__(self, answers: ClassAnswers) -> None:
         num_classes = answers.log_probs.shape[-1]
         log_probs, labels = answers.log_probs.reshape(-1, num_classes), answers.labels.ravel()
         guesses = log_probs.argmax(axis=1)
@@ -238,7 +259,7 @@ class WeightedMetrics:
         self.guesses = GroupSums(guesses, num_classes)
         self.bins = CalibrationBins(answers)
         has_all = len(np.unique(labels)) == num_classes  # with a class missing there is no area
-        has_areas = areas and has_all and answers.log_probs.size <= MAX_SCORES
+        has_areas = has_all and answers.log_probs.size <= MAX_SCORES
         classes = (1,) if num_classes == 2 else range(num_classes)
         self.areas = [RocArea(answers, label) for label in classes if has_areas]
 
@@ -261,4 +282,4 @@ class WeightedMetrics:
 
 
 def _average_where(values: Array, mask: Array) -> Array:
-    return np.asarray((values * mask).sum(axis=1) / mask.sum(axis=1))
+    return np.asarray((values * mask).sum(axis=-1) / mask.sum(axis=-1))

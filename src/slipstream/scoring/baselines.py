@@ -6,6 +6,7 @@ H predicted rows, C targets, D features, K static columns, Q classes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,17 +48,40 @@ Batches = Iterable[tuple[Tensor, ...]]
 [B, D] and labels [B, H]"""
 
 
-def fit_baselines(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Baseline]:
-    """Fit every baseline of the task, as far as each means something for this data."""
+class FoldWork:
+    """What the baselines of one fold leave to those of the next one: the folds of a walk-forward
+    split have most of their windows in common, and each of these is worked on once.
+
+    The folds are over the same scaled series, and are fitted one after the other.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        train = [fold.starts["train"] for fold in dataset.folds]
+        self.max_windows = max(map(len, train))
+        self.train = torch.cat(train).unique()
+        """First rows of the windows that some fold trains on"""
+        self.windows = torch.cat([one for fold in dataset.folds for one in fold.starts.values()])
+        self.windows = self.windows.unique()
+        """First rows of the windows of any fold and set"""
+        self.moments: RidgeMoments | None = None
+        self.statistics: Tensor | None = None
+        """[windows, D]: the features of logistic regression"""
+
+
+def fit_baselines(
+    dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None = None
+) -> dict[str, Baseline]:
+    """Fit every baseline of the task, as far as each means something for this data; of a fold, with
+    the work that was done for the folds before it."""
     if dataset.signature.classes:
         return {
             "majority": _fit_majority(dataset, load_chunks),
-            "logistic": _fit_logistic(dataset, load_chunks),
+            "logistic": _fit_logistic(dataset, load_chunks, work),
         }
     return {
         "repeat": _fit_repeat(dataset, load_chunks),
         "seasonal": _make_seasonal(dataset, load_chunks),
-        "ridge": _fit_ridge(dataset, load_chunks),
+        "ridge": _fit_ridge(dataset, load_chunks, work),
     }
 
 
@@ -81,11 +105,12 @@ def restore_baseline(
     def predict(series: Series, starts: Tensor) -> Tensor:
         match name:
             case "repeat" if signature.horizon:
-                return predict_repeat(_gather_past(series, starts, state), steps)[..., None]
+                return predict_repeat(_gather_past(series, starts, state, 1), steps)[..., None]
             case "repeat":
                 return state["mean"].to(starts.device).expand(len(starts), 1, -1)[..., None]
             case "seasonal":
-                past, period = _gather_past(series, starts, state), int(state["period"])
+                period = int(state["period"])
+                past = _gather_past(series, starts, state, period)
                 return predict_seasonal(past, steps, period)[..., None]
             case "ridge":
                 inputs, static = windows.gather_inputs(series, starts)
@@ -110,9 +135,11 @@ def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
     return static[:, -rows * columns :].view(-1, rows, columns)
 
 
-def _gather_past(series: Series, starts: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-    """Gather the targets' own past; where none is known, the training mean."""
-    past = windows.gather_past(series, starts)
+def _gather_past(
+    series: Series, starts: Tensor, state: Mapping[str, Tensor], num_rows: int
+) -> Tensor:
+    """Gather the last rows of the targets' own past; where none is known, the training mean."""
+    past = windows.gather_past(series, starts, num_rows)
     mean = state.get("mean")
     return past if mean is None else torch.where(past.isnan(), mean.to(past.device), past)
 
@@ -155,32 +182,67 @@ def _make_seasonal(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     return restore_baseline("seasonal", f"the values {period} rows ago", state, signature)
 
 
-def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
+def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
     signature = dataset.signature
     rows, columns = signature.future_shape
     features = min(signature.context * signature.model_inputs + rows * columns, MAX_FEATURES)
-    work = features**2 * signature.sequences_per_window
-    max_windows = max(int(RIDGE_WORK / work), EVAL_BATCH)
-    if signature.model_inputs >= WIDE_INPUTS:  # each window is compared with each other
+    max_windows = max(int(RIDGE_WORK / (features**2 * signature.sequences_per_window)), EVAL_BATCH)
+    is_wide = signature.model_inputs >= WIDE_INPUTS
+    if is_wide:  # each window is compared with each other
         max_windows = MAX_FEATURES
-    stride = -(-dataset.num_windows["train"] // max_windows)
+    num_windows = dataset.num_windows["train"] if work is None else work.max_windows
+    stride = -(-num_windows // max_windows)
 
-    def load(which: str) -> Iterator[tuple[Tensor, ...]]:
-        for batch in _iter_batches(load_chunks, which, stride):
+    def load(series: Series, starts: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        for some in starts.split(EVAL_BATCH):
+            batch = windows.gather(series, some.to(series.values.device))
             ahead = _select_ahead(batch.static, signature)
             yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))
 
-    ridge = fit_ridge(
-        load("train"),
-        load("val"),
-        context=signature.context,
-        inputs=signature.model_inputs,
+    def load_set(which: str) -> Iterator[tuple[Tensor, ...]]:
+        for chunk in load_chunks(which):
+            yield from load(chunk.series, chunk.starts[::stride])
+
+    shape = choose_features(
+        signature.context * signature.model_inputs + rows * columns,
         relative=signature.model_shared == signature.model_targets,
-        future=signature.future_shape,
+        future=columns,
     )
+    if is_wide:
+        ridge = _fit_wide(load_set("train"), load_set("val"), shape)
+    elif work is None:
+        train = RidgeMoments.sum(load_set("train"), shape)
+        ridge = solve_ridge(train, RidgeMoments.sum(load_set("val"), shape), shape)
+    else:
+        (chunk,) = load_chunks("train")
+        starts = chunk.starts[torch.isin(chunk.starts, work.train[::stride])]
+        sums = functools.partial(RidgeMoments.sum, features=shape)
+        work.moments = _move_moments(
+            work.moments, starts, lambda some: sums(load(chunk.series, some))
+        )
+        ridge = solve_ridge(work.moments, sums(load_set("val")), shape)
     rows_read = "the window's rows and those known ahead" if rows else "the window's rows"
     what = f"least squares on {rows_read}, from {_describe(stride)}"
     return restore_baseline("ridge", what, ridge.to_state(), signature)
+
+
+def _move_moments(
+    last: RidgeMoments | None, starts: Tensor, compute: Callable[[Tensor], RidgeMoments]
+) -> RidgeMoments:
+    """Return the sums over some windows: those of the fold before, and what this one has more or
+    less. Where most of them are others, they are summed anew."""
+    if last is None or last.starts is None:
+        return compute(starts)._replace(starts=starts)
+    more = starts[~torch.isin(starts, last.starts)]
+    less = last.starts[~torch.isin(last.starts, starts)]
+    if len(more) + len(less) >= len(starts):
+        return compute(starts)._replace(starts=starts)
+    sums = last
+    if len(more):
+        sums = sums.add(compute(more), 1)
+    if len(less):
+        sums = sums.add(compute(less), -1)
+    return sums._replace(starts=starts)
 
 
 def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
@@ -193,23 +255,59 @@ def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     return restore_baseline("majority", what, {"log_probs": log_probs}, dataset.signature)
 
 
-def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
+def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
     signature = dataset.signature
     features = len(STATISTICS) * len(signature.inputs) + signature.static_width
     outputs = signature.steps_out * len(signature.classes)
-    work = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
-    max_windows = max(int(min(work, LOGISTIC_NUMBERS / features)), EVAL_BATCH)
-    stride = -(-dataset.num_windows["train"] // max_windows)
+    effort = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
+    max_windows = max(int(min(effort, LOGISTIC_NUMBERS / features)), EVAL_BATCH)
+    num_windows = dataset.num_windows["train"] if work is None else work.max_windows
+    stride = -(-num_windows // max_windows)
+    get_statistics = _make_reader(load_chunks, work, features)
 
     def load(which: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in _iter_batches(load_chunks, which, stride):
-            labels = batch.targets[..., 0].long()
-            yield compute_statistics(batch.inputs, batch.static), labels
+        for chunk in load_chunks(which):
+            for some in chunk.starts[::stride].split(EVAL_BATCH):
+                starts = some.to(chunk.series.values.device)
+                labels = chunk.series.targets[starts[:, None] + chunk.series.target_rows]
+                yield get_statistics(chunk.series, starts), labels[..., 0].long()
 
     logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
     ahead = " and the rows known ahead" if signature.future else ""
     what = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
-    return restore_baseline("logistic", what, logistic.to_state(), signature)
+    baseline = restore_baseline("logistic", what, logistic.to_state(), signature)
+    if work is None:
+        return baseline
+
+    def predict(series: Series, starts: Tensor) -> Tensor:
+        logits = logistic.predict(get_statistics(series, starts))
+        return logits.view(len(starts), signature.steps_out, 1, -1)
+
+    return baseline._replace(predict=predict)
+
+
+def _make_reader(
+    load_chunks: ChunkLoader, work: FoldWork | None, features: int
+) -> Callable[[Series, Tensor], Tensor]:
+    """Return a function from windows to their features; those of folds are computed once, where
+    they are not too many to hold."""
+
+    def compute(series: Series, starts: Tensor) -> Tensor:
+        return compute_statistics(*windows.gather_inputs(series, starts))
+
+    if work is None or len(work.windows) * features > LOGISTIC_NUMBERS:
+        return compute
+    if work.statistics is None:
+        (chunk,) = load_chunks("train")
+        device = chunk.series.values.device
+        parts = [compute(chunk.series, some.to(device)) for some in work.windows.split(EVAL_BATCH)]
+        work.statistics = torch.cat(parts)
+    statistics, known = work.statistics, work.windows.to(work.statistics.device)
+
+    def select(_: Series, starts: Tensor) -> Tensor:
+        return statistics[torch.searchsorted(known, starts)]
+
+    return select
 
 
 def _iter_batches(load_chunks: ChunkLoader, which: str, stride: int) -> Iterator[Batch]:
@@ -296,6 +394,43 @@ class Ridge:
         return out + inputs[-1][:, None, -out.shape[2] :]
 
 
+class RidgeMoments(NamedTuple):
+    """Sums over windows of features x and targets y."""
+
+    xx: Tensor
+    """[D + 1, D + 1]"""
+    xy: Tensor
+    """[D + 1, H * C]"""
+    yy: Tensor
+    num_windows: int
+    starts: Tensor | None = None
+    """The windows, where they are known"""
+
+    @classmethod
+    def sum(cls, batches: Batches, features: RidgeFeatures) -> RidgeMoments:
+        """Return the sums over every window of the batches."""
+        xx = xy = yy = torch.zeros((), dtype=torch.float64)
+        num_windows = 0
+        for x, y in features.build_pairs(batches):
+            xx, xy, yy = xx + x.T @ x, xy + x.T @ y, yy + y.square().sum()
+            num_windows += len(x)
+        return cls(xx, xy, yy, num_windows)
+
+    def add(self, other: RidgeMoments, times: int) -> RidgeMoments:
+        """Return the sums with those over other windows added, or with -1 taken away."""
+        return RidgeMoments(
+            self.xx + times * other.xx,
+            self.xy + times * other.xy,
+            self.yy + times * other.yy,
+            self.num_windows + times * other.num_windows,
+        )
+
+
+def choose_features(numbers: int, *, relative: bool, future: int) -> RidgeFeatures:
+    """Return how windows of so many numbers become features, of which there are few enough."""
+    return RidgeFeatures(-(-numbers // MAX_FEATURES), relative, future)
+
+
 def fit_ridge(
     train: Batches,
     val: Batches,
@@ -307,18 +442,27 @@ def fit_ridge(
 ) -> Ridge:
     """Solve in closed form; `future` has the rows and columns that are known ahead."""
     numbers = context * inputs + future[0] * future[1]
-    features = RidgeFeatures(-(-numbers // MAX_FEATURES), relative, future[1])
+    features = choose_features(numbers, relative=relative, future=future[1])
     if inputs >= WIDE_INPUTS:
         return _fit_wide(train, val, features)
-    xx, xy, _, count = _sum_moments(train, features)
-    val_xx, val_xy, val_yy, _ = _sum_moments(val, features)
-    penalized = torch.ones(len(xx), dtype=xx.dtype, device=xx.device)
+    sums = functools.partial(RidgeMoments.sum, features=features)
+    return solve_ridge(sums(train), sums(val), features)
+
+
+def solve_ridge(train: RidgeMoments, val: RidgeMoments, features: RidgeFeatures) -> Ridge:
+    """Return the weights of the penalty with the lowest error on the validation set."""
+    penalized = torch.ones_like(train.xx[0])
     penalized[-1] = 1e-9  # the constant is free; what is left keeps the system regular
 
     def solve(penalty: float) -> tuple[float, Tensor]:
-        weights = torch.linalg.solve(xx + torch.diag(penalty * count * penalized), xy)
-        explained = 2 * (weights * val_xy).sum() - (weights * (val_xx @ weights)).sum()
-        return float(val_yy - explained), weights
+        matrix = train.xx + torch.diag(penalty * train.num_windows * penalized)
+        factor, problem = torch.linalg.cholesky_ex(matrix)
+        if int(problem):  # by rounding
+            weights = torch.linalg.solve(matrix, train.xy)
+        else:
+            weights = torch.cholesky_solve(train.xy, factor)
+        explained = 2 * (weights * val.xy).sum() - (weights * (val.xx @ weights)).sum()
+        return float(val.yy - explained), weights
 
     weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve)
     return Ridge(weights, penalty, features)
@@ -355,15 +499,6 @@ def _choose_penalty(
     solved = ((*solve(penalty), penalty) for penalty in penalties)
     _, weights, penalty = min(solved, key=lambda one: one[0])
     return weights, penalty
-
-
-def _sum_moments(batches: Batches, features: RidgeFeatures) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return the sums of x x', x y' and y'y over every window, and their number."""
-    xx = xy = yy = torch.zeros((), dtype=torch.float64)
-    count = 0
-    for x, y in features.build_pairs(batches):
-        xx, xy, yy, count = xx + x.T @ x, xy + x.T @ y, yy + y.square().sum(), count + len(x)
-    return xx, xy, yy, count
 
 
 def _join(pairs: Batches) -> tuple[Tensor, Tensor]:
@@ -418,10 +553,11 @@ def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
     size = torch.where(deviation > 1e-12, deviation, 1.0)
     x, val_x = (_append_one((some - mean) / size) for some in (features, val_features))
     warm_start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
+    products = x.T @ x / len(x)
 
     def solve(penalty: float) -> tuple[float, Tensor]:
         nonlocal warm_start
-        warm_start = _minimize(x, labels, warm_start, penalty)
+        warm_start = _minimize(x, labels, warm_start, penalty, products)
         return float(_compute_log_loss(val_x @ warm_start, val_labels)), warm_start
 
     weights, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
@@ -433,18 +569,36 @@ def _compute_log_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(by_row.flatten(0, 1), labels.flatten())
 
 
-def _minimize(x: Tensor, labels: Tensor, weights: Tensor, penalty: float) -> Tensor:
-    """Return the weights with the lowest penalised loss, starting from `weights`."""
+def _minimize(
+    x: Tensor, labels: Tensor, weights: Tensor, penalty: float, products: Tensor
+) -> Tensor:
+    """Return the weights with the lowest penalised loss, starting from `weights`; `products` are
+    the means of those of features, [D + 1, D + 1]."""
     from scipy import optimize  # takes a while, and only classes need it
 
-    def compute_loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        with torch.enable_grad():
-            now = torch.from_numpy(flat).to(x.device).view_as(weights).requires_grad_()
-            loss = _compute_log_loss(x @ now, labels)
-            loss = loss + 0.5 * penalty * now[:-1].square().sum()  # the constant is free
-            (gradient,) = torch.autograd.grad(loss, now)
-        return float(loss.detach()), gradient.cpu().numpy().ravel()
+    steps, num_classes = labels.shape[1], weights.shape[1] // labels.shape[1]
+    is_label = torch.nn.functional.one_hot(labels, num_classes).to(x.dtype)
+    # The statistics of a window depend on one another. In coordinates in which the loss bends alike
+    # in all directions, roughly, half of the steps are enough.
+    factor = torch.linalg.cholesky(
+        products / num_classes + penalty * torch.eye(len(products)).to(products)
+    )
 
-    start, options = weights.cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
+    def to_weights(flat: npt.NDArray[np.float64]) -> Tensor:
+        moved = torch.from_numpy(flat).to(x.device).view_as(weights)
+        solution: Tensor = torch.linalg.solve_triangular(factor.T, moved, upper=True)
+        return solution
+
+    def compute_loss(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        now = to_weights(flat)
+        log_probs = torch.log_softmax((x @ now).unflatten(1, (steps, -1)), dim=-1)
+        loss = -(log_probs * is_label).sum() / labels.numel()
+        gradient = x.T @ ((log_probs.exp() - is_label) / labels.numel()).flatten(1)
+        gradient[:-1] += penalty * now[:-1]  # the constant is free
+        loss = loss + 0.5 * penalty * now[:-1].square().sum()
+        gradient = torch.linalg.solve_triangular(factor, gradient, upper=False)
+        return float(loss), gradient.cpu().numpy().ravel()
+
+    start, options = (factor.T @ weights).cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
     result = optimize.minimize(compute_loss, start, jac=True, method="L-BFGS-B", options=options)
-    return torch.from_numpy(result.x).to(x.device).view_as(weights)
+    return to_weights(result.x)

@@ -13,6 +13,7 @@ from torch import Tensor
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.objectives import select_point
+from slipstream.stats import PairedComparison
 
 HalfWidths = dict[str, Tensor]
 """By level, how far its interval reaches to either side of a prediction: [H, C], scaled"""
@@ -78,10 +79,13 @@ class TaskMetrics(Protocol):
     ) -> Iterable[tuple[str, Any]]:
         """Yield the named columns of a table: truths where they are known, and predictions."""
 
-    def compare_on_test(
+    def compare_with(
+        self, model: Any, others: Mapping[str, Any], /, *, context: int
+    ) -> PairedComparison:
+        """Compare the model's sums over a set with those of others, by name."""
+
+    def describe_test(
         self, model: Any, others: Mapping[str, Any], dataset: Dataset, /
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Compare the model's sums over the test set with those of others, by name.
-
-        Returns what to add to the summary and to the test set's details.
-        """
+        """Return what to add to the summary and to the test set's details, from the sums of the
+        model and of others over the test set."""

@@ -21,10 +21,11 @@ from slipstream.portable.table import list_class_columns
 from slipstream.scoring import answers
 from slipstream.scoring.answers import Array, ClassAnswers
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
+from slipstream.stats import PairedComparison, compare_predictors
 
 NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
-COMPARED = ("log_loss", "balanced_accuracy")
+AGAINST_MAJORITY = ("log_loss", "balanced_accuracy")
 MAX_RETAINED = 20_000_000
 """Probabilities to retain of one set; of more, those of an even sample of windows"""
 HITS, LABELS, GUESSES = range(3)
@@ -198,35 +199,41 @@ def build_columns(
     return list_class_columns(probs, dataset.signature.classes, truth)
 
 
-def compare_on_test(
+def compare_with(
+    model: ClassCounts, others: Mapping[str, ClassCounts], *, context: int
+) -> PairedComparison:
+    """Compare the answers of a model, window by window, with those of others."""
+    own = answers.count_units(model.join_answers())
+    units = {name: answers.count_units(one.join_answers()) for name, one in others.items()}
+    return compare_predictors(own, units, answers.COMPARED, context=context)
+
+
+def describe_test(
     model: ClassCounts, others: Mapping[str, ClassCounts], dataset: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return intervals, each predictor's difference from the majority class, the worst windows."""
     counts = {"model": model, **others}
-    retained = {name: one.join_answers() for name, one in counts.items()}
-    resampled = answers.bootstrap(retained, context=dataset.signature.context)
-    overall = {name: one.compute_overall() for name, one in counts.items()}
+    retained = model.join_answers()
+    context, majority = dataset.signature.context, {"majority": counts["majority"]}
+    resampled = answers.bootstrap(retained, context=context)
+    against = {
+        name: compare_with(one, majority, context=context).differences
+        for name, one in counts.items()
+        if name != "majority"
+    }
     summary = {
         "classes": list(dataset.signature.classes),
         "intervals": {
-            "test": {key: resampled.get_interval("model", key) for key in NAMES},
+            "test": {key: resampled.get_interval(key) for key in NAMES},
             "level": stats.LEVEL,
             "how": resampled.how,
-            "enough": resampled.enough,
         },
         "against_majority": {
-            name: {
-                key: {
-                    "difference": metrics[key] - overall["majority"][key],
-                    "interval": resampled.get_interval(name, key, base="majority"),
-                }
-                for key in COMPARED
-            }
-            for name, metrics in overall.items()
-            if name != "majority"
+            name: {key: by_metric[key]["majority"] for key in AGAINST_MAJORITY}
+            for name, by_metric in against.items()
         },
     }
-    return summary, {"worst": list(_describe_worst(retained["model"], dataset))}
+    return summary, {"worst": list(_describe_worst(retained, dataset))}
 
 
 def _describe_worst(retained: ClassAnswers, dataset: Dataset) -> Iterator[dict[str, Any]]:

@@ -17,15 +17,18 @@ from slipstream.engine.single import TrainingTask
 from slipstream.errors import DivergedError, UserError
 from slipstream.portable.lanes import ENSEMBLE, MODEL
 from slipstream.scoring import ensemble, summary
+from slipstream.scoring.baselines import FoldWork, fit_baselines
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
 from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
 from slipstream.scoring.filtering import make_window_filter
 from slipstream.scoring.predict import (
     accumulate_side_by_side,
     build_table,
+    get_task_metrics,
     predict_batches,
 )
 from slipstream.scoring.summary import BaselineSums, SetSums, merge_sums, summarize_sums
+from slipstream.text import format_count
 
 
 class FoldLanes(NamedTuple):
@@ -105,8 +108,17 @@ class FoldSums:
 
 def score_folds(task: TrainingTask, plan: Plan, groups: Sequence[FoldLanes]) -> list[FoldSums]:
     """Return every fold's sums, and write the models' predictions for the test sets."""
+    scored = []
     with summary.open_table_writer(task.run.folder / summary.PREDICTIONS) as write:
-        return [_score_fold(group.narrow_task(task), plan, group, write) for group in groups]
+        for group in groups:
+            what = format_count(len(group.fits_with_model), "model")
+            task.run.append("scoring", what=f"{what}{_name_fold(group, groups)}")
+            scored.append(_score_fold(group.narrow_task(task), plan, group, write))
+    return scored
+
+
+def _name_fold(group: FoldLanes, groups: Sequence[FoldLanes]) -> str:
+    return f" of fold {group.number} of {len(groups)}" if len(groups) > 1 else ""
 
 
 def _score_fold(
@@ -158,10 +170,14 @@ def score_fold_baselines(
 
     `scored` has them already where another run on the same data did this; else it has them then.
     """
+    work = FoldWork(task.dataset) if task.dataset.folds else None
+    groups = [fold.group for fold in folds]
     for fold in folds[len(scored) :]:
+        task.run.append("scoring", what=f"the baselines{_name_fold(fold.group, groups)}")
         narrow = fold.group.narrow_task(task)
         load_chunks = summary.make_chunk_loader(narrow)
-        scored.append(summary.score_baselines(narrow.dataset, load_chunks))
+        fitted = fit_baselines(narrow.dataset, load_chunks, work)
+        scored.append(summary.score_baselines(narrow.dataset, load_chunks, fitted))
     summary.save_scored_baselines(task.run, scored)
     return [replace(fold, baselines=one) for fold, one in zip(folds, scored, strict=True)]
 
@@ -194,8 +210,10 @@ def summarize_lanes(
     by_ensemble, uses = None, MODEL
     if together:
         by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
+        by_ensemble |= _compare_ensemble(task, together["test"], baselines, scores["judged_by"])
         metric = scores["judged_by"]
-        if summary.get_error(by_ensemble, "val", metric) < summary.get_error(scores, "val", metric):
+        mean, single = (summary.get_metric(one, "val", metric) for one in (by_ensemble, scores))
+        if stats.is_better(mean, single, metric):
             uses = ENSEMBLE
     return scores | {
         **summary.summarize_filter(task.config, task.dataset, _merge_unfiltered(folds)),
@@ -216,6 +234,16 @@ def summarize_lanes(
             ),
         ],
     }, detail
+
+
+def _compare_ensemble(
+    task: TrainingTask, test: Any, baselines: BaselineSums, metric: str
+) -> dict[str, Any]:
+    """Compare the ensemble with the baselines on the test set, as the model is."""
+    tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
+    context = task.dataset.signature.context
+    paired = get_task_metrics(task.dataset).compare_with(test, tested, context=context)
+    return summary.summarize_comparison(paired, metric)
 
 
 def _merge_unfiltered(folds: Sequence[FoldSums]) -> SetSums:

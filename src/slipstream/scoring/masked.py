@@ -21,9 +21,11 @@ from slipstream.engine import objective
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.models.noise import masks
+from slipstream.scoring import regression
 from slipstream.scoring.batch import ChunkLoader
 from slipstream.scoring.predict import split_if_full
 from slipstream.scoring.regression import RegressionSums
+from slipstream.stats import PairedComparison
 
 MODEL = "model"
 BASELINES = {
@@ -141,24 +143,40 @@ def compute_training_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
     return mean.float()
 
 
+class MaskedScores(NamedTuple):
+    """How well masked rows are filled in."""
+
+    metrics: dict[str, Any]
+    """By the model and by each baseline"""
+    comparison: PairedComparison
+    """The model against the baselines"""
+    latent: dict[str, Any]
+    examples: pa.Table
+    """A few windows"""
+
+
 @torch.inference_mode()
 def score_masked_rows(
     filler: MaskFiller, dataset: Dataset, load_chunks: ChunkLoader
-) -> tuple[dict[str, Any], dict[str, Any], pa.Table]:
-    """Return metrics of the validation set's masked rows by the model and by each baseline,
-    statistics of the latent, and a table of a few windows."""
+) -> MaskedScores:
+    """Score the validation set's masked rows by the model and by each baseline."""
     scores = {name: MaskedSums(filler, dataset) for name in (MODEL, *BASELINES)}
     latent, examples = LatentSums(), ExampleCollector(dataset)
     for chunk in load_chunks("val"):
         for filled in filler.fill_chunk(chunk):
             local = chunk.series.find_series(filled.starts).cpu()
             series = chunk.series_ids[local].to(filler.plan.device)
+            starts = filled.starts.to(series.device) + chunk.first_row
             for name, sums in scores.items():
-                sums.update(filled, filled.rows[name], series)
+                sums.update(filled, filled.rows[name], starts, series)
             latent.update(filled.tokens)
             examples.add(filled, chunk)
     metrics = {name: sums.compute() for name, sums in scores.items()}
-    return metrics, latent.compute(), examples.to_table()
+    model, *others = (sums.sums for sums in scores.values())
+    comparison = regression.compare_with(
+        model, dict(zip(BASELINES, others, strict=True)), context=dataset.signature.context
+    )
+    return MaskedScores(metrics, comparison, latent.compute(), examples.to_table())
 
 
 class MaskedSums:
@@ -177,11 +195,11 @@ class MaskedSums:
         self.by_distance = torch.zeros(2, signature.context, dtype=torch.float64)
         """Count and squared error"""
 
-    def update(self, filled: FilledWindows, rows: Tensor, series: Tensor) -> None:
+    def update(self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor) -> None:
         """Add the errors of masked rows as they are in `rows`."""
         places = masks.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
         point, truth = (self._select(values, places) for values in (rows, filled.inputs))
-        self.sums.add(point, truth, series)
+        self.sums.add(point, truth, starts, series)
         squares = (point - truth).square().double()
         own = self.channels > 1
         squares = squares.transpose(1, 2).flatten(0, 1) if own else squares.mean(dim=2)

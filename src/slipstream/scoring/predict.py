@@ -39,7 +39,8 @@ def get_task_metrics(dataset: Dataset) -> TaskMetrics:
 
 
 def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: Scaler) -> Predictor:
-    """Return a function from windows to the model's predictions, within `model.output_range`."""
+    """Return a function from windows to the model's predictions in their final form: quantiles in
+    order, which those of a network need not be, and within `model.output_range`."""
     edges = scale_limits(signature, scaler)
     limits = edges and [torch.from_numpy(edge).to(plan.device) for edge in edges]
     if plan.native_kernels:
@@ -53,6 +54,8 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
             inputs, static = windows.gather_inputs(series, starts)
             static = None if static is None else static.to(plan.device)
             raw = objective.forward(model, inputs.to(plan.device), static, plan=plan)
+        if signature.quantiles:
+            raw = raw.sort(dim=-1).values
         if limits is None:
             return raw
         num_channels = signature.sequences_per_window

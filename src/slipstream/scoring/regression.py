@@ -6,10 +6,12 @@ S series.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,9 +20,60 @@ from slipstream.data.scaler import Scaler
 from slipstream.objectives import select_point
 from slipstream.portable.table import list_number_columns, to_physical
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
+from slipstream.stats import PairedComparison, WindowUnits, compare_predictors
+
+Array = npt.NDArray[Any]
 
 NAMES = ("mae", "rmse", "mse", "r2", "max_error", "bias")
 HEADLINE = "mae"
+MAX_UNITS = 4096
+"""Windows of which errors are retained one by one; of more, neighbours are joined"""
+COMPARED: dict[str, Callable[[Array], Array]] = {
+    "mae": lambda sums: sums[..., 1] / sums[..., 0],
+    "rmse": lambda sums: np.sqrt(sums[..., 2] / sums[..., 0]),
+    "scaled_mae": lambda sums: sums[..., 3] / sums[..., 0],
+    "scaled_mse": lambda sums: sums[..., 4] / sums[..., 0],
+}
+"""From the number of windows, and their absolute and squared errors in physical and in standardised
+units, means over the targets"""
+
+
+class WindowSums:
+    """Errors window by window, in the order in which they come. When there are more than a limit,
+    neighbours are joined, so that memory is bounded however many there are."""
+
+    def __init__(self, num_sums: int, device: torch.device) -> None:
+        self._sums = torch.zeros(MAX_UNITS, num_sums, dtype=torch.float64, device=device)
+        self._firsts = torch.zeros(MAX_UNITS, dtype=torch.int64, device=device)
+        self._count, self._joined = 0, 1
+
+    def add(self, values: Tensor, starts: Tensor) -> None:
+        """Add the sums [B, K] of windows that begin with these rows [B]; never waits."""
+        count = len(starts)
+        while self._count + count > MAX_UNITS * self._joined:
+            self._join()
+        place = self._count + torch.arange(count, device=values.device)
+        self._sums.index_add_(0, place // self._joined, values)
+        begin = -self._count % self._joined
+        firsts = starts[begin :: self._joined]
+        unit = (self._count + begin) // self._joined
+        self._firsts[unit : unit + len(firsts)] = firsts
+        self._count += count
+
+    def _join(self) -> None:
+        """Join each two units that follow one another."""
+        half = MAX_UNITS // 2
+        pairs, firsts = self._sums.view(half, 2, -1).sum(dim=1), self._firsts[::2].clone()
+        self._sums.zero_()
+        self._sums[:half], self._firsts[:half] = pairs, firsts
+        self._joined *= 2
+
+    def collect(self) -> WindowUnits:
+        """Return the units so far, on the host."""
+        num_units = -(-self._count // self._joined)
+        return WindowUnits(
+            self._firsts[:num_units].cpu().numpy(), self._sums[:num_units].cpu().numpy()
+        )
 
 
 @dataclass(frozen=True)
@@ -43,7 +96,11 @@ class RegressionSums:
     max_by_series: Tensor
     """[S, C]"""
     covered: Tensor
-    """[C]: number of truths between the outermost quantiles"""
+    """[2, C]: number of truths between the outermost quantiles, and of those that could be"""
+    pinball: Tensor
+    """[C]: pinball loss, the mean over the quantiles; of a point prediction as each of them"""
+    by_window: tuple[WindowSums, ...]
+    """What `COMPARED` is computed from; of sums that were merged, one after the other"""
 
     @classmethod
     def zeros(
@@ -73,7 +130,9 @@ class RegressionSums:
             by_series=zeros(6, len(series)),
             max_by_step=zeros(steps),
             max_by_series=zeros(len(series)),
-            covered=zeros(),
+            covered=zeros(2),
+            pinball=zeros(),
+            by_window=(WindowSums(5, device),),
         )
 
     def update(self, batch: PredictionBatch) -> None:
@@ -82,32 +141,59 @@ class RegressionSums:
         values, truth = batch.prediction, batch.truth
         has_quantiles = values.shape[-1] == len(self.quantiles)  # a baseline has none
         quantiles = self.quantiles if has_quantiles else ()
-        self.add(select_point(values, quantiles), truth, batch.find_series())
-        if has_quantiles:
+        series = batch.find_series()
+        starts = batch.starts.to(series.device) + batch.chunk.first_row
+        self.add(select_point(values, quantiles), truth, starts, series)
+        if has_quantiles and len(quantiles) > 1:
             inside = (values[..., 0] <= truth) & (truth <= values[..., -1])
-            self.covered.add_(inside.sum(dim=(0, 1)))
+            every = torch.stack([inside, torch.ones_like(inside)])
+            self.covered.add_(every.sum(dim=(1, 2)))
+        if self.quantiles:
+            error = values.double() - truth.double()[..., None]
+            level = torch.tensor(self.quantiles, dtype=torch.float64).to(error.device)
+            losses = torch.maximum(-level * error, (1 - level) * error)
+            self.pinball.add_(losses.mean(dim=-1).sum(dim=(0, 1)))
 
-    def add(self, point: Tensor, truth: Tensor, series: Tensor) -> None:
-        """Add predictions and truths [B, H, C], scaled, of windows of these series [B]."""
-        truth = truth.double()
-        error = point.double() - truth
-        absolute = error.abs()
-        terms = torch.stack(
-            [torch.ones_like(error), error, absolute, error.square(), truth, truth.square()]
-        )
-        self.by_step.add_(terms.sum(dim=1))
-        self.by_series.index_add_(1, series, terms.sum(dim=2))
-        torch.maximum(self.max_by_step, absolute.amax(dim=0), out=self.max_by_step)
-        rows = series[:, None].expand(-1, absolute.shape[2])
-        self.max_by_series.scatter_reduce_(0, rows, absolute.amax(dim=1), "amax")
+    def add(self, point: Tensor, truth: Tensor, starts: Tensor, series: Tensor) -> None:
+        """Add predictions and truths [B, H, C], scaled, of windows that begin with these rows [B]
+        of all, and their series [B]."""
+        error = point - truth
+        absolute, truth = error.abs(), truth.double()  # R² of a constant needs every digit
+        terms = (error, absolute, error.square(), truth, truth.square())
+        by_step = torch.stack([one.sum(dim=0, dtype=torch.float64) for one in terms])
+        by_window = torch.stack([one.sum(dim=1, dtype=torch.float64) for one in terms])
+        num_windows, steps, _ = error.shape
+        self.by_step[0] += num_windows
+        self.by_step[1:] += by_step
+        counts = torch.full_like(by_window[:1], steps)
+        self.by_series.index_add_(1, series, torch.cat([counts, by_window]))
+        largest = absolute.double()
+        torch.maximum(self.max_by_step, largest.amax(dim=0), out=self.max_by_step)
+        rows = series[:, None].expand(-1, error.shape[2])
+        self.max_by_series.scatter_reduce_(0, rows, largest.amax(dim=1), "amax")
+        size = self.size.to(error.device)
+        spread = size / self.deviation.to(error.device)
+        _, absolute, squared, _, _ = by_window / steps
+        each = [one for by in (size, spread) for one in (absolute * by, squared * by.square())]
+        means = [torch.ones_like(absolute[:, 0]), *(one.mean(dim=1) for one in each)]
+        self.by_window[-1].add(torch.stack(means, dim=1), starts)
 
     def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
         """Return the sums over this set and others of the same shape and scale."""
         merged: dict[str, Any] = {}
-        for name in ("by_step", "by_series", "covered", "max_by_step", "max_by_series"):
+        for name in (
+            *("by_step", "by_series", "covered", "pinball"),
+            *("max_by_step", "max_by_series"),
+        ):
             stacked = torch.stack([getattr(sums, name) for sums in (self, *others)])
             merged[name] = stacked.amax(dim=0) if "max" in name else stacked.sum(dim=0)
+        merged["by_window"] = tuple(one for sums in (self, *others) for one in sums.by_window)
         return replace(self, **merged)
+
+    def collect_units(self) -> WindowUnits:
+        """Return the errors window by window."""
+        parts = [one.collect() for one in self.by_window]
+        return WindowUnits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def compute(self) -> dict[str, Any]:
         """Return the metrics: overall, per target, per predicted row and per series."""
@@ -116,15 +202,17 @@ class RegressionSums:
         per_step = self._compute_errors(sums, largest)
         per_series = self._compute_errors(by_series, self.max_by_series.cpu())
         count = sums[0].sum(dim=0)
+        of_quantiles = self._compute_quantiles(count)
         return {
-            "overall": _average_targets({name: one[None] for name, one in per_target.items()})[0],
+            "overall": _average_targets({name: one[None] for name, one in per_target.items()})[0]
+            | {name: float(values.mean()) for name, values in of_quantiles.items()},
             "scaled": {
                 "mae": float((per_target["mae"] / self.deviation).mean()),
                 "mse": float((per_target["mse"] / self.deviation.square()).mean()),
             },
-            "coverage": [float(share) for share in self.covered.cpu() / count],
             "per_target": {
                 column: {name: float(per_target[name][i]) for name in NAMES}
+                | {name: float(values[i]) for name, values in of_quantiles.items()}
                 for i, column in enumerate(self.columns)
             },
             "per_step": _average_targets(per_step),
@@ -139,6 +227,15 @@ class RegressionSums:
                 if number > 0
             },
         }
+
+    def _compute_quantiles(self, count: Tensor) -> dict[str, Tensor]:
+        """Return the pinball loss in physical units and, of two quantiles or more, the share of
+        truths between the outermost ones; nothing without quantiles. [C] each."""
+        if not self.quantiles:
+            return {}
+        result = {"pinball": self.pinball.cpu() / count * self.size}
+        inside, possible = self.covered.cpu()
+        return result | ({"coverage": inside / possible} if bool(possible.any()) else {})
 
     def _compute_errors(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
         """Return physical metrics [..., C] from scaled sums [6, ..., C]."""
@@ -190,8 +287,16 @@ def build_columns(
     return list_number_columns(values, dataset.signature)
 
 
-def compare_on_test(
+def compare_with(
+    model: RegressionSums, others: Mapping[str, RegressionSums], *, context: int
+) -> PairedComparison:
+    """Compare the errors of a model, window by window, with those of others."""
+    units = {name: one.collect_units() for name, one in others.items()}
+    return compare_predictors(model.collect_units(), units, COMPARED, context=context)
+
+
+def describe_test(
     _: RegressionSums, __: Mapping[str, RegressionSums], ___: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return nothing: errors of numbers come without intervals."""
+    """Return nothing more than the metrics."""
     return {}, {}

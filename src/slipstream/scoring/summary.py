@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 
-from slipstream import runs
+from slipstream import runs, stats
 from slipstream.config import CLASS_LOSSES, Config
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
@@ -21,13 +21,14 @@ from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch
 from slipstream.scoring.filtering import WindowFilter, make_window_filter
 from slipstream.scoring.predict import (
-    accumulate,
     accumulate_side_by_side,
     build_table,
     get_task_metrics,
     make_predictor,
     predict_batches,
+    predict_side_by_side,
 )
+from slipstream.stats import PairedComparison
 
 PREDICTIONS = "predictions.parquet"
 SetSums = dict[str, Any]
@@ -112,16 +113,13 @@ def score_baselines(
 ) -> BaselineSums:
     """Score these baselines, or those fitted to the data set's own training windows, on every
     set."""
-    scored: BaselineSums = {}
-    for name, baseline in (baselines or fit_baselines(dataset, load_chunks)).items():
-        scored[name] = (
-            baseline,
-            {
-                which: accumulate(predict_batches(predict, load_chunks(which)), dataset)
-                for which in dataset.num_windows
-                if (predict := baseline.predict)
-            },
-        )
+    baselines = baselines or fit_baselines(dataset, load_chunks)
+    scored: BaselineSums = {name: (one, {}) for name, one in baselines.items()}
+    usable = {name: one.predict for name, one in baselines.items() if one.predict}
+    for which in dataset.num_windows:
+        rows = predict_side_by_side([*usable.values()], load_chunks, which)
+        for name, sums in zip(usable, accumulate_side_by_side(rows, dataset), strict=True):
+            scored[name][1][which] = sums
     return scored
 
 
@@ -149,11 +147,10 @@ def summarize_scores(
         for name, (baseline, sums) in baselines.items()
     }
     tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
-    comparison, more = get_task_metrics(dataset).compare_on_test(
-        model["test"], {**tested, **others}, dataset
-    )
+    metrics, metric = get_task_metrics(dataset), get_comparison_metric(config)
+    comparison, more = metrics.describe_test(model["test"], {**tested, **others}, dataset)
     detail["test"] |= more
-    metric = get_comparison_metric(config)
+    paired = metrics.compare_with(model["test"], tested, context=dataset.signature.context)
     summary = {
         "run": str(run.folder),
         "name": config.name,
@@ -162,10 +159,33 @@ def summarize_scores(
         "windows_without_target": dataset.left_out,
         "baselines": beside,
         "judged_by": metric,
-        "beaten_by": find_better_baselines(scores, beside, metric),
+        **summarize_comparison(paired, metric),
         **comparison,
+        **list_quantiles(dataset),
     }
     return summary, detail
+
+
+def list_quantiles(dataset: Dataset) -> dict[str, Any]:
+    """Return the levels of predicted quantiles, where there are any."""
+    levels = dataset.signature.quantiles
+    return {"quantiles": list(levels)} if levels else {}
+
+
+def summarize_comparison(paired: PairedComparison, metric: str) -> dict[str, Any]:
+    """Return the verdict on a model, the baselines that are better, and every difference."""
+    key = metric if metric in paired.differences else f"scaled_{metric}"
+    verdicts = {name: one["verdict"] for name, one in paired.differences[key].items()}
+    return {
+        "beaten_by": [name for name, verdict in verdicts.items() if verdict == stats.WORSE],
+        "against_baselines": {
+            "verdict": stats.combine_verdicts(verdicts.values()),
+            "metric": key,
+            "level": stats.LEVEL,
+            "how": paired.how,
+            "differences": paired.differences,
+        },
+    }
 
 
 def count_windows(dataset: Dataset) -> dict[str, int]:
@@ -211,32 +231,23 @@ def list_missing_baselines(baselines: BaselineSums) -> list[str]:
 
 
 def get_comparison_metric(config: Config) -> str:
-    """Return the error that models are compared by: log-loss, or one in standardised units."""
+    """Return the metric that models are compared by: an error in standardised units, or of classes
+    the log-loss. Weights of classes shift the probabilities, and are set for the sake of rare
+    classes: then it is the balanced accuracy."""
     if config.train.loss in CLASS_LOSSES:
-        return "log_loss"
+        return "log_loss" if config.train.class_weights == "none" else "balanced_accuracy"
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
 
-def get_error(summary: Mapping[str, Any], which: str, metric: str) -> float:
-    """Return that error of a model or a baseline on one set."""
+def get_metric(summary: Mapping[str, Any], which: str, metric: str) -> float:
+    """Return that metric of a model or a baseline on one set."""
     return float((summary.get("scaled") or summary["metrics"])[which][metric])
 
 
-def get_error_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
-    """Return how that error varies over the seeds on the test set; None with a single seed."""
+def get_metric_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
+    """Return how that metric varies over the seeds on the test set; None with a single seed."""
     spread: dict[str, dict[str, Any]] | None = summary.get("scaled_spread") or summary["spread"]
     return spread[metric] if spread else None
-
-
-def find_better_baselines(
-    model: Mapping[str, Any], baselines: Mapping[str, Any], metric: str, which: str = "test"
-) -> list[str]:
-    """Return the baselines with a lower error than the model."""
-    return [
-        name
-        for name, scores in baselines.items()
-        if scores is not None and get_error(scores, which, metric) < get_error(model, which, metric)
-    ]
 
 
 def merge_sums(many: Sequence[Any]) -> Any:

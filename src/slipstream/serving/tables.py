@@ -17,7 +17,7 @@ from slipstream.portable.table import (
     list_class_columns,
     list_number_columns,
 )
-from slipstream.stats import find_median
+from slipstream.stats import select_median
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TableMaker:
             columns = list_class_columns(values.reshape(-1, len(classes)), classes)
             return build_prediction_table(places, columns)
         levels = self.signature.quantiles
-        point = values[..., find_median(levels)] if levels else values
+        point = select_median(values, levels) if levels else values
         limits = self.signature.output_range or (-np.inf, np.inf)
         intervals = {
             level: ((point - width).clip(*limits), (point + width).clip(*limits))

@@ -35,6 +35,7 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
+    _print_quantiles(summary, console)
     _print_filter(summary, console)
     for line in (summary.get("advice") or {}).get("lines", ()):
         print_text(console, line)
@@ -72,6 +73,7 @@ def print_ensemble(summary: dict[str, Any], console: Console) -> None:
         table.add_row(name, *cells, style="bold" if result is summary else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
+    _print_quantiles(summary, console)
     for line in wording.describe_members(summary):
         print_text(console, line)
     _print_notes(summary, console)
@@ -84,10 +86,16 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     console.print(
         (_tabulate_classes if result.get("classes") else _tabulate_targets)(result, title)
     )
+    _print_quantiles(result, console)
     if result["coverage"]:
         print_text(console, wording.describe_coverage(result["coverage"]))
     _print_filter(result, console)
     _print_notes(result, console)
+
+
+def _print_quantiles(result: dict[str, Any], console: Console) -> None:
+    if line := wording.describe_quantiles(result):
+        print_text(console, line)
 
 
 def _print_filter(result: dict[str, Any], console: Console) -> None:

@@ -14,9 +14,9 @@ from slipstream.catalog.comparison import (
     tabulate_paired,
     tabulate_settings,
 )
-from slipstream.catalog.listing import format_against, format_metric, tabulate
+from slipstream.catalog.listing import format_against, tabulate
 from slipstream.catalog.rows import RunRow
-from slipstream.reporting.formatting import format_number, format_seconds
+from slipstream.reporting.formatting import format_metric, format_number, format_seconds
 from slipstream.terminal.console import TextTable, create_progress_console, print_text
 from slipstream.text import escape_to_line, format_count, format_epoch
 

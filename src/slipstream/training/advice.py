@@ -22,6 +22,7 @@ from slipstream.scoring.predict import (
     make_predictor,
     predict_batches,
 )
+from slipstream.stats import BETTER
 
 TRIAL_S = 6.0
 """Training time of each trial"""
@@ -121,10 +122,11 @@ def _is_valid(config: Config, suggestion: Suggestion) -> bool:
 def summarize_suggestions(
     config: Config, dataset: Dataset, result: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return what often helps and is not set, for a run that a baseline or a constant beats; else
-    None."""
+    """Return what often helps and is not set, for a run that is not shown to beat every baseline,
+    or that a constant beats; else None."""
     r2 = result["metrics"]["test"].get("r2")
-    if not result["beaten_by"] and (r2 is None or r2 > 0 or math.isnan(r2)):
+    is_shown = result["against_baselines"]["verdict"] == BETTER
+    if is_shown and (r2 is None or r2 > 0 or math.isnan(r2)):
         return None
     suggestions = suggest(config, dataset, result)
     if not suggestions:

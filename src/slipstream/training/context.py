@@ -28,6 +28,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask, build_task, seed_generators
 from slipstream.errors import ResumableError
 from slipstream.models import build
+from slipstream.objectives import explain_point
 from slipstream.phases import EARLIER, PhaseTimer
 from slipstream.runs import Run
 from slipstream.scoring.filtering import make_window_filter
@@ -97,7 +98,11 @@ def load_dataset(
     replay = encoders.select_limits(encoder, settings) if encoder else None
     dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
     make_window_filter(settings, dataset)  # refuses one that does not fit
-    before = (*checks.find_suspicious(dataset), *list_unused(settings))
+    before = (
+        *checks.find_suspicious(dataset),
+        *list_unused(settings),
+        *explain_point(settings),
+    )
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:
         return None, dataset

@@ -15,7 +15,6 @@ from slipstream.errors import Interrupted
 from slipstream.runs import Run
 from slipstream.scoring import lane_summary
 from slipstream.scoring.lane_summary import FoldSums
-from slipstream.text import format_count
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext
@@ -71,10 +70,8 @@ def score_lanes(context: RunContext, pack: TrainedPack) -> list[FoldSums]:
     lane_summary.refuse_failed(groups)
     with plan.flags():
         with timer.time("scoring"):
-            run.append("scoring", what=format_count(num_lanes, "model"))
             scored = lane_summary.score_folds(task, plan, groups)
         with timer.time("baselines"):
-            run.append("scoring", what="the baselines")
             scored = lane_summary.score_fold_baselines(task, scored, context.baselines)
         if plan.device.type == "cuda":
             recovery.free_memory()

@@ -69,12 +69,13 @@ def train_encoder(context: RunContext) -> FinishedRun:
                 load_chunks = summary.make_chunk_loader(task)
                 mean = masked.compute_training_mean(dataset, load_chunks).to(plan.device)
                 filler = masked.MaskFiller(task.model, plan, config.pretrain, mean)
-                detail, latent, examples = masked.score_masked_rows(filler, dataset, load_chunks)
+                scored = masked.score_masked_rows(filler, dataset, load_chunks)
             if plan.device.type == "cuda":
                 recovery.free_memory()
     with summary.open_table_writer(run.folder / EXAMPLES) as write:
-        write(examples)
+        write(scored.examples)
     metric = summary.get_comparison_metric(config)
+    detail = scored.metrics
     scores = {name: summary.group_by_set({"val": one}) for name, one in detail.items()}
     model = scores[masked.MODEL]
     baselines = {name: {"what": what} | scores[name] for name, what in masked.BASELINES.items()}
@@ -87,8 +88,8 @@ def train_encoder(context: RunContext) -> FinishedRun:
         "windows_without_target": dataset.left_out,
         "baselines": baselines,
         "judged_by": metric,
-        "beaten_by": summary.find_better_baselines(model, baselines, metric, "val"),
-        "latent": latent,
+        **summary.summarize_comparison(scored.comparison, metric),
+        "latent": scored.latent,
         **fitting.summarize_training(task, fit, lane_plan, fit.lanes[0]),
         "notes": list(dataset.notes),
     }

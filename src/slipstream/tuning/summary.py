@@ -23,7 +23,7 @@ from slipstream.engine.progress import OUT_OF_TIME as TRAINING_OUT_OF_TIME
 from slipstream.errors import UserError
 from slipstream.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.runs import Event, Run
-from slipstream.scoring.summary import get_error, get_error_over_seeds
+from slipstream.scoring.summary import get_metric, get_metric_over_seeds
 from slipstream.text import format_count
 from slipstream.tuning import retraining, sharing
 from slipstream.tuning.budget import ModelCosts, RetrainingPlan, SearchBudget
@@ -42,7 +42,7 @@ from slipstream.tuning.workers.worker import parse_costs
 
 TEST_KEYS = (
     *("run", "metrics", "scaled", "spread", "scaled_spread"),
-    *("baselines", "beaten_by", "failed"),
+    *("baselines", "judged_by", "beaten_by", "against_baselines", "failed"),
 )
 """What the summary contains of each test run"""
 RETRAINING_PENDING = "the best trials have yet to be retrained"
@@ -303,10 +303,11 @@ def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """Return how much lower the chosen settings' test error is, with Welch's interval."""
+    """Return how much better the chosen settings' test metric is, with Welch's interval."""
     metric = chosen["judged_by"]
-    before, after = (get_error_over_seeds(test, metric) or {} for test in (default, chosen))
-    gain = stats.compute_welch_interval(before, after)
+    before, after = (get_metric_over_seeds(test, metric) or {} for test in (default, chosen))
+    is_error = metric not in stats.HIGHER_IS_BETTER
+    gain = stats.compute_welch_interval(*((before, after) if is_error else (after, before)))
     return {
         "metric": metric,
         "scaled": bool(chosen.get("scaled_spread")),
@@ -323,7 +324,7 @@ def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict
 
 def _has_spread(test: dict[str, Any]) -> bool:
     """Whether at least two seeds have a finite error."""
-    spread = None if test.get("failed") else get_error_over_seeds(test, test["judged_by"])
+    spread = None if test.get("failed") else get_metric_over_seeds(test, test["judged_by"])
     values = [spread["mean"], spread["sd"]] if spread else [None]
     return all(value is not None and math.isfinite(value) for value in values)
 
@@ -332,5 +333,5 @@ def _summarize_error(test: dict[str, Any], metric: str | None) -> dict[str, Any]
     """Return the mean and deviation over the seeds, or the single value of one seed."""
     if test.get("failed") or metric is None:
         return None
-    value = get_error(test, "test", metric)
-    return get_error_over_seeds(test, metric) or stats.summarize_spread([value])
+    value = get_metric(test, "test", metric)
+    return get_metric_over_seeds(test, metric) or stats.summarize_spread([value])

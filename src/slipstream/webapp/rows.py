@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import __version__
-from slipstream.catalog.listing import format_against, format_metric
+from slipstream.catalog.listing import format_against
 from slipstream.catalog.rows import RUNNING, STOPPED, RunRow, looks_like_run, make_row, read_files
 from slipstream.errors import UserError
-from slipstream.reporting.formatting import format_number
+from slipstream.reporting.formatting import format_metric, format_number
 from slipstream.runs import list_worker_folders, to_json, write_text
 from slipstream.webapp.jobs.store import read_object
 from slipstream.webapp.paths import is_below

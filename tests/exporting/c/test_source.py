@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from slipstream.exporting.c.arrays import format_double, quantize, to_blocks
 from slipstream.exporting.c.compiler import FLAGS
+from slipstream.exporting.c.files import make_runner
 from slipstream.exporting.c.networks import TEMPLATES
+from slipstream.exporting.interface import make_interface
+from slipstream.exporting.verification import Differences
 from tests.exporting.c.programs import (
     compare_windows,
     compile_run,
@@ -25,7 +28,7 @@ from tests.exporting.c.programs import (
     write_source,
 )
 from tests.exporting.onnx.test_graphs import models, signatures
-from tests.exporting.random_models import RandomRun, make_signature
+from tests.exporting.random_models import RandomRun, make_nearly_constant, make_signature
 
 LIMIT = 1e-5
 EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -123,6 +126,23 @@ def test_a_step_says_when_a_context_is_complete_and_ignores_what_is_not_finite()
     complete = library.step(holes)[1]
     assert complete.tolist() == [0] * 8 + [1, 0, 1]
     np.testing.assert_array_equal(library.step(rows[:1])[0], out)
+
+
+@needs_compiler
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shared", [0, 1])
+def test_nearly_constant_windows_keep_their_digits(seed, shared):
+    signature = make_signature(targets=("c",) if shared else ("d",), shared=shared, future=("a",))
+    run = RandomRun({"kind": "linear", "normalize": "window"}, signature)
+    interface = make_interface(run.portable)
+    library, _ = compile_run(run)
+    for spread in (1e-1, 1e-2, 1e-3):
+        windows = run.draw_windows(7, 8, seed)
+        windows = make_nearly_constant(windows._replace(rows=10 * windows.rows), spread)
+        differences = Differences(interface, run.scaler)
+        predicted = make_runner(library.predict, library, interface)(windows)
+        differences.add(predicted, run.predict(windows, exact=True))
+        assert differences.max_rel <= LIMIT
 
 
 @needs_compiler

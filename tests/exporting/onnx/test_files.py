@@ -128,7 +128,7 @@ def test_long_sinusoidal_positions_are_those_of_the_model(folder, tmp_path):
     model = {"kind": "transformer", "hidden": 64, "positions": "sinusoidal"}
     data = {"context": 100, "horizon": 1, "split": {"train": 0.7, "val": 0.1, "test": 0.2}}
     run = train_small(folder, data=data, model=model)
-    assert slipstream.export(run, out=tmp_path / "out")["parity"]["max_rel"] <= 1e-6
+    assert slipstream.export(run, out=tmp_path / "out")["parity"]["max_rel"] <= 2e-6
 
 
 def test_steps_before_and_the_filter_after_are_named_everywhere(folder, tmp_path):

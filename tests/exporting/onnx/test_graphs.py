@@ -19,7 +19,7 @@ from slipstream.exporting.onnx.sessions import open_session
 from slipstream.exporting.onnx.step import build_step_graph, explain_no_step_graph
 from slipstream.exporting.verification import Differences
 from tests.conftest import KINDS
-from tests.exporting.random_models import RandomRun, make_signature
+from tests.exporting.random_models import RandomRun, make_nearly_constant, make_signature
 
 LIMIT = 1e-5
 
@@ -47,6 +47,7 @@ def models(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 
 
 NORMALIZE = ["none", "last", "window"]
+QUANTILES = [(0.1, 0.5, 0.9), (0.1, 0.9), (0.05, 0.4, 0.75, 0.95), (0.3,), (0.7, 0.8)]
 
 
 @st.composite
@@ -75,7 +76,7 @@ def signatures(draw: st.DrawFn) -> Any:
         static=tuple(f"s{i}" for i in range(draw(st.integers(0, 2)))),
         future=inputs[:ahead],
         channels="independent" if independent else "together",
-        quantiles=(0.1, 0.5, 0.9) if task == "quantiles" else (),
+        quantiles=draw(st.sampled_from(QUANTILES)) if task == "quantiles" else (),
         classes=("low", "mid", "high") if task == "classes" else (),
     )
 
@@ -187,19 +188,22 @@ def test_columns_far_from_zero_are_read_in_float64():
 @pytest.mark.parametrize("seed", range(4))
 def test_nearly_constant_windows_keep_their_digits(seed):
     """Their normalization divides by next to nothing, and multiplies what rounding takes: of rows,
-    which are float64 for that reason, and of each window's mean, in PyTorch as in the graph."""
+    which are float64 for that reason, and of each window's mean, which is that of differences."""
     signature = make_signature(targets=("d",), shared=0)
     run = RandomRun({"kind": "linear", "normalize": "window"}, signature)
     interface, windows = make_interface(run.portable), run.draw_windows(7, 8, seed)
     session = open_session(build_window_graph(run.portable).SerializeToString())
 
     def measure_error(spread: float, dtype: type = np.float64) -> float:
-        calm = windows._replace(rows=windows.rows[:, :1] + spread * windows.rows)
+        calm = make_nearly_constant(windows, spread)
         read = calm._replace(rows=calm.rows.astype(dtype))
         (values,) = session.run(None, to_inputs(read, interface.dtype))
-        return compare(run, {"prediction": values}, run.predict(calm))
+        return compare(run, {"prediction": values}, run.predict(calm, exact=True))
 
-    assert measure_error(1e-2) <= LIMIT
+    for spread in (1e-1, 1e-2, 1e-3):
+        assert measure_error(spread) <= LIMIT
+        calm = make_nearly_constant(windows, spread)
+        assert compare(run, run.predict(calm), run.predict(calm, exact=True)) <= LIMIT
     assert measure_error(1e-3) < measure_error(1e-3, np.float32)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -124,6 +126,45 @@ def check_parity(model, signature, batch, seed=0):
 @hypothesis.given(draw_models(), st.sampled_from([1, 7]), st.integers(0, 3))
 def test_every_setting_predicts_as_torch_does(drawn, batch, seed):
     check_parity(*drawn, batch, seed)
+
+
+@pytest.mark.parametrize("future", [(), ("f0",)])
+@pytest.mark.parametrize("seed", range(4))
+def test_nearly_constant_windows_keep_their_digits(seed, future):
+    """Alone, in lanes and in numpy: 1e-5 from the network in float64 on the same rows."""
+    signature = Signature(
+        inputs=(*future, "a", "t0"),
+        targets=("t0", "t1"),
+        static=(),
+        shared=1,
+        context=8,
+        horizon=2,
+        channels="together",
+        quantiles=(),
+        step=None,
+        future=future,
+    )
+    network, portable = make_pair({"kind": "linear", "normalize": "window"}, signature, seed)
+    exact = copy.deepcopy(network).double()
+    weights, _ = torch.func.stack_module_state([network, network])
+    draw = np.random.default_rng(seed)
+    beside = torch.from_numpy(draw.standard_normal((7, 2)).astype(np.float32)) if future else None
+
+    def predict_in_lanes(one, rows):
+        return torch.func.functional_call(network, one, (rows, beside))
+
+    for spread in (1e-1, 1e-2, 1e-3):
+        level = 10 * draw.standard_normal((1, 7, 2 + len(future)))
+        noise = draw.standard_normal((8, 7, level.shape[-1]))
+        rows = torch.from_numpy((level * (1 + spread * noise)).astype(np.float32))
+        with torch.inference_mode():
+            wanted = exact(rows.double(), None if beside is None else beside.double())
+            alone = network(rows, beside)
+            lanes = torch.func.vmap(predict_in_lanes, in_dims=(0, None))(weights, rows)
+        numbers = None if beside is None else beside.numpy()
+        arrays = predict_scaled(portable, rows.transpose(0, 1).numpy(), numbers)
+        for found in (alone, lanes[0], lanes[1], torch.from_numpy(arrays)):
+            assert float((found - wanted).abs().max()) <= 1e-5
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tcn"])

@@ -87,9 +87,13 @@ class CLibrary:
     def predict(self, rows: Values, *extra: Values) -> Values:
         """Predict windows [N, context, inputs], each by itself, to [N, outputs]; `extra` are
         constants [N, ...] and rows ahead [N, ...] where the model reads them."""
+        return self.window(rows, *extra)[0]
+
+    def window(self, rows: Values, *extra: Values) -> tuple[Values, npt.NDArray[np.int32]]:
+        """Return predictions of windows, and what each call returned."""
         out = self._make_out(len(rows), self._num_outputs)
-        self._call_each("window", [*map(self._convert, (rows, *extra)), out])
-        return out
+        results = self._call_each("window", [*map(self._convert, (rows, *extra)), out])
+        return out, results
 
     def predict_by_steps(self, rows: Values, *extra: Values) -> Values:
         """Predict windows row by row, each from a reset on; NaN where a step says there is none."""

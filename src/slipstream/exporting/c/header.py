@@ -156,7 +156,9 @@ def describe_step(layout: CLayout) -> str:
     missing = " A missing value (NaN) is the last known one." if layout.shape.holds else ""
     text = (
         f"Take one {row} and {does}. Returns 1 where out holds a prediction from at least "
-        f"{upper}_CONTEXT rows, and 0 before that: {early}. A row with a value that is not finite "
-        f"is ignored, and 0 is returned.{missing}"
+        f"{upper}_CONTEXT rows, and 0 before that: {early}. A row with a value that is not finite, "
+        f"or that a float cannot hold once it is scaled, is ignored, and 0 is returned.{missing} "
+        "Where a value is so large that the network cannot compute it, 0 is returned and out is "
+        f"NaN, until {upper}_CONTEXT other rows have come."
     )
     return "/* " + "\n * ".join(textwrap.wrap(text, WIDTH)) + " */"

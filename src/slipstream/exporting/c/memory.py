@@ -158,7 +158,7 @@ def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> 
         result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
         if shape.model.pool == "attention":
             result += [StructMember("float", "largest"), StructMember("float", "weights")]
-    return result
+    return [*result, StructMember("int32_t", "failed")]
 
 
 def measure_sizes(

@@ -21,7 +21,7 @@ GATES = {"lstm": 4, "gru": 3}
 LOADED = 64
 """Numbers of a window that an MLP reads at a time"""
 ACTIVATIONS = {
-    "relu": "x > 0.0f ? x : 0.0f",
+    "relu": "x < 0.0f ? 0.0f : x",
     "gelu": "0.5f * x * (1.0f + erff(x * 0.70710678f))",
     "silu": "x / (1.0f + expf(-x))",
     "elu": "x > 0.0f ? x : expm1f(x)",
@@ -246,7 +246,7 @@ def list_work(shape: NetworkShape) -> dict[str, int]:
     if shape.model.normalize != "none":
         work["centre"] = features
     if shape.model.normalize == "window":
-        work["spread"] = features
+        work["mean"] = work["spread"] = features
     if shape.signature.static_width:
         work["extra"] = shape.signature.static_width
     if shape.decoder:

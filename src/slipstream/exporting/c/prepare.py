@@ -85,7 +85,10 @@ def _write_steps(model: PortableModel, plan: StepPlan, name: str) -> PreparedCol
     own = (one for one in signature.inputs if one not in written or one in sources)
     columns = tuple(dict.fromkeys((*own, *sources)))
     to = Statements()
-    env = {column: to.assign(f"(double)row[{i}]") for i, column in enumerate(columns)}
+    env = {
+        column: to.assign(f"isinf(row[{i}]) ? NAN : (double)row[{i}]")
+        for i, column in enumerate(columns)
+    }
     before: list[str] = []
     pad_rows, pad_columns, zero = 0, 0, False
     for step in plan.steps:

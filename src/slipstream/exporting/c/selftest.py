@@ -15,6 +15,7 @@ from slipstream.exporting.c.memory import CLayout
 from slipstream.exporting.c.series import SeriesRows
 from slipstream.exporting.c.source import render
 from slipstream.exporting.formats import ReferenceBatch, SeriesPiece
+from slipstream.exporting.interface import measure_spreads, widen_limit
 from slipstream.portable.model import PortableRun
 from slipstream.portable.stream import Stream, StreamPrediction
 
@@ -41,7 +42,8 @@ def write_selftest(
     expected = next(iter(examples.outputs.values()))  # lower and upper follow it
     extra = [name for name in ("static", "future") if getattr(windows, name) is not None]
     names = {"static": "constants", "future": "future"}
-    spread = [1.0] if signature.classes else [scaler.deviation[one] for one in signature.targets]
+    spread = _measure_spreads(layout)
+    limit = _widen_limit(layout, limit, expected, spread)
     values: dict[str, Any] = {
         "p": layout.settings.name,
         "on": "test set",
@@ -51,7 +53,7 @@ def write_selftest(
         "constants": (),
         "future": (),
         "expected": _format_rows(expected, double=True),
-        "spread": _format_rows(np.array([spread]), double=True)[0],
+        "spread": _format_rows(spread[None], double=True)[0],
         "window_arguments": "".join(f", {names[one]}[n]" for one in extra),
         # a step that prepares or filters gives other numbers than a window
         "compares_steps": not (layout.prepared or layout.parts.filter_past),
@@ -60,11 +62,15 @@ def write_selftest(
     for one in extra:
         values[names[one]] = _format_rows(getattr(windows, one), double=double)
     if series is not None:
-        deviations = [[scaler.deviation[name] for name in signature.inputs]]
+        deviations = measure_spreads(signature.inputs, scaler)[None]
+        if not double:
+            prepared = np.nan_to_num(np.abs(series.prepared[:MOST_ROWS]))
+            limit = float(widen_limit(limit, prepared / deviations).max())
         values |= {
+            "limit": f"{limit:g}",
             "raw_rows": _format_rows(series.raw[:MOST_ROWS], double=double),
             "prepared_rows": _format_rows(series.prepared[:MOST_ROWS], double=True),
-            "input_spread": _format_rows(np.array(deviations), double=True)[0],
+            "input_spread": _format_rows(deviations, double=True)[0],
         }
     return render("main.c.j2", values)
 
@@ -82,7 +88,7 @@ def count_rows(layout: CLayout) -> int:
 def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:
     """Return the text of main.c: rows before `data.prepare` from the start of a series, and what
     a stream of them predicts."""
-    signature, scaler, double = layout.model.signature, layout.model.scaler, layout.settings.double
+    signature, double = layout.model.signature, layout.settings.double
     if not double:
         start = _round_to_float(start)
     columns = layout.prepared.columns if layout.prepared else signature.inputs
@@ -94,7 +100,8 @@ def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, li
         raise UserError("no series is long enough for the self-test of the C code")
     first = len(expected) - len(known)
     count = len(expected)
-    spread = [1.0] if signature.classes else [scaler.deviation[one] for one in signature.targets]
+    spread = _measure_spreads(layout)
+    limit = _widen_limit(layout, limit, np.stack(known), spread)
     ahead, fixed = start.future, start.static
     values: dict[str, Any] = {
         "p": layout.settings.name,
@@ -105,9 +112,37 @@ def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, li
         "constants": () if fixed is None else _format_rows(fixed[None], double=double),
         "future": () if ahead is None else _format_rows(ahead[:count], double=double),
         "expected": _format_rows(np.stack(known), double=True),
-        "spread": _format_rows(np.array([spread]), double=True)[0],
+        "spread": _format_rows(spread[None], double=True)[0],
     }
     return render("main_rows.c.j2", values)
+
+
+def _measure_spreads(layout: CLayout) -> npt.NDArray[np.float64]:
+    signature = layout.model.signature
+    return (
+        np.ones(1) if signature.classes else measure_spreads(signature.targets, layout.model.scaler)
+    )
+
+
+def _widen_limit(
+    layout: CLayout, limit: float, expected: npt.NDArray[Any], spread: npt.NDArray[np.float64]
+) -> float:
+    """Return the limit of the differences from these predictions [N, H, C] or [N, H, C, Q]."""
+    signature, scaler = layout.model.signature, layout.model.scaler
+    if signature.classes:
+        return limit
+    shift = np.array([scaler.shift[name] for name in signature.targets])
+    unit = np.array([scaler.size[name] for name in signature.targets])
+    inputs = max(
+        abs(edge[name] - scaler.shift[name]) / scaler.size[name]
+        for edge in (scaler.low, scaler.high)
+        for name in signature.inputs
+    )
+    by_target = expected.reshape(len(expected), signature.steps_out, len(spread), -1)
+    size = np.maximum(np.abs(by_target - shift[:, None]), inputs * unit[:, None])
+    if not layout.settings.double:
+        size = np.maximum(size, np.abs(by_target))
+    return float(widen_limit(limit, size / spread[:, None]).max())
 
 
 def _round_to_float(piece: SeriesPiece) -> SeriesPiece:

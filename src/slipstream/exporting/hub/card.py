@@ -15,6 +15,7 @@ from slipstream.reporting.formatting import (
     format_number,
     format_step,
 )
+from slipstream.stats import BETTER, WORSE
 from slipstream.text import escape_to_line, format_count
 
 TASKS = {"classify": "time-series classification", "forecast": "forecast", "estimate": "estimate"}
@@ -162,7 +163,9 @@ def _describe_results(summary: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield wording.describe_verdict(content)
     yield ""
-    for line in (*wording.describe_lanes(content), *wording.describe_members(content)):
+    quantiles = filter(None, [wording.describe_quantiles(content)])
+    lanes = (*wording.describe_lanes(content), *wording.describe_members(content))
+    for line in (*quantiles, *lanes):
         yield f"- {line}"
 
 
@@ -255,8 +258,9 @@ def _describe_limits(
         "- The figures hold for data like the test set. Outside the ranges in training, the "
         "predictions are extrapolations that were not measured."
     )
-    if summary and wording.is_beaten(dict(summary)):
-        yield "- A simple baseline did better on the test set: see the results."
+    if summary and (outcome := wording.judge(summary)) != BETTER:
+        what = "did better" if outcome == WORSE else "is not shown to be worse"
+        yield f"- A simple baseline {what} on the test set: see the results."
     if task != "classify" and not source.interface.levels:
         yield "- The predictions come without intervals."
     if source.interface.levels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,15 @@ from slipstream.data.scaler import Scaler
 from slipstream.exporting.interface import Interface, make_interface
 from slipstream.exporting.onnx.builder import ELEMENTS, GraphBuilder
 from slipstream.exporting.onnx.layers import Network
-from slipstream.exporting.onnx.window import Scaled, clamp, predict_window, scale
+from slipstream.exporting.onnx.window import (
+    Scaled,
+    clamp,
+    predict_window,
+    scale,
+    sort_quantiles,
+)
 from slipstream.portable.model import PortableModel, PortableRun
+from slipstream.stats import find_median
 
 OPSET, IR_VERSION = 17, 8
 """Of 2022: current browsers, MATLAB and onnxruntime since 1.13 read them"""
@@ -143,8 +151,7 @@ def finish(
 def _add_intervals(graph: GraphBuilder, run: PortableRun, interface: Interface) -> None:
     """Add `lower` and `upper` [B, H, C, L] around the limited prediction."""
     if interface.signature.quantiles:
-        nearest = find_median(interface.signature)
-        point = graph.slice("prediction", nearest, nearest + 1, axis=3)
+        point = _select_median(graph, "prediction", interface.signature, interface.dtype)
     else:
         point = graph.unsqueeze("prediction", 3)
     widths = np.stack([(run.half_widths or {})[one] for one in interface.levels], axis=-1)
@@ -153,10 +160,15 @@ def _add_intervals(graph: GraphBuilder, run: PortableRun, interface: Interface) 
         _limit(graph, graph.add(kind, point, reach), interface, name)
 
 
-def find_median(signature: Signature) -> int:
-    """Return the place of the quantile that is reported as the prediction."""
-    levels = signature.quantiles
-    return min(range(len(levels)), key=lambda place: abs(levels[place] - 0.5))
+def _select_median(graph: GraphBuilder, value: str, signature: Signature, dtype: str) -> str:
+    """Return the point prediction [B, H, C, 1] from quantiles [B, H, C, Q]."""
+    low, high, share = find_median(signature.quantiles)
+    below = graph.slice(value, low, low + 1, axis=3)
+    if not share:
+        return below
+    above = graph.slice(value, high, high + 1, axis=3)
+    shares = [graph.constant(np.array(one, dtype=dtype)) for one in (1 - share, share)]
+    return graph.add("Add", *map(partial(graph.add, "Mul"), (below, above), shares))
 
 
 def _limit(graph: GraphBuilder, value: str, interface: Interface, name: str) -> None:
@@ -184,6 +196,10 @@ def _average_classes(graph: GraphBuilder, run: PortableRun, logits: Sequence[str
 def _average(graph: GraphBuilder, run: PortableRun, predictions: Sequence[str]) -> str:
     """Return the weighted mean in the reference's scaling, each limited to its output range."""
     models = list_models(run)
+    predictions = [
+        sort_quantiles(graph, value, model.signature)
+        for model, value in zip(models, predictions, strict=True)
+    ]
     if len(models) == 1 and models[0] is run.first:
         return predictions[0]
     parts = []
@@ -208,8 +224,7 @@ def _convert(graph: GraphBuilder, value: str, model: PortableModel, run: Portabl
     """Bring predictions [B, H, C, Q] to the targets, quantiles and scaling of the reference."""
     own, joint, scaler = model.signature, run.signature, run.first.scaler
     if own.quantiles != joint.quantiles:
-        nearest = find_median(own)
-        value = graph.slice(value, nearest, nearest + 1, axis=3)
+        value = _select_median(graph, value, own, "float32")
     if own.targets != joint.targets:
         order = graph.integers(*(own.targets.index(name) for name in joint.targets))
         value = graph.add("Gather", value, order, axis=2)

@@ -112,18 +112,19 @@ def _normalize(network: Network, rows: str) -> tuple[str, str | None, str | None
     graph, kind, future = network.graph, network.model.normalize, len(network.signature.future)
     if kind == "none":
         return rows, None, None
+    centre = _leave_out(graph, graph.take(rows, -1, axis=0), future, 0.0)
+    rows = graph.add("Sub", rows, centre)
     if kind == "last":
-        centre = _leave_out(graph, graph.take(rows, -1, axis=0), future, 0.0)
-        return graph.add("Sub", rows, centre), centre, None
-    mean = graph.add("ReduceMean", rows, axes=[0], keepdims=0)
+        return rows, centre, None
+    mean = graph.add("ReduceMean", rows, axes=[0], keepdims=0)  # of differences, as in PyTorch
     away = graph.add("Sub", rows, mean)
     variance = graph.add("ReduceMean", graph.add("Mul", away, away), axes=[0], keepdims=0)
     smallest = graph.constant(SMALLEST_VARIANCE)
     deviation = graph.add("Sqrt", graph.add("Add", variance, smallest))
     spread = _leave_out(graph, deviation, future, 1.0)
-    centre = _leave_out(graph, mean, future, 0.0)
-    away = graph.add("Sub", rows, centre) if future else away
-    return graph.add("Div", away, spread), centre, spread
+    mean = _leave_out(graph, mean, future, 0.0)
+    away = graph.add("Sub", rows, mean) if future else away
+    return graph.add("Div", away, spread), graph.add("Add", centre, mean), spread
 
 
 def _leave_out(graph: GraphBuilder, by_column: str, count: int, value: float) -> str:
@@ -186,6 +187,15 @@ def _apply_hidden_layers(network: Network, hidden: str) -> str:
         hidden = network.linear(hidden, f"body.{3 * depth}")
         hidden = network.apply_activation(hidden, model.activation)
     return hidden
+
+
+def sort_quantiles(graph: GraphBuilder, out: str, signature: Signature) -> str:
+    """Put the quantiles of predictions [B, H, C, Q] in order, as those of a network need not be."""
+    count = len(signature.quantiles)
+    if count < 2:
+        return out
+    names = [graph.reserve("sorted"), graph.reserve("order")]
+    return graph.add_many("TopK", out, graph.integers(count), names=names, axis=-1, largest=0)[0]
 
 
 def clamp(graph: GraphBuilder, out: str, signature: Signature, scaler: Scaler) -> str:

@@ -93,6 +93,8 @@ class MemberPredictor(nn.Module):
         merged = windows.merge_channels(raw, self.signature.sequences_per_window)
         if self.signature.classes:
             return torch.softmax(merged, dim=-1)
+        if self.signature.quantiles:
+            merged = merged.sort(dim=-1).values
         values = merged.double() * self.size + self.shift
         if self.signature.output_range is not None:
             values = values.clamp(*self.signature.output_range)

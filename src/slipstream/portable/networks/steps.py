@@ -22,7 +22,12 @@ from slipstream.portable.networks.arithmetic import (
 )
 from slipstream.portable.networks.encoders import join_taps, pack_gates, step_lstm
 from slipstream.portable.networks.heads import apply_head
-from slipstream.portable.networks.windows import get_output_shape, scale_limits, split_channels
+from slipstream.portable.networks.windows import (
+    finish_outputs,
+    get_output_shape,
+    scale_limits,
+    split_channels,
+)
 
 State = dict[str, Array]
 
@@ -102,7 +107,7 @@ class RowNetwork:
         flat = apply_head(self.model.weights, self.signature, features, beside)
         out = flat.reshape(-1, *self.shape)
         out = out[0] if self.sequences == 1 else out[:, :, 0].swapaxes(0, 1)
-        return out if self.limits is None else out.clip(*self.limits)
+        return finish_outputs(out, self.signature, self.limits)
 
 
 class RowLstm:

@@ -83,8 +83,7 @@ def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> A
     out = _forward(model, inputs, static)
     if count > 1:
         out = out[:, :, 0].reshape(-1, count, *out.shape[1:2], *out.shape[3:]).swapaxes(1, 2)
-    limits = scale_limits(signature, model.scaler)
-    return out if limits is None else out.clip(*limits)
+    return finish_outputs(out, signature, scale_limits(signature, model.scaler))
 
 
 def split_channels(inputs: Array, count: int) -> Array:
@@ -101,17 +100,15 @@ def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array
     signature, settings = model.signature, model.config.model
     known = len(signature.future)
     centre = spread = None
-    if settings.normalize == "last":
+    if settings.normalize != "none":
         centre = inputs[-1].copy()
-    elif settings.normalize == "window":
-        centre = inputs.mean(axis=0)
-        spread = np.sqrt(np.square(inputs - centre).mean(axis=0) + SMALLEST_VARIANCE)
-        spread[..., :known] = 1
-    if centre is not None:
         centre[..., :known] = 0
         inputs = inputs - centre
-    if spread is not None:
-        inputs = inputs / spread
+    if centre is not None and settings.normalize == "window":
+        mean = inputs.mean(axis=0)  # of differences, as in WindowPredictor
+        spread = np.sqrt(np.square(inputs - mean).mean(axis=0) + SMALLEST_VARIANCE)
+        mean[..., :known], spread[..., :known] = 0, 1
+        inputs, centre = (inputs - mean) / spread, centre + mean
     out = compute_outputs(model, inputs, static)
     shared = signature.model_shared
     if centre is None or not shared:
@@ -150,6 +147,13 @@ def _encode(weights: dict[str, Array], settings: Model, inputs: Array) -> Array:
     if settings.kind == "transformer":
         return encode_transformer(weights, settings, inputs)
     return encode_flat(weights, settings, inputs)
+
+
+def finish_outputs(out: Array, signature: Signature, limits: tuple[Array, Array] | None) -> Array:
+    """Return scaled outputs [..., Q] in their final form: quantiles in order, within the limits."""
+    if signature.quantiles:
+        out = np.sort(out, axis=-1)
+    return out if limits is None else out.clip(*limits)
 
 
 def scale_limits(signature: Signature, scaler: Scaler) -> tuple[Array, Array] | None:

@@ -19,7 +19,7 @@ function selectRuns() {
 }
 
 function makeRow(run) {
-  const better = run.against_baseline == null ? null : run.against.startsWith("-") ? "better" : "worse";
+  const better = ["better", "worse"].includes(run.verdict) ? run.verdict : "muted";
   const remark = run.remark ? make("small", {class: "clip"}, run.remark) : "";
   const chosen = state.chosen.has(run.id);
   const pick = make("input", {type: "checkbox", checked: chosen, "aria-label": `Choose ${run.name.slice(0, 100)}`, onchange: event => choose(run, event.target.checked)});

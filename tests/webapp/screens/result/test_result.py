@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import zipfile
 from urllib.parse import quote
@@ -14,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import slipstream
+from slipstream import runs
 from tests.conftest import merged, small_config, waves
 from tests.webapp.conftest import start_site, write_run
 
@@ -357,3 +359,69 @@ def test_predictions_without_truth_are_plotted_without_errors(site, folder):
         assert set(plot["true"]) == {None}
         (test, *_) = site.get(f"/api/tests/{name}").json["tests"]
         assert test["rows"] == len(table)
+
+
+def read_outcome(page):
+    """The colour of the verdict on a page: good, bad, or none."""
+    (shade,) = re.findall(
+        r'<p class="message ([a-z]*)">The model|<p class="message ([a-z]*)">Too', page
+    )
+    return "".join(shade)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "shade", "relative"),
+    [("better", "good", -0.1), ("worse", "bad", 0.1), ("no difference shown", "", -0.01)],
+)
+def test_green_is_only_what_is_shown_to_be_better(site, folder, verdict, shade, relative):
+    """In the app, the lists of runs and the report alike, whatever the error's first digit says."""
+    name = f"shown {verdict}"
+    shutil.copytree(folder / "one", folder / name)
+    metrics = runs.read_metrics(folder / name)
+    against, baselines = metrics["against_baselines"], metrics["baselines"]
+    sections = {
+        "scaled_mse": ("scaled", "mse"),
+        "rmse": ("metrics", "rmse"),
+        "mae": ("metrics", "mae"),
+    }
+    for metric, gaps in against["differences"].items():
+        section, key = sections.get(metric, ("scaled", "mae"))
+        for other, gap in gaps.items():
+            value = metrics[section]["test"][key]
+            baselines[other][section]["test"][key] = value / (1 + relative)
+            spread = [relative - 0.05, relative + 0.05]
+            gap |= {"difference": relative, "interval": spread, "verdict": verdict}
+            gap |= {"relative": relative, "relative_interval": spread}
+    metrics["metrics"]["test"]["r2"] = 0.9
+    against["verdict"] = verdict
+    beaten = list(against["differences"]["mae"]) if verdict == "worse" else []
+    runs.update_metrics(
+        folder / name,
+        against_baselines=against,
+        baselines=baselines,
+        metrics=metrics["metrics"],
+        beaten_by=beaten,
+    )
+    slipstream.report(folder / name)
+    report = (folder / name / "report.html").read_text(encoding="utf-8")
+    assert f'<div class="verdict{({"good": " good", "bad": " lost"}).get(shade, "")}">' in report
+    for screen in ("run", "result"):
+        assert read_outcome(site.get(f"/{screen}/{quote(name)}").text) == shade
+    (row,) = (one for one in site.get("/api/runs").json["runs"] if one["name"] == name)
+    assert row["verdict"] == verdict
+    assert ("(not shown)" in row["against"]) == (not shade)
+    details = slipstream.show_run(folder / name)
+    assert details["outcome"] == verdict
+    sentence = {"good": "beats every baseline", "bad": "loses to"}.get(
+        shade, "is not shown to beat"
+    )
+    assert sentence in details["verdict"]
+    assert "95 % interval" in details["verdict"]
+    shutil.rmtree(folder / name)
+
+
+def test_quantiles_show_their_pinball_loss_and_coverage(site):
+    page = site.get("/result/quantiles").text
+    assert "Pinball loss" in page
+    assert "Between the quantiles 0.1 and 0.9" in page
+    assert "80 % should be" in page

@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.catalog.comparison import Comparison, compare_runs, format_bounds, format_setting
-from slipstream.catalog.listing import format_metric
 from slipstream.catalog.rows import RUNNING
-from slipstream.catalog.scores import HIGHER_IS_BETTER
 from slipstream.errors import UserError
-from slipstream.reporting.formatting import format_number
+from slipstream.reporting.formatting import format_metric, format_number
+from slipstream.stats import HIGHER_IS_BETTER
 from slipstream.webapp import paths
 from slipstream.webapp.pages import get_workspace, render
 from slipstream.webapp.workspace import Workspace

@@ -12,8 +12,7 @@ import numpy as np
 
 from slipstream.data.prediction_columns import LABEL, PREDICTED
 from slipstream.reporting.plots.predictions import MICROSECONDS, Array, Predictions
-from slipstream.scoring.answers import MIN_BLOCKS, NUM_RESAMPLES
-from slipstream.stats import compute_percentile_interval
+from slipstream.stats import MIN_BLOCKS, NUM_RESAMPLES, compute_percentile_interval
 from slipstream.webapp.screens.result.predictions import (
     PredictionFile,
     find_starts,

@@ -17,6 +17,8 @@ from slipstream.catalog.details import show_run
 from slipstream.catalog.rows import DAMAGE_ERRORS, FINISHED, read_row
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import choose_layout, format_number
+from slipstream.reporting.wording import format_percent
+from slipstream.stats import HIGHER_IS_BETTER
 from slipstream.webapp import paths
 from slipstream.webapp.jobs.store import read_object
 from slipstream.webapp.pages import get_workspace, render, reply
@@ -142,6 +144,9 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
     if row["baseline"]:
         best = format_number(row["baseline_error"])
         against = str(row["against"] or "").rpartition(", ")[0]
+        if row["against_low"] is not None and row["metric"] not in HIGHER_IS_BETTER:
+            low, high = (format_percent(row[name]) for name in ("against_low", "against_high"))
+            against += f", 95 % interval {low} to {high}"
         facts.append({"name": f"Best baseline: {row['baseline']}", "key": "baseline"})
         facts[-1] |= {"value": best, "note": f"the model: {against}" if against else ""}
     windows = (summary.get("windows") or {}).get(layout.subset)
@@ -149,9 +154,26 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
         left_out = (summary.get("windows_without_target") or {}).get(layout.subset)
         note = f"{left_out:,} left out: no target" if left_out else ""
         facts.append({"name": "Windows", "key": "windows", "value": f"{windows:,}", "note": note})
+    facts += _list_quantile_facts(summary)
     for level, share in (summary.get("coverage") or {}).items():
         name, value = f"Inside the {level} % interval", f"{100 * share:.1f} %"
         facts.append({"name": name, "key": f"coverage-{level}", "value": value, "note": ""})
+    return facts
+
+
+def _list_quantile_facts(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pinball loss of predicted quantiles and what lies between the outermost ones."""
+    metrics, levels = (summary.get("metrics") or {}).get("test") or {}, summary.get("quantiles")
+    facts = []
+    if levels and "pinball" in metrics:
+        value = format_number(metrics["pinball"])
+        note = f"the mean of the quantiles {', '.join(f'{one:g}' for one in levels)}"
+        facts.append({"name": "Pinball loss", "key": "pinball", "value": value, "note": note})
+    if levels and "coverage" in metrics:
+        name = f"Between the quantiles {levels[0]:g} and {levels[-1]:g}"
+        note = f"of the true values; {100 * (levels[-1] - levels[0]):.0f} % should be"
+        value = f"{100 * metrics['coverage']:.1f} %"
+        facts.append({"name": name, "key": "coverage", "value": value, "note": note})
     return facts
 
 

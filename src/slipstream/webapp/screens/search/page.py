@@ -69,7 +69,6 @@ def show(request: Request) -> Response:
         url=quote(name),
         details=details,
         pending=summary.get("pending") or "",
-        is_good=_is_better(summary),
         retrained=_list_retrained(summary),
         tests=_list_tests(folder, name),
         findings=_list_findings(summary) if row["state"] == FINISHED else [],
@@ -82,15 +81,6 @@ def show(request: Request) -> Response:
         is_open=job is not None and job.state in OPEN,
         error=job.error if job is not None else "",
     )
-
-
-def _is_better(summary: dict[str, Any]) -> bool:
-    """Whether the search found settings that are better, also than the baselines."""
-    try:
-        is_better = summary["comparison"]["verdict"] in ("better", "default failed")
-        return is_better and not summary["test"]["best"]["beaten_by"]
-    except DAMAGE_ERRORS:
-        return False
 
 
 def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:

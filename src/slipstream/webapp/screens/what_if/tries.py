@@ -17,11 +17,12 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.catalog.listing import format_against, format_metric
+from slipstream.catalog.listing import format_against
 from slipstream.catalog.rows import looks_like_run, make_row, read_files
 from slipstream.catalog.scores import rank
 from slipstream.config import Config
 from slipstream.errors import UserError
+from slipstream.reporting.formatting import format_metric
 from slipstream.runs import write_text
 from slipstream.webapp import paths, settings
 from slipstream.webapp.jobs.store import OPEN, AppJob
