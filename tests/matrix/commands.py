@@ -121,10 +121,13 @@ def check_same_metrics(cell: Cell, scores: dict[str, Any], which: str = "test") 
     """What evaluate computes is what training wrote, of the model or of the ensemble."""
     check_finite(scores["metrics"])
     saved = read_metrics(cell)
-    candidates = [saved["metrics"][which], (saved.get("ensemble") or {}).get("metrics", {}).get(which)]
-    assert any(
-        one is not None and _are_close(scores["metrics"], one) for one in candidates
-    ), f"{scores['metrics']} is none of {candidates}"
+    candidates = [
+        saved["metrics"][which],
+        (saved.get("ensemble") or {}).get("metrics", {}).get(which),
+    ]
+    assert any(one is not None and _are_close(scores["metrics"], one) for one in candidates), (
+        f"{scores['metrics']} is none of {candidates}"
+    )
     assert scores["windows"] == saved["windows"][which]
 
 
@@ -407,7 +410,11 @@ def serve_stream(cell: Cell) -> None:
     answer: Any = None
     for part in (content[: CONTEXT + 1], content[CONTEXT + 1 :]):
         answer = _ask(
-            server, "POST", "/streams/one", content=json.dumps({"rows": part}).encode(), headers=headers
+            server,
+            "POST",
+            "/streams/one",
+            content=json.dumps({"rows": part}).encode(),
+            headers=headers,
         )
     _compare_answer(answer, wanted, last=True)
 
@@ -582,7 +589,9 @@ def stream(cell: Cell) -> None:
             raise Refusal(str(error)) from None
     assert last is not None
     wanted = python("predict", cell.run, rows, quiet=True, allow_code=True)
-    wanted = wanted.filter(pa.compute.equal(wanted["series"].cast(pa.string()), wanted["series"][0].as_py()))
+    wanted = wanted.filter(
+        pa.compute.equal(wanted["series"].cast(pa.string()), wanted["series"][0].as_py())
+    )
     for name, values in last.to_dict().items():
         if isinstance(values[0], float):
             close(values, wanted[name].to_pylist()[-len(values) :], rel=2e-5)

@@ -7,6 +7,7 @@ from slipstream.runs.config import (
     format_config,
     is_intact,
     load_config,
+    read_settings,
 )
 from slipstream.runs.files import (
     flush_folder,
@@ -81,6 +82,7 @@ __all__ = [
     "read_json",
     "read_log",
     "read_metrics",
+    "read_settings",
     "recover_leftovers",
     "remove",
     "remove_manifest",

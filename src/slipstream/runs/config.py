@@ -73,7 +73,7 @@ def load_config(
 def _refuse_changes(run: Run, now: str, then: str, may_change: Iterable[str]) -> None:
     path = run.folder / "config.toml"
     try:
-        current, trained = _read_settings(now), _read_settings(then)
+        current, trained = _format_settings(now), _format_settings(then)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: was damaged since the run was trained: it is not valid TOML ({error}); "
@@ -109,7 +109,21 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     return flat
 
 
-def _read_settings(text: str) -> dict[str, str]:
+def read_settings(run: Run) -> dict[str, Any]:
+    """Return the settings that a run's config.toml states, by dotted name; a UserError says what is
+    wrong with the file. It is not compared with what the run was trained with."""
+    path = run.folder / "config.toml"
+    try:
+        return flatten_settings(tomllib.loads(path.read_bytes().decode("utf-8")))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or nested too deeply
+        raise UserError(
+            f"{path}: is damaged: it is not valid TOML ({error}); restore it from a copy"
+        ) from None
+
+
+def _format_settings(text: str) -> dict[str, str]:
     """Return a config's settings as text: nan equals itself, 1 is not 1.0."""
     return {name: repr(value) for name, value in flatten_settings(tomllib.loads(text)).items()}
 

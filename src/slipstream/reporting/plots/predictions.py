@@ -1,4 +1,5 @@
-"""The table of test predictions: its columns, series and windows, and which of them to draw."""
+"""The table of predictions beside the truth, as training and `evaluate` write it: its columns,
+series and windows, and which of them to draw. `read_predictions` is its reader."""
 
 from __future__ import annotations
 
@@ -12,6 +13,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
+
+from slipstream.data.prediction_columns import (
+    LABEL,
+    PREDICTED,
+    ROW,
+    SERIES,
+    STEP,
+    TIME,
+    name_columns,
+    name_probability,
+)
+from slipstream.errors import UserError
 
 Array = npt.NDArray[Any]
 MAX_VALUES = 2_000_000
@@ -62,25 +75,46 @@ class Predictions:
         return list(self.table.column_names)
 
     @property
+    def targets(self) -> tuple[str, ...]:
+        """The numeric targets; none of classes. Where true values are known, only columns that
+        have some are targets: a column named `load_predicted` may be a target as well."""
+        if self.classes:
+            return ()
+        ending = f"_{PREDICTED}"
+        names = [name.removesuffix(ending) for name in self.columns if name.endswith(ending)]
+        return tuple(name for name in names if name in self.columns) or tuple(names)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes, in the order of their columns; none of numbers."""
+        if PREDICTED not in self.columns:
+            return ()
+        first = self.columns.index(PREDICTED) + 1
+        prefix = name_probability("")
+        return tuple(name.removeprefix(prefix) for name in self.columns[first:])
+
+    def has_truth(self, target: str) -> bool:
+        """Whether the true values are known; `target` is empty for classes."""
+        return (target or LABEL) in self.columns
+
+    @property
     def is_forecast(self) -> bool:
-        return "step" in self.columns
+        return STEP in self.columns
 
     @property
     def has_dates(self) -> bool:
-        return "time" in self.columns and pa.types.is_timestamp(
-            self.table.schema.field("time").type
-        )
+        return TIME in self.columns and pa.types.is_timestamp(self.table.schema.field(TIME).type)
 
     @property
     def x_name(self) -> str:
         """What the horizontal axis is; dates need no name."""
-        return "row" if "time" not in self.columns else "" if self.has_dates else "time"
+        return ROW if TIME not in self.columns else "" if self.has_dates else TIME
 
     def read_x(self) -> Array:
         """Return the time of every row, in microseconds where it is a date, or the row number."""
-        if "time" not in self.columns:
-            return self["row"].astype(float)
-        time = self["time"]
+        if TIME not in self.columns:
+            return self[ROW].astype(float)
+        time = self[TIME]
         if self.has_dates:
             return time.astype("datetime64[us]").astype(np.int64).astype(float)
         return time.astype(float)
@@ -90,7 +124,7 @@ class Predictions:
         pattern = re.compile(re.escape(target) + r"_q([\d.]+)")
         matches = [match for name in self.columns if (match := pattern.fullmatch(name))]
         # those with a prediction are targets of their own
-        matches = [one for one in matches if f"{one[0]}_predicted" not in self.columns]
+        matches = [one for one in matches if f"{one[0]}_{PREDICTED}" not in self.columns]
         matches.sort(key=lambda one: float(one[1]))
         if len(matches) > 1:
             pairs = zip(matches, matches[::-1], strict=True)
@@ -99,16 +133,16 @@ class Predictions:
                 Band(low[0], high[0], label.format(low[1], high[1]))
                 for low, high in list(pairs)[: len(matches) // 2]
             ]
-        bands = [(f"{target}_lo{level}", f"{target}_hi{level}", level) for level in ("95", "80")]
+        intervals = name_columns(target).intervals
         return [
             Band(low, high, f"{level} % interval")
-            for low, high, level in bands
-            if low in self.columns and f"{low}_predicted" not in self.columns
+            for level, (low, high) in sorted(intervals.items(), reverse=True)
+            if low in self.columns and f"{low}_{PREDICTED}" not in self.columns
         ]
 
     def find_windows(self) -> Array:
         """Return the first row of every window, with the number of rows at the end."""
-        begins = np.flatnonzero(self["step"] == 1) if self.is_forecast else np.arange(len(self))
+        begins = np.flatnonzero(self[STEP] == 1) if self.is_forecast else np.arange(len(self))
         return np.append(begins, len(self))
 
     def compute_errors(self, targets: Sequence[str]) -> Array:
@@ -116,25 +150,37 @@ class Predictions:
         in relation to that target's average."""
         total = np.zeros(len(self))
         for target in targets:
-            error = np.abs(self[f"{target}_predicted"] - self[target])
+            error = np.abs(self[name_columns(target).predicted] - self[target])
             finite = error[np.isfinite(error)]
             average = float(finite.mean()) if len(targets) > 1 and len(finite) else 1.0
             total += error / (average or 1.0)
         return total / len(targets)
 
 
-def read_predictions(path: Path) -> Predictions:
-    with pa.parquet.ParquetFile(path) as file:
-        targets = sum(name.endswith("_predicted") for name in file.schema_arrow.names)
-        every = max(-(-file.metadata.num_rows * targets // MAX_VALUES), 1)
-        table = file.read_row_groups(list(range(0, file.num_row_groups, every)))
-    table = table.combine_chunks()
-    series = table.column("series").cast(pa.string()).dictionary_encode().unify_dictionaries()
+def read_predictions(path: Path, *, most: int = MAX_VALUES) -> Predictions:
+    """Return the predictions of a file, or an even sample where there are more values than `most`;
+    a UserError names a file that is damaged."""
+    try:
+        with pa.parquet.ParquetFile(path) as file:
+            targets = sum(name.endswith(f"_{PREDICTED}") for name in file.schema_arrow.names)
+            every = max(-(-file.metadata.num_rows * targets // most), 1)
+            table = file.read_row_groups(list(range(0, file.num_row_groups, every)))
+        return _index_series(table.combine_chunks(), every > 1)
+    except (pa.ArrowException, OSError, LookupError) as error:
+        first = str(error).partition("\n")[0]
+        raise UserError(
+            f"{path}: cannot be read; it is damaged ({first}); restore it from a copy, or train "
+            "again"
+        ) from None
+
+
+def _index_series(table: pa.Table, sampled: bool) -> Predictions:
+    series = table.column(SERIES).cast(pa.string()).dictionary_encode().unify_dictionaries()
     names = series.chunk(0).dictionary.to_pylist() if series.num_chunks else []
     codes = [chunk.indices.to_numpy() for chunk in series.chunks]
     return Predictions(
-        table.drop_columns(["series"]),
-        every > 1,
+        table.drop_columns([SERIES]),
+        sampled,
         tuple(names),
         np.concatenate(codes) if codes else np.empty(0, dtype=np.int32),
     )
@@ -168,7 +214,7 @@ def lay_end_to_end(predictions: Predictions, windows: Array, series: int) -> Arr
     """Return the numbers of a series' windows that follow each other without overlap."""
     begins = windows[:-1]
     mine = np.flatnonzero(predictions.codes[begins] == series)
-    first = predictions["row"][begins[mine]]
+    first = predictions[ROW][begins[mine]]
     order = np.argsort(first, kind="stable")
     mine, first = mine[order], first[order]
     length, chosen, end = np.diff(windows)[mine], [], -np.inf
