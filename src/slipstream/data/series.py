@@ -51,8 +51,9 @@ class SeriesIndex:
     """Whether times are dates or timestamps"""
     unknown: Ints = field(default_factory=lambda: missing.NO_RUNS)
     """[runs, 2]: rows without a target, each run from one row to before another"""
-    missing_inputs: dict[str, int] = field(default_factory=dict)
-    """Number of values that were missing before they were filled or their rows dropped"""
+    num_missing: dict[str, int] = field(default_factory=dict)
+    """By column, where they were counted: values that were missing before they were filled or their
+    rows dropped"""
     padding: Ints | None = None
     """Rows at the beginning of each series that are context only; None where there are none"""
     look_ahead: int = 0
@@ -170,7 +171,7 @@ def prepare_series(
     inputs = {name: settings[name] for name in roles.inputs}
     group_names: dict[str, int] = {}
     notes: list[str] = []
-    missing_inputs: Counter[str] = Counter()
+    num_missing: Counter[str] = Counter()
     every: list[_TableSeries] = []
     steps: dict[float, list[str]] = {}
     for table in tables:
@@ -180,7 +181,7 @@ def prepare_series(
             rows = None if targets else data.horizon
             complete = _find_ahead(complete, inputs, observed, rows, notes)
         if data.missing != "error":
-            complete = _drop_incomplete(complete, inputs, data, notes, missing_inputs)
+            complete = _drop_incomplete(complete, inputs, data, notes, num_missing)
         complete = _mark_unknown(complete, roles, data)
         for series, (_, step) in zip(complete, ordered, strict=True):
             if len(series.breaks) - series.ahead < min_rows:
@@ -207,7 +208,7 @@ def prepare_series(
         step=max(steps, key=lambda step: len(steps[step]), default=None),
         has_dates=time is not None and is_date(time),
         unknown=_join_unknown(every),
-        missing_inputs=dict(missing_inputs),
+        num_missing=dict(num_missing),
         padding=_count_padding(every),
         look_ahead=max(table.look_ahead for table in tables),
         ahead=np.array([series.ahead for series in every], dtype=np.int64),
