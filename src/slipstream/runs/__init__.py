@@ -3,11 +3,13 @@
 from slipstream.run_names import find_kind, find_last, find_run
 from slipstream.runs.config import (
     CHANGEABLE_ON_RESUME,
+    SAME_ROWS,
     flatten_settings,
     format_config,
     is_intact,
     load_config,
     read_settings,
+    require_data,
 )
 from slipstream.runs.files import (
     flush_folder,
@@ -52,6 +54,7 @@ __all__ = [
     "CHANGEABLE_ON_RESUME",
     "DISK_FULL",
     "PREVIEW",
+    "SAME_ROWS",
     "Event",
     "Run",
     "add_event",
@@ -87,6 +90,7 @@ __all__ = [
     "remove",
     "remove_manifest",
     "replace_atomically",
+    "require_data",
     "sum_parts",
     "to_json",
     "truncate_log",

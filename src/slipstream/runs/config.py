@@ -28,6 +28,8 @@ CHANGEABLE_ON_RESUME = {
     *("engine.async_checkpoints", "engine.monitor", "follow.to", "follow.out", "follow.project"),
 }
 """Settings that may change when a run is resumed"""
+SAME_ROWS = "pass the same rows again: --set data.path=FILE (in Python data=TABLE)"
+"""What to do about a run whose data came from Python, where it needs them as they were"""
 
 
 def format_config(config: Config, comment: str = "") -> str:
@@ -96,6 +98,15 @@ def _suggest_fix(run: Run) -> str:
         "undo that, and pass other settings with --set, or train a new run: slipstream train "
         f"{run.folder / 'config.toml'}"
     )
+
+
+def require_data(run: Run, config: Config, data: Any, way_out: str) -> None:
+    """Refuse a run that was trained on a table from Python, unless its data are passed again."""
+    if data is None and not config.data.paths:
+        raise UserError(
+            f"{run.folder}: was trained on a table that was passed from Python, not on files that "
+            f"could be read again; {way_out}"
+        )
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

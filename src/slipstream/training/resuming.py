@@ -51,6 +51,7 @@ def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | 
         settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
     changed = refuse_changes(run, was, settings, job.force)
     at = _describe_start(run, settings, saved)
+    runs.require_data(run, settings, job.data, runs.SAME_ROWS)
     placement = _place_workers(run, job, settings)
     dataset, start = load_start(settings, job.data, timer)
     context = RunContext(run, settings, dataset, start, timer, began, sum_parts(run, division))

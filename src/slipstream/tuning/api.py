@@ -77,6 +77,7 @@ def tune(
             run.folder, config, overrides=overrides, allow_code=allow_code
         )
         settings = _load_resumed_config(run, config, overrides)
+        runs.require_data(run, settings, data, runs.SAME_ROWS)
     elif config is not None:
         settings = configs.load(config, overrides)
         permission.allow_classes(settings)
