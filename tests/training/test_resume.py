@@ -92,7 +92,8 @@ def same(one, other):
 
 
 def interrupted(config, table, step, number=signal.SIGINT):
-    with pytest.raises(Interrupted, match=r"resume with: slipstream train --resume"):
+    verb = "pretrain" if config.masked else "train"
+    with pytest.raises(Interrupted, match=rf"resume with: slipstream {verb} --resume"):
         training.train(config, table, watch=stopping_at(step, number))
     return runs.open_run(runs.find_last(config.out))
 
@@ -454,8 +455,9 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     assert runs.load_config(run).train.batch == measured
 
 
+@pytest.mark.parametrize(("job", "verb"), [(None, "train"), ("masked", "pretrain")])
 @pytest.mark.parametrize("at", ["start", "scoring"])
-def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at):
+def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at, job, verb):
     def watch(event):
         if event["event"] == at:
             signal.raise_signal(signal.SIGTERM)
@@ -463,13 +465,14 @@ def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at):
     table, before = waves(400), signal.getsignal(signal.SIGTERM)
     stop_signals.raise_on_stop()
     try:
-        with pytest.raises(Interrupted, match="resume with: slipstream train") as caught:
-            training.train(configured(tmp_path), table, watch=watch)
+        with pytest.raises(Interrupted, match=f"resume with: slipstream {verb} ") as caught:
+            training.train(configured(tmp_path, job), table, watch=watch)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught.value.exit_code == 143
     run = runs.open_run(tmp_path / "last")
-    assert slipstream.train(None, table, resume=run.folder).summary["epochs"] == 5
+    resumed = getattr(slipstream, verb)(None, table, resume=run.folder)
+    assert resumed.summary["epochs"] == (5 if job is None else 3)
 
 
 def test_an_interrupt_while_it_is_scored_says_how_to_resume(tmp_path):

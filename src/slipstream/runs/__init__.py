@@ -1,6 +1,6 @@
 """The run folder: its files, its lock and its event log. No torch."""
 
-from slipstream.run_names import find_kind, find_last, find_run
+from slipstream.run_names import find_kind, find_last, find_run, suggest_resume
 from slipstream.runs.config import (
     CHANGEABLE_ON_RESUME,
     SAME_ROWS,
@@ -91,6 +91,7 @@ __all__ = [
     "remove_manifest",
     "replace_atomically",
     "require_data",
+    "suggest_resume",
     "sum_parts",
     "to_json",
     "truncate_log",

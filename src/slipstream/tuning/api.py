@@ -115,8 +115,8 @@ def _load_resumed_config(
         )
     if any(event["event"] == "start" for event in runs.read_events(run)):  # only training logs it
         raise UserError(
-            f"{run.folder}: is a training run, not a search; resume with: slipstream train "
-            f"--resume {run.folder}"
+            f"{run.folder}: is a training run, not a search; resume with: "
+            f"{runs.suggest_resume(run.folder)}"
         )
     return settings
 
