@@ -14,10 +14,10 @@ import math
 import os
 import shutil
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 import slipstream
 from slipstream import runs
 from slipstream.cli.commands import app
+from slipstream.doctor import examine_job
 from slipstream.serving.api import build_app
 from slipstream.webapp.app import create_app
 from slipstream.webapp.security import Access
@@ -38,9 +39,9 @@ from slipstream.webapp.workspace import Workspace
 from tests.conftest import close
 from tests.matrix.kinds import CONTEXT, Trained
 from tests.tracking.reading import read_scalars
+from tests.validation import find_log_problems
 
 TOKEN = "a-token-of-the-tests"
-NUMBERS = (pa.types.is_floating, pa.types.is_integer)
 
 
 class Refusal(Exception):
@@ -65,16 +66,44 @@ class Cell:
         return Cell(self.kind, self.trained.copy(self.folder / "copied"), self.folder)
 
 
-Command = Callable[[Cell], None]
+Call = Callable[[Cell], None]
+
+
+class Command(NamedTuple):
+    """A command, or a function of the package, with its main options."""
+
+    call: Call
+    only: Collection[str] = ()
+    """The kinds that it is tried on, where all would take too long; empty for all"""
+    returns: Collection[str] = ()
+    """The public classes that come back"""
+
+
 COMMANDS: dict[str, Command] = {}
-COVERED: dict[str, set[str]] = {"cli": set(), "python": set()}
+"""By name, which begins with the command's, or the function's"""
+VARIED = (
+    *("lstm", "tcn at a row", "classes", "quantiles"),
+    *("channels", "future", "streamed", "carried"),
+)
+    "lstm",
+    "tcn at a row",
+    "classes",
+    "quantiles",
+    "channels",
+    "future",
+    "streamed",
+    "carried",
+)
+"""Kinds that differ in what a training step does, for commands that time it"""
 
 
-def command(name: str) -> Callable[[Command], Command]:
-    """Add a function to the matrix; the name begins with a command, or with a function's."""
+def command(
+    name: str, *, only: Collection[str] = (), returns: Collection[str] = ()
+) -> Callable[[Call], Call]:
+    """Add a function to the matrix."""
 
-    def add(function: Command) -> Command:
-        COMMANDS[name] = function
+    def add(function: Call) -> Call:
+        COMMANDS[name] = Command(function, only, returns)
         return function
 
     return add
@@ -150,8 +179,6 @@ def check_predictions(cell: Cell, table: pa.Table, *, every: bool = False) -> No
         assert table.num_rows == series * config.data.horizon
     else:
         assert table.num_rows > series
-    for name in table.column_names:
-        assert name not in ("", None)
 
 
 # ---- the command line: what is written for people and as JSON
@@ -243,6 +270,8 @@ def predict_every(cell: Cell) -> None:
     model, _ = runs.find_model_run(runs.open_run(cell.run))
     wanted = pq.read_table(model.folder / "predictions.parquet")
     keys = [name for name in ("series", "row", "step") if name in wanted.column_names]
+    if not cell.trained.config.data.ids:  # a table has another name than its file
+        keys.remove("series")
     if "fold" in wanted.column_names:  # new data are predicted by the last one
         last = max(wanted["fold"].to_pylist())
         wanted = wanted.filter(pa.compute.equal(wanted["fold"], last))
@@ -549,20 +578,280 @@ def ensemble(cell: Cell) -> None:
     check_finite(cli("evaluate", result["run"])["metrics"])
 
 
-@command("profile")
+@command("train --advise", only=VARIED)
+def train_advise(cell: Cell) -> None:
+    cli("train", cell.run / "config.toml", "--out", cell.folder, "--advise", text=True)
+
+
+@command("train --share", only=("repeats", "walk-forward", "gru", "table"))
+def train_share(cell: Cell) -> None:
+    """Shares train what one command trains."""
+    folder = cell.folder / "shares"
+    for number in (1, 2):
+        cli("train", cell.run / "config.toml", "--folder", folder, "--share", f"{number}/2")
+    result = cli("train", "--resume", folder)
+    assert _are_close(result["metrics"]["test"], read_metrics(cell)["metrics"]["test"])
+
+
+@command("pretrain --probe", only=("gru", "classes", "pre-trained", "table"))
+def pretrain_probe(cell: Cell) -> None:
+    config = cell.run / "config.toml"
+    more = ("pretrain.length=2", "train.objective=masked", f"out={cell.folder}")
+    labels = ("train.epochs=2", "train.freeze_epochs=1", f"out={cell.folder}")
+    words = [word for one in labels for word in ("--probe-set", one)]
+    result = cli("pretrain", config, "--probe", config, "--seeds", 2, *settings(*more), *words)
+    assert set(result["ways"]) == {"scratch", "frozen", "fine-tuned"}
+
+
+@command("profile", only=VARIED)
 def profile(cell: Cell) -> None:
     result = cli("profile", cell.run / "config.toml", "--steps", 2, "--out", cell.folder)
-    assert result
+    assert result["ms_per_step"] > 0
+
+
+@command("doctor", only=VARIED)
+def doctor(cell: Cell) -> None:
+    """What `doctor JOB` does for the job; the machine itself is examined elsewhere."""
+    try:
+        found = examine_job(cell.run / "config.toml", lambda _: None)
+    except slipstream.UserError as error:
+        raise Refusal(str(error)) from None
+    assert found["windows"]["train"] > 0
+
+
+def bench(name: str, *options: Any) -> None:
+    @command(f"bench {name}", only=VARIED)
+    def measure(cell: Cell) -> None:
+        out = cell.folder / "bench"
+        config = cell.run / "config.toml"
+        cli("bench", name, config, "--minutes", 0.05, "--out", out, *options)
+        if name == "ladder":
+            assert cli("bench", "compare", out, out, "--out", cell.folder / "compared")
+
+
+bench("ladder")
+bench("parity", "--seeds", 3)
+bench("peers", "--no-jobs")
 
 
 # ---- Python
 
 
-@command("slipstream.load")
+@command("slipstream.evaluate", returns=["Evaluation"])
+def evaluate_python(cell: Cell) -> None:
+    scores = python("evaluate", cell.run, quiet=True, allow_code=True)
+    assert isinstance(scores, slipstream.Evaluation)
+    check_same_metrics(cell, scores)
+    assert repr(scores)
+    assert "<table" in scores._repr_html_()
+    assert len(scores.to_pandas())
+
+
+@command("slipstream.evaluate, new data", returns=["Evaluation"])
+def evaluate_table(cell: Cell) -> None:
+    table = pq.read_table(cell.trained.source)
+    check_finite(python("evaluate", cell.run, table, quiet=True, allow_code=True).metrics)
+
+
+@command("slipstream.evaluate, a stream", returns=["StreamEvaluation"])
+def evaluate_stream_python(cell: Cell) -> None:
+    scores = python("evaluate", cell.run, stream=True, quiet=True, allow_code=True)
+    assert isinstance(scores, slipstream.StreamEvaluation)
+    check_finite(scores.metrics)
+    assert repr(scores)
+    assert scores.reason
+    assert len(scores.to_pandas())
+
+
+@command("slipstream.predict")
+def predict_python(cell: Cell) -> None:
+    """A table gives what its file gives."""
+    options: dict[str, Any] = {"quiet": True, "allow_code": True}
+    one = python("predict", cell.run, cell.trained.rows, **options)
+    other = python("predict", cell.run, pq.read_table(cell.trained.rows), **options)
+    check_predictions(cell, one)
+    for name in one.column_names[1:]:
+        assert one[name].equals(other[name])
+
+
+@command("slipstream.export")
+def export_python(cell: Cell) -> None:
+    data = pq.read_table(cell.trained.source)
+    options: dict[str, Any] = {"quiet": True, "allow_code": True, "data": data}
+    result = python("export", cell.run, out=cell.folder / "export", **options)
+    assert result["parity"]["windows"] > 0
+
+
+@command("slipstream.report")
+def report_python(cell: Cell) -> None:
+    assert python("report", cell.run, out=cell.folder).is_file()
+
+
+@command("slipstream.follow", only=VARIED)
+def follow_python(cell: Cell) -> None:
+    cell = cell.copy()
+    out = str(cell.folder / "board")
+    assert python("follow", cell.run, "tensorboard", out=out)["points"] > 0
+
+
+@command("slipstream.inspect", returns=["Inspection"])
+def inspect_python(cell: Cell) -> None:
+    found = python("inspect", cell.trained.source)
+    assert isinstance(found, slipstream.Inspection)
+    assert repr(found)
+    assert len(found.to_pandas())
+
+
+@command("slipstream.list_runs", returns=["RunRow"])
+def list_python(cell: Cell) -> None:
+    rows = python("list_runs", cell.run.parent)
+    (row,) = [one for one in rows if one.run == cell.run]
+    assert isinstance(row, slipstream.RunRow)
+    assert repr(rows)
+    assert len(rows.to_pandas())
+
+
+@command("slipstream.show_run")
+def show_python(cell: Cell) -> None:
+    assert python("show_run", cell.run)["run"] == str(cell.run)
+
+
+@command("slipstream.compare_runs", returns=["Comparison"])
+def compare_python(cell: Cell) -> None:
+    found = python("compare_runs", cell.run, cell.copy().run)
+    assert isinstance(found, slipstream.Comparison)
+    assert repr(found)
+
+
+@command("slipstream.best_run", returns=["RunRow"])
+def best_python(cell: Cell) -> None:
+    cell = cell.copy()
+    assert python("best_run", cell.run.parent).run == cell.run
+
+
+@command("slipstream.copy_run")
+def copy_python(cell: Cell) -> None:
+    assert python("copy_run", cell.run, f"file://{cell.folder}/bucket")["copied_files"] > 0
+
+
+@command("slipstream.remove_runs")
+def remove_python(cell: Cell) -> None:
+    cell = cell.copy()
+    python("remove_runs", cell.run)
+    assert not cell.run.exists()
+
+
+@command("slipstream.prune_runs")
+def prune_python(cell: Cell) -> None:
+    cell = cell.copy()
+    assert len(python("prune_runs", cell.run.parent, keep_best=0, unfinished=True)) == 1
+
+
+@command("slipstream.Result", returns=["Result"])
+def open_result(cell: Cell) -> None:
+    try:
+        result = slipstream.Result.open(cell.run)
+    except slipstream.UserError as error:
+        raise Refusal(str(error)) from None
+    check_finite(result.metrics)
+    assert repr(result)
+    assert "<table" in result._repr_html_()
+    assert result.verdict
+    assert len(result.to_pandas())
+    assert all(one.val_loss is not None for one in result.history)
+    assert result.config
+
+
+@command("slipstream.train", returns=["Result"])
+def train_python(cell: Cell) -> None:
+    """The run goes on in Python, with the table where it had one."""
+    cell, data = cell.copy(), cell.trained.table
+    longer = {"resume": cell.run, "overrides": {"train.epochs": 6}, "quiet": True}
+    result = python("train", None, data, **longer, allow_code=True)
+    assert isinstance(result, slipstream.Result)
+    check_finite(result.metrics)
+
+
+@command("slipstream.train_share", only=("repeats", "walk-forward", "gru", "table"))
+def train_share_python(cell: Cell) -> None:
+    config = cell.run / "config.toml"
+    result = python("train_share", config, cell.folder / "shares", (1, 2), quiet=True)
+    assert result["lanes"] == [0]
+
+
+@command("slipstream.pretrain", returns=["Result"])
+def pretrain_python(cell: Cell) -> None:
+    cell, data = cell.copy(), cell.trained.table
+    check_finite(python("pretrain", None, data, resume=cell.run, quiet=True).metrics)
+
+
+@command("slipstream.tune", returns=["Study"])
+def tune_python(cell: Cell) -> None:
+    cell, data = cell.copy(), cell.trained.table
+    study = python("tune", None, data, resume=cell.run, quiet=True)
+    assert isinstance(study, slipstream.Study)
+    assert repr(study)
+    assert study.verdict
+    assert len(study.to_pandas())
+
+
+@command("slipstream.probe", only=("gru", "classes", "pre-trained", "table"), returns=["Probe"])
+def probe_python(cell: Cell) -> None:
+    """Where the run is an encoder, with it."""
+    config = cell.run / "config.toml"
+    encoder: dict[str, Any] = {"overrides": {"out": str(cell.folder), "pretrain.length": 2}}
+    labels = {"out": str(cell.folder), "train.epochs": 2, "train.freeze_epochs": 1}
+    labels |= {"train.objective": "predict"}
+    is_encoder = cell.trained.config.masked
+    found = python(
+        "probe",
+        *(None if is_encoder else config, config, cell.trained.table),
+        **(({"run": cell.run}) if is_encoder else encoder),
+        label_overrides=labels,
+        seeds=2,
+        quiet=True,
+    )
+    assert isinstance(found, slipstream.Probe)
+    assert found.verdict
+    assert repr(found)
+    assert len(found.to_pandas()) == 6
+
+
+@command("slipstream.ensemble", returns=["Result"])
+def ensemble_python(cell: Cell) -> None:
+    other = cell.trained.copy(cell.folder / "other").run
+    out, data = cell.folder / "joint", cell.trained.table
+    joined = python("ensemble", [cell.run, other], data, out=out, quiet=True, allow_code=True)
+    check_finite(joined.metrics)
+    assert repr(joined)
+
+
+@command("slipstream.event_schema")
+def event_schema(cell: Cell) -> None:
+    """Every event of the log is as the schema says."""
+    assert python("event_schema")["$defs"]
+    assert not list(find_log_problems(cell.run))
+
+
+@command("slipstream.events")
+def parse_events(cell: Cell) -> None:
+    parsed = [slipstream.events.parse_event(one) for one in runs.read_events(runs.Run(cell.run))]
+    assert all(isinstance(one, slipstream.events.Event) for one in parsed)
+
+
+@command("slipstream.Config", returns=["Config"])
+def read_config(cell: Cell) -> None:
+    """A config is what its settings make."""
+    config = cell.trained.config
+    assert slipstream.Config(**config.model_dump(exclude_unset=True)) == config
+
+
+@command("slipstream.load", returns=["TrainedModel"])
 def load(cell: Cell) -> None:
     model = python("load", cell.run, allow_code=True, device="cpu")
+    assert isinstance(model, slipstream.TrainedModel)
     assert model.context == CONTEXT
-    repr(model)
+    assert repr(model)
     try:
         table = model.predict(cell.trained.rows)
     except slipstream.UserError as error:
@@ -570,34 +859,45 @@ def load(cell: Cell) -> None:
     check_predictions(cell, table)
 
 
-@command("slipstream.Stream")
+@command("slipstream.Forecaster", returns=["Forecaster"])
+def forecaster(cell: Cell) -> None:
+    """An estimator with the run's settings is fitted to a table, and predicts new rows."""
+    config = cell.trained.config
+    estimator = slipstream.Forecaster(config, out=str(cell.folder))
+    try:
+        estimator.fit(pq.read_table(cell.trained.source))
+        values = estimator.predict(pq.read_table(cell.trained.rows))
+    except slipstream.UserError as error:
+        raise Refusal(str(error)) from None
+    assert len(values)
+    if config.data.task == "regress" and config.data.horizon:
+        assert np.isfinite(values).all()
+
+
+@command("slipstream.Stream", returns=["StreamPrediction"])
 def stream(cell: Cell) -> None:
     """Rows that are pushed one by one give what predict gives for all of them."""
     rows = pq.read_table(cell.trained.rows)
     pushed = python("Stream", cell.run)
     config, last = cell.trained.config, None
-    ahead = config.data.horizon if config.data.future and config.data.future[0] == "p" else 0
+    ahead = config.data.horizon if "p" in config.data.future else 0
     content = rows.to_pylist()
     if config.data.ids:
         content = [row for row in content if row["id"] == "s0"]
     known, later = content[: len(content) - ahead], content[len(content) - ahead :]
     for row in known:
-        future = {"p": [one["p"] for one in later]} if ahead and row is known[-1] else None
+        future = {"p": [one["p"] for one in later]} if ahead else None
         try:
             last = pushed.push(row, future=future, predict=row is known[-1])
         except slipstream.UserError as error:
             raise Refusal(str(error)) from None
-    assert last is not None
+    assert isinstance(last, slipstream.StreamPrediction)
     wanted = python("predict", cell.run, rows, quiet=True, allow_code=True)
-    wanted = wanted.filter(
-        pa.compute.equal(wanted["series"].cast(pa.string()), wanted["series"][0].as_py())
-    )
+    first = wanted["series"][0].as_py()
+    wanted = wanted.filter(pa.compute.equal(wanted["series"].cast(pa.string()), first))
     for name, values in last.to_dict().items():
+        expected = wanted[name].to_pylist()[-len(values) :]
         if isinstance(values[0], float):
-            close(values, wanted[name].to_pylist()[-len(values) :], rel=2e-5)
+            close(values, expected, rel=2e-5)
         else:
-            assert values == wanted[name].to_pylist()[-len(values) :]
-
-
-def list_cells() -> list[str]:
-    return list(COMMANDS)
+            assert values == expected

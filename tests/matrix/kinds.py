@@ -7,6 +7,7 @@ a copy.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -194,10 +195,8 @@ def stopped(build: Build, *, verb: str = "train") -> Build:
         finished = build(folder)
         settings = configs.load(finished.run / "config.toml")
         settings = configs.replace_settings(settings, {"train.epochs": 4, "name": "stopped"})
-        try:
+        with contextlib.suppress(Stop):
             getattr(slipstream, verb)(settings, finished.table, quiet=True, on_event=stop)
-        except Stop:
-            pass
         (run,) = (folder / "runs").glob("stopped-*")
         assert not (run / "metrics.json").exists()
         return replace(finished, run=run)
