@@ -85,15 +85,6 @@ VARIED = (
     *("lstm", "tcn at a row", "classes", "quantiles"),
     *("channels", "future", "streamed", "carried"),
 )
-    "lstm",
-    "tcn at a row",
-    "classes",
-    "quantiles",
-    "channels",
-    "future",
-    "streamed",
-    "carried",
-)
 """Kinds that differ in what a training step does, for commands that time it"""
 
 

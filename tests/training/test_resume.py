@@ -310,12 +310,14 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
         )
     other = table.to_pydict()
     other["a"][7] += 0.001
-    with pytest.raises(UserError, match=r"data are not those that it began with.*force=True"):
-        slipstream.train(data=other, resume=run.folder)
+    for force in (False, True):
+        said = r"data are not those that it began with, .* start a new run: slipstream\.train\("
+        with pytest.raises(UserError, match=said):
+            slipstream.train(data=other, resume=run.folder, force=force)
     assert sorted(path for path in run.folder.rglob("*")) == before
     seen = []
     training.train(
-        data=other,
+        data=table,
         resume=run.folder,
         overrides=("train.lr=0.0005",),
         force=True,
@@ -323,6 +325,34 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
     )
     (told,) = (event for event in seen if event["event"] == "resume")
     assert "train.lr was changed" in told["differs"]
+
+
+def read_files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data.scale=minmax", "the data are not those that it began with .data.scale was changed"),
+        ("data.context=8", "the data are not those that it began with"),
+        ("data.stride=2", "the data are not those that it began with"),
+        ("model.hidden=9", r"its weights do not fit these settings \(model.hidden\)"),
+        ("model.kind=gru", r"its weights do not fit these settings \(model.kind\)"),
+        ("train.loss=quantile", r"its weights do not fit these settings \(train.loss\)"),
+    ],
+)
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_force_never_leaves_a_run_with_weights_that_do_not_fit(tmp_path, change, said, is_finished):
+    table = waves(400)
+    if is_finished:
+        run = runs.open_run(slipstream.train(configured(tmp_path), table, quiet=True).run)
+    else:
+        run = interrupted(configured(tmp_path), table, 12)
+    before, longer = read_files(run.folder), "train.epochs=6"
+    with pytest.raises(UserError, match=said):
+        slipstream.train(data=table, resume=run.folder, overrides=(change, longer), force=True)
+    assert read_files(run.folder) == before
 
 
 def test_a_run_can_move(tmp_path, monkeypatch):
