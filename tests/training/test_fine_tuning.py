@@ -89,9 +89,7 @@ def test_an_encoder_whose_turn_did_not_come_is_noted(tmp_path, pretrained):
 def test_only_an_encoder_is_a_start(tmp_path, pretrained):
     trained = slipstream.train(tuned(tmp_path, pretrained), quiet=True)
     asked = tuned(tmp_path, trained)
-    with pytest.raises(
-        UserError, match=r"is a run of slipstream\.train; name a run of"
-    ):
+    with pytest.raises(UserError, match=r"is a run of slipstream\.train; name a run of"):
         slipstream.train(asked)
     (trained.run / "trials.json").write_text("[]")
     with pytest.raises(UserError, match=r"is a search; name a run of slipstream\.pretrain"):
