@@ -19,7 +19,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.api import tables, training
 from slipstream.api.results import Result
-from slipstream.api.tables import EstimatorError, SeriesRows
+from slipstream.api.tables import EstimatorError, SeriesPlaces
 from slipstream.config import Config
 from slipstream.config.prepare import ResampleStep
 from slipstream.data.prediction_columns import PREDICTED, name_columns, name_probability
@@ -335,7 +335,7 @@ class Forecaster:
         return values
 
     def _fill_start(
-        self, table: pa.Table, series: SeriesRows, names: Sequence[str], values: Array
+        self, table: pa.Table, series: SeriesPlaces, names: Sequence[str], values: Array
     ) -> None:
         """Write the estimates of a series' first rows, which have no full context: that of each is
         padded with the first row."""
@@ -347,10 +347,10 @@ class Forecaster:
         step = self.model_.step or 1.0
         data = self.result_.config.data
         padded = tables.pad_start(table, series.rows, count, data.time_column, step)
-        found = self._call(padded)
-        numbers = found["row"].to_numpy() - count
+        filled = self._call(padded)
+        numbers = filled["row"].to_numpy() - count
         inside = (numbers >= 0) & (numbers < missing)
-        values[series.rows[numbers[inside]]] = tables.take_columns(found, names)[inside]
+        values[series.rows[numbers[inside]]] = tables.take_columns(filled, names)[inside]
 
     def _call(self, table: pa.Table) -> pa.Table:
         with warnings.catch_warnings():

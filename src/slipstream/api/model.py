@@ -111,10 +111,10 @@ class TrainedModel:
                 if not isinstance(value, torch.Tensor):
                     value = torch.from_numpy(np.array(value, dtype=np.float64))
                 tensors[name] = value.to(self.device)
-                found = list(tensors[name].shape)
+                shape = list(tensors[name].shape)
                 wanted = [one for one in shapes[name] if isinstance(one, int)]
-                if len(found) != len(shapes[name]) or found[-len(wanted) :] != wanted:
-                    raise UserError(_describe_input(name, found, interface))
+                if len(shape) != len(shapes[name]) or shape[-len(wanted) :] != wanted:
+                    raise UserError(_describe_input(name, shape, interface))
         with torch.set_grad_enabled(are_tensors and torch.is_grad_enabled()):
             outputs = physical(**tensors)[interface.output]
         return outputs.to(rows.device) if are_tensors else np.asarray(outputs.cpu())
@@ -232,7 +232,7 @@ def _load_encoder(run: Run, overrides: tuple[str, ...], allow_code: bool) -> Loa
     return LoadedWeights(run, config, signature, scaler, [model.eval()], None)
 
 
-def _describe_input(name: str, found: Any, interface: Interface) -> str:
+def _describe_input(name: str, shape: Any, interface: Interface) -> str:
     """Say what a call takes in the place of something else."""
     shapes, columns = interface.get_input_shapes(), interface.describe()["inputs"]
     if name not in shapes:
@@ -243,8 +243,8 @@ def _describe_input(name: str, found: Any, interface: Interface) -> str:
         carried = interface.signature.state == "carried"
         sizes[0] = "any number of rows" if carried else f"{interface.context} rows"
         sizes[1] += " inputs"
-    is_missing = found is None or not isinstance(found, list)
-    has = "is missing" if is_missing else f"is {' x '.join(map(str, found)) or 'one number'}"
+    is_missing = shape is None or not isinstance(shape, list)
+    has = "is missing" if is_missing else f"is {' x '.join(map(str, shape)) or 'one number'}"
     listed = ", ".join(columns[name]["columns"])
     return f"{name} {has}; pass windows x {' x '.join(sizes)}, in this order: {listed}"
 

@@ -125,18 +125,18 @@ def _is_same(one: Array, other: Array) -> bool:
     return bool(one.tolist() == other.tolist())
 
 
-class SeriesRows(NamedTuple):
+class SeriesPlaces(NamedTuple):
     """The rows of one series among those of a table, in the order of time."""
 
     name: str
     rows: Ints
 
 
-def find_series(table: pa.Table, data: Data) -> list[SeriesRows]:
+def find_series(table: pa.Table, data: Data) -> list[SeriesPlaces]:
     """Return where the rows of each series are, as predictions count them."""
     whole = data.model_copy(update={"where": {}, "path": None})
     (read,) = read_tables(whole, table)
-    return [SeriesRows(one.name, list_rows(one.rows)) for one in iter_ordered(read, whole)]
+    return [SeriesPlaces(one.name, list_rows(one.rows)) for one in iter_ordered(read, whole)]
 
 
 def take_columns(table: pa.Table, names: Sequence[str]) -> Array:
@@ -146,7 +146,7 @@ def take_columns(table: pa.Table, names: Sequence[str]) -> Array:
 
 
 def place_rows(
-    predictions: pa.Table, names: Sequence[str], series: Sequence[SeriesRows], num_rows: int
+    predictions: pa.Table, names: Sequence[str], series: Sequence[SeriesPlaces], num_rows: int
 ) -> Array:
     """Return columns of estimates, each in the row of the table that it is for; NaN in others."""
     values = take_columns(predictions, names)

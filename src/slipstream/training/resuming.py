@@ -167,12 +167,12 @@ def _refuse_misfit(
     """Refuse settings of another network, before anything of the run is touched."""
     with torch.random.fork_rng([]):
         weights = build(config.model, dataset.signature).state_dict()
-    found = {
+    shapes = {
         name.removeprefix(LIVE_WEIGHTS): values.shape
         for name, values in split_rows(saved)[0].items()
         if name.startswith(LIVE_WEIGHTS)
     }
-    if found != {name: values.shape for name, values in weights.items()}:
+    if shapes != {name: values.shape for name, values in weights.items()}:
         raise UserError(
             f"{run.folder}: its weights do not fit these settings ({', '.join(changed)}), which "
             "describe another network; start a new run"
