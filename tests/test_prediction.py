@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
@@ -41,3 +42,58 @@ def test_files_of_predictions_hold_physical_values_with_all_their_digits(tmp_pat
         for name in predicted.column_names[4:]:
             assert again[name].to_pylist() == predicted[name].to_pylist()
             assert len(set(again[name].to_pylist())) > 500
+
+
+LAG = {"step": "formula", "name": "change", "value": "a - lag(a, 3)"}
+LEFT_OUT = {
+    "steps that look back": {"prepare": [LAG], "inputs": ["b", "change"]},
+    "rows that lack an input": {"missing": "drop", "inputs": ["a", "b"]},
+    "first rows that lack an input": {"missing": "forward", "inputs": ["a", "b"]},
+    "padding": {"prepare": [LAG, {"step": "pad"}], "inputs": ["b", "change"]},
+    "both": {"prepare": [LAG], "missing": "drop", "inputs": ["b", "change"]},
+    "without times": {"prepare": [LAG], "inputs": ["b", "change"], "time": None},
+    "streamed": {"prepare": [LAG], "inputs": ["b", "change"]},
+}
+
+
+def read_by_row(table: pa.Table, column: str) -> dict[tuple, float]:
+    """The values of a column by series, row and step."""
+    keys = [name for name in ("series", "row", "step") if name in table.column_names]
+    columns = [table[name].to_pylist() for name in (*keys, column)]
+    return {tuple(key): value for *key, value in zip(*columns, strict=True)}
+
+
+@pytest.mark.filterwarnings("ignore:.*left out rows with missing values")
+@pytest.mark.filterwarnings("ignore:.*left out the first 2 rows")
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.parametrize("horizon", [0, 4])
+def test_rows_are_numbered_as_the_file_has_them(tmp_path, name, horizon):
+    """Whatever is left out of a series, `row` finds the row of the file."""
+    files = {"x": waves(150), "y": waves(120, seed=1)}
+    table = pa.concat_tables(files.values())
+    table = table.append_column("id", pa.array(["x"] * 150 + ["y"] * 120))
+    if "missing" in LEFT_OUT[name]:
+        rows = table["time"].to_numpy()
+        holes = (rows < 2) | np.isin(rows, [40, 41, 90])
+        column = pa.array(np.where(holes, np.nan, table["b"]), from_pandas=True)
+        table = table.set_column(2, "b", column)
+    pyarrow.parquet.write_table(table, tmp_path / "table.parquet")
+    data = {"path": str(tmp_path / "table.parquet"), "id": "id", "targets": ["c"]}
+    data |= {"horizon": horizon, "context": 8, **LEFT_OUT[name]}
+    engine = {"home": "stream", "workers": 0} if name == "streamed" else {}
+    config = small_config(tmp_path, data=data, engine=engine, train={"epochs": 1})
+    run = slipstream.train(config, quiet=True).run
+    written = pyarrow.parquet.read_table(run / "predictions.parquet")
+    truths = read_by_row(written, "c")
+    assert {series for series, *_ in truths} == {"x", "y"}
+    for (series, row, *_), truth in truths.items():
+        assert truth == pytest.approx(files[series]["c"][row].as_py(), rel=1e-6)
+    predicted = slipstream.predict(run, table, every=True)
+    every = read_by_row(predicted, "c_predicted")
+    for key, value in read_by_row(written, "c_predicted").items():
+        assert every[key] == pytest.approx(value, rel=1e-5)
+    if "time" in predicted.column_names:  # the times of the file count its rows
+        assert all(row == time for (_, row, *_), time in read_by_row(predicted, "time").items())
+    if horizon:
+        ends = slipstream.predict(run, table)["row"].to_pylist()
+        assert ends == [150, 151, 152, 153, 120, 121, 122, 123]

@@ -108,6 +108,12 @@ def find_kind(folder: Path) -> str:
     return "pretrain" if '\nobjective = "masked"\n' in config else "train"
 
 
+def suggest_resume(folder: Path) -> str:
+    """Return the command that resumes a training, a pre-training or a search."""
+    verb = {"pretrain": "pretrain", "search": "tune"}.get(find_kind(folder), "train")
+    return f"slipstream {verb} --resume {folder}"
+
+
 def _logs_search(folder: Path) -> bool:
     """Whether a run's log begins as that of a search; with a database it has no other mark."""
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections import Counter
 
@@ -88,14 +90,18 @@ def test_a_fitted_estimator_forecasts_the_rows_that_follow(fitted, frame):
     assert forecast.tolist() == table["a_predicted"].to_pylist()
 
 
-def test_an_estimate_has_one_value_per_row_and_none_without_a_context(frame, tmp_path):
+def test_an_estimate_has_one_value_per_row_from_a_padded_context_at_first(frame, tmp_path):
     inputs, target = frame[["a", "b"]], frame["c"]
     model = make_estimator(context=8, out=tmp_path).fit(inputs, target)
     estimates = model.predict(inputs)
     assert model.result_.config.data.horizon == 0
     assert estimates.shape == (300,)
-    assert np.isnan(estimates[:7]).all()
-    assert np.isfinite(estimates[7:]).all()
+    table = model.result_.predict(inputs)
+    assert table["row"].to_pylist() == list(range(7, 300))
+    np.testing.assert_array_equal(estimates[7:], table["c_predicted"])
+    padded = pd.concat([inputs.iloc[[0]]] * 7 + [inputs.iloc[:7]])
+    first = model.result_.predict(padded)["c_predicted"].to_numpy()
+    np.testing.assert_allclose(estimates[:7], first, rtol=1e-6)
     assert list(model.feature_names_in_) == ["a", "b"]
     assert model.target_names_ == ("c",)
     by_array = make_estimator(context=8, out=tmp_path).fit(inputs.to_numpy(), target.to_numpy())
@@ -138,6 +144,129 @@ def test_it_is_searched_and_part_of_a_pipeline(frame, tmp_path):
     assert search.predict(frame[["a", "b"]]).shape == (300,)
 
 
+SCORED = {
+    "y beside X": ({"context": 8}, ["a", "b"], True),
+    "y inside X": ({"context": 8}, ["a", "b", "c"], True),
+    "y inside X, with times": ({"context": 8, "time": "time"}, ["time", "a", "b", "c"], True),
+    "no y": ({"targets": "c", "time": "time", "context": 8, "horizon": 0}, None, False),
+    "forecast, y inside X": (
+        {"targets": "c", "time": "time", "context": 8, "horizon": 2},
+        None,
+        True,
+    ),
+    "forecast, no y": ({"targets": "c", "time": "time", "context": 8, "horizon": 2}, None, False),
+}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_every_kind_of_table_is_scored_by_a_metric(frame, name):
+    settings, columns, has_y = SCORED[name]
+    inputs = frame if columns is None else frame[columns]
+    estimator, folds = make_estimator(**settings), TimeSeriesSplit(2)
+    y = frame["c"] if has_y else None
+    scorer = estimator.scorer("neg_mean_absolute_error")
+    scores = cross_val_score(estimator, inputs, y, cv=folds, scoring=scorer)
+    assert np.isfinite(scores).all()
+    assert (scores < 0).all()
+    if has_y and not settings.get("horizon"):  # what predict returns is beside y
+        by_name = cross_val_score(
+            estimator, inputs, y, cv=folds, scoring="neg_mean_absolute_error", error_score="raise"
+        )
+        assert np.isfinite(by_name).all()
+    fitted = estimator.fit(inputs, y)
+    if name == "y inside X":
+        assert fitted.result_.config.data.inputs == ("a", "b")
+    assert -scorer(fitted, inputs, y) == pytest.approx(
+        fitted.result_.evaluate(frame).metrics["mae"], rel=1e-5
+    )
+
+
+def test_a_metric_that_is_none_gets_a_suggestion(frame):
+    with pytest.raises(ValueError, match='did you mean "mean_absolute_error"'):
+        slipstream.Forecaster.scorer("neg_mean_absolut_error")
+    fitted = make_estimator(context=4).fit(frame[["a"]], frame["c"])
+    with pytest.raises(ValueError, match='"accuracy" is no metric here; there are mae'):
+        fitted.scorer("accuracy")(fitted, frame[["a"]], frame["c"])
+
+
+def test_y_with_other_values_than_the_column_of_its_name_is_refused(frame):
+    with pytest.raises(ValueError, match='X has a column "c" with other values than y'):
+        make_estimator(context=4).fit(frame, frame["c"] + 1)
+
+
+def test_a_fit_leaves_no_folder_behind(frame, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    grid = {"lr": [1e-3, 1e-2]}
+    search = GridSearchCV(make_estimator(context=4), grid, cv=TimeSeriesSplit(2))
+    search.fit(frame[["a", "b"]], frame["c"])
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == ["temporary"]
+    assert len(list((tmp_path / "temporary").iterdir())) == 1  # of the best one
+    best = search.best_estimator_
+    copy = pickle.loads(pickle.dumps(best))
+    result = best.result_
+    before = best.predict(frame[["a", "b"]])
+    del search, best
+    gc.collect()
+    assert result.predict(frame[["a", "b"]]).num_rows  # a result keeps its run
+    del result
+    gc.collect()
+    np.testing.assert_array_equal(copy.predict(frame[["a", "b"]]), before)
+    assert copy.score(frame[["a", "b"]], frame["c"])
+    del copy
+    gc.collect()
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+def test_series_and_order_are_those_of_the_table(frame, tmp_path):
+    two = pd.concat([frame.assign(id="x"), frame.assign(id="y", c=frame["c"] + 5)])
+    mixed = two.sample(frac=1, random_state=0)
+    settings = {"time": "time", "id": "id", "context": 8, "unsorted": "sort", "targets": "c"}
+    model = make_estimator(**settings, horizon=0, inputs=["a", "b"], out=tmp_path).fit(mixed)
+    values = pd.Series(model.predict(mixed), index=pd.MultiIndex.from_frame(mixed[["id", "time"]]))
+    table = model.result_.predict(mixed).to_pandas()
+    for series, time, value in zip(
+        table["series"], table["time"], table["c_predicted"], strict=True
+    ):
+        assert values[series, time] == value
+    assert np.isfinite(values).all()
+
+
+def test_steps_that_look_back_keep_rows_in_place(frame, tmp_path):
+    step = {"step": "formula", "name": "change", "value": "a - lag(a, 3)"}
+    settings = {"context": 8, "inputs": ["b", "change"], "targets": "c", "horizon": 0}
+    model = make_estimator(**settings, prepare=[step], time="time", out=tmp_path).fit(frame)
+    table = model.result_.predict(frame)
+    assert table["row"][0].as_py() == 10
+    values = model.predict(frame)
+    np.testing.assert_array_equal(values[10:], table["c_predicted"])
+    assert np.isfinite(values).all()
+
+
+def test_rows_that_are_resampled_are_no_rows_of_the_table(frame, tmp_path):
+    dated = frame.assign(time=pd.date_range("2026-01-01", periods=300, freq="h"))
+    settings = {"context": 8, "inputs": ["a", "b"], "targets": "c", "horizon": 0, "time": "time"}
+    step = {"step": "resample", "every": "2h"}
+    model = make_estimator(**settings, prepare=[step], out=tmp_path).fit(dated)
+    with pytest.raises(ValueError, match=r"resamples the rows.*result_\.predict"):
+        model.predict(dated)
+
+
+def test_dates_in_inputs_say_what_they_are_for(frame):
+    dates = pd.date_range("2026-01-01", periods=300, freq="h")
+    inputs, target = frame[["a", "b"]].set_index(dates), frame["c"].set_axis(dates)
+    with pytest.raises(ValueError, match=r'an index of dates.*time="time".*reset_index\(drop=True'):
+        make_estimator(context=8).fit(inputs, target)
+    with pytest.raises(ValueError, match=r'a column of dates, "when", .*set time="when"'):
+        make_estimator(context=8).fit(frame[["a", "b"]].assign(when=dates), frame["c"])
+    model = make_estimator(context=8, time="time").fit(inputs, target.to_frame())
+    assert model.target_names_ == ("c",)
+    assert model.result_.config.data.inputs == ("a", "b")
+    assert np.isfinite(model.predict(inputs)).all()
+
+
 def test_classes_are_predicted_with_probabilities(frame, tmp_path):
     inputs, labels = frame[["a", "b"]], np.where(frame["a"] > 10, 7, 3)
     model = make_estimator(task="classify", context=4, out=tmp_path).fit(inputs, labels)
@@ -156,11 +285,13 @@ def test_settings_have_names_of_their_own():
     assert sum(SPLIT.values()) == pytest.approx(1)
 
 
-def test_a_misspelt_setting_is_refused(frame):
-    with pytest.raises(ValueError, match="Invalid parameter 'epoch'"):
+def test_a_misspelt_setting_is_refused_with_a_suggestion():
+    with pytest.raises(ValueError, match=r"Invalid parameter 'epoch'.*did you mean .epochs."):
         make_estimator().set_params(epoch=3)
-    with pytest.raises(slipstream.UserError, match="Invalid parameter 'epoch'"):
-        slipstream.Forecaster(epoch=3).fit(frame)
+    with pytest.raises(slipstream.UserError, match=r"Invalid parameter 'contxt'.*.context."):
+        slipstream.Forecaster(contxt=3)
+    with pytest.raises(ValueError, match=r"'train__lrr'.*did you mean .lr."):
+        slipstream.Forecaster(train__lrr=3)
 
 
 def test_a_pandas_frame_with_dates_as_its_index_is_accepted(frame, tmp_path):

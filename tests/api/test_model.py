@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pickle
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 import slipstream
 from slipstream import UserError
 from tests.conftest import SMALL, close, merged, small_config, waves
+from tests.labelled import CLASSIFY, states
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,101 @@ def test_changed_weights_change_the_prediction(result):
             weight.zero_()
     assert not model.predict(waves(60)).equals(before)
     assert slipstream.load(result).predict(waves(60)).equals(before)
+
+
+CALLED = {
+    "forecast": {},
+    "estimate": {"data": {"horizon": 0, "inputs": ["a", "b"], "targets": ["c"]}},
+    "quantiles": {"train": {"loss": "quantile"}, "model": {"kind": "tcn"}},
+    "channels": {"data": {"channels": "independent"}, "model": {"kind": "transformer"}},
+    "normalized": {"model": {"kind": "mlp", "normalize": "window"}},
+    "repeats": {"train": {"repeats": 2}},
+    "limited": {"model": {"output_range": [19.0, 21.0]}},
+    "carried": {"train": {"state": "carried", "batch": 4}},
+    "known ahead": {
+        "data": {"future": ["a"], "static": ["k"], "id": "id", "targets": ["c"]},
+        "model": {"kind": "gru"},
+    },
+    "own class": {"model": {"kind": "tests.models.nets:Mixer"}},
+    "classes": CLASSIFY,
+}
+
+
+def make_table(name: str) -> pa.Table:
+    if name == "classes":
+        return states(300)
+    table = waves(160)
+    if name == "known ahead":
+        number = np.repeat([0, 1], 80)
+        table = table.append_column("id", pa.array(number))
+        table = table.append_column("k", pa.array(0.5 + number))
+    return table
+
+
+@pytest.mark.filterwarnings("ignore:left out windows of which the rows to predict lack")
+@pytest.mark.parametrize("name", CALLED)
+def test_a_call_predicts_windows_in_physical_units(tmp_path, name):
+    table = make_table(name)
+    config = small_config(tmp_path, **merged(CALLED[name], {"train": {"epochs": 1}}))
+    model = slipstream.train(config, table, quiet=True).model(device="cpu", allow_code=True)
+    rows = np.stack([table[one].to_numpy() for one in model.inputs], axis=1)[: model.context + 4]
+    starts = [0] if name == "carried" else [0, 1, 3]
+    batch = np.stack([rows[start : start + model.context] for start in starts])
+    more = {}
+    if name == "known ahead":
+        more["static"] = np.full((3, 1), 0.5)
+        ends = [start + model.context for start in starts]
+        more["future"] = np.stack([table["a"].to_numpy()[one : one + 4, None] for one in ends])
+    got = model(batch, **more)
+    wanted = model.predict(table.slice(0, 80) if more else table, every=True).to_pandas()
+    first = model.context if model.horizon else model.context - 1
+    for place, start in enumerate(starts):
+        at = wanted[wanted["row"] - wanted.get("step", 1) + 1 == first + start]
+        if model.classes:
+            expected = at[[f"p_{one}" for one in model.classes]].to_numpy()
+        else:
+            ends = ("q10", "q50", "q90") if name == "quantiles" else ("predicted",)
+            columns = [[f"{target}_{end}" for end in ends] for target in model.targets]
+            expected = np.stack([at[one].to_numpy() for one in columns], axis=1)
+            expected = expected if name == "quantiles" else expected[..., 0]
+        close(got[place], expected.copy())
+    tensors = {key: torch.as_tensor(value) for key, value in more.items()}
+    by_tensor = model(torch.as_tensor(batch), **tensors)
+    assert by_tensor.requires_grad
+    close(by_tensor.detach(), got)
+
+
+def test_a_call_has_the_gradients_of_a_module_and_its_weights(result):
+    model = result.model(device="cpu")
+    rows = torch.full((2, 16, 3), 20.0, requires_grad=True)
+    model(rows).sum().backward()
+    assert rows.grad is not None
+    assert rows.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not model(rows).requires_grad
+        before = model(rows)
+        for weight in model.module.parameters():
+            weight.zero_()
+        assert not torch.equal(model(rows), before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([np.zeros((2, 15, 3))], r"rows is 2 x 15 x 3; pass windows x 16 rows x 3 inputs, .*a, b"),
+        ([np.zeros((16, 3))], "rows is 16 x 3; pass windows x 16 rows"),
+        ([np.zeros((1, 16, 3)), np.zeros((1, 1))], "static is for columns of data.static, of wh"),
+    ],
+)
+def test_a_batch_of_another_shape_is_refused_by_name(result, arguments, said):
+    with pytest.raises(UserError, match=said):
+        result.model()(*arguments)
+
+
+def test_the_module_takes_windows_alone(result):
+    module = result.model(device="cpu").module
+    rows = torch.zeros(16, 2, 3)
+    assert torch.equal(module(rows), module(rows, None))
 
 
 def test_repeats_load_as_the_ensemble_or_as_the_best(repeats):

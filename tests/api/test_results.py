@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import shutil
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import slipstream
-from slipstream import events
+from slipstream import UserError, events
+from slipstream.cli.commands import app
 from tests.conftest import small_config, waves
 
 
@@ -111,3 +116,48 @@ def test_a_result_of_classes_prints_their_metrics_and_the_ensemble(classes):
     scores = result.evaluate(table)
     assert "log-loss" in repr(scores)
     assert set(scores.to_pandas().index) == {"low", "high"}
+
+
+@pytest.fixture(scope="module")
+def from_table(tmp_path_factory):
+    config = small_config(tmp_path_factory.mktemp("tables"), train={"epochs": 1})
+    return slipstream.train(config, waves(160), quiet=True)
+
+
+def test_a_run_of_a_table_names_what_to_pass_on_the_command_line(from_table, tmp_path):
+    run, out = str(from_table.run), str(tmp_path / "out")
+    copy = str(shutil.copytree(from_table.run, tmp_path / "copy"))
+    more = ("--set", "train.epochs=3")
+    said = {
+        ("evaluate", run): "with --data FILE, .* --set data.path=FILE",
+        ("evaluate", run, "--stream"): "with --data FILE, .* --set data.path=FILE",
+        ("export", run, "--to", "onnx", "--out", out): "with --data FILE",
+        ("ensemble", run, copy): r"again: --set data.path=FILE \(in Python data=TABLE\)",
+        ("train", "--resume", copy, *more): r"again: --set data.path=FILE \(in Python data=TABLE\)",
+        ("train", f"{run}/config.toml"): "data.path is not set; .* --set data.path=FILE",
+    }
+    for arguments, message in said.items():
+        found = CliRunner().invoke(app, list(arguments))
+        assert found.exit_code == 2, found.output
+        assert re.search(message, found.stderr), (arguments, found.stderr)
+
+
+def test_a_run_of_a_table_names_the_argument_in_python(from_table, tmp_path):
+    copy = shutil.copytree(from_table.run, tmp_path / "copy")
+    longer = {"overrides": "train.epochs=3", "quiet": True}
+    with pytest.raises(UserError, match=r"passed from Python.*rows to score with data=TABLE"):
+        from_table.evaluate()
+    with pytest.raises(UserError, match=r"with data=TABLE$"):
+        slipstream.export(from_table, out=tmp_path / "out")
+    with pytest.raises(UserError, match=r"; pass data=TABLE$"):
+        slipstream.train(resume=copy, **longer)
+    with pytest.raises(UserError, match=r"; pass data=TABLE$"):
+        slipstream.ensemble([from_table, copy])
+    assert slipstream.train(None, waves(160), resume=copy, **longer).metrics
+    assert slipstream.ensemble([from_table, copy], waves(160), quiet=True).metrics
+
+
+def test_a_table_that_was_saved_stands_for_the_one_that_was_passed(from_table, tmp_path):
+    pq.write_table(waves(160), tmp_path / "table.parquet")
+    scores = from_table.evaluate(overrides=f"data.path={tmp_path}/table.parquet")
+    assert scores.metrics["mae"] == pytest.approx(from_table.metrics["test"]["mae"], rel=1e-5)

@@ -17,6 +17,18 @@ from tests.labelled import CLASSIFY, states
 QUICK: dict[str, Any] = {"train": {"epochs": 1}}
 RUNS: dict[str, dict[str, Any]] = {
     "lstm": {"name": "cell", "data": {"horizon": 0, "targets": ["c"]}},
+    "tcn": {"model": {"kind": "tcn", "layers": 3}},
+    **{
+        f"{kind}, patches": {"model": {"kind": kind, "patch": 4, "pool": pool, "normalize": how}}
+        for kind, pool, how in (
+            ("lstm", "attention", "window"),
+            ("gru", "mean", "last"),
+            ("transformer", "flatten", "window"),
+            ("tcn", "attention", "last"),
+        )
+    },
+    "mlp": {"model": {"kind": "mlp", "normalize": "window"}},
+    "linear": {"model": {"kind": "linear", "normalize": "last"}},
     "quantiles": {"model": {"kind": "gru", "layers": 2}, "train": {"loss": "quantile"}},
     "repeats": {"train": {"repeats": 2}, "model": {"output_range": [9.5, 31.0]}},
     "channels": {"data": {"channels": "independent"}},

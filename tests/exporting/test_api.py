@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -18,7 +21,7 @@ from slipstream.errors import UserError
 from slipstream.exporting import formats
 from slipstream.exporting.api import export_run
 from slipstream.training import train
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +131,27 @@ def test_an_export_that_differs_is_a_failure_and_leaves_nothing(run, tmp_path, m
     with pytest.raises(UserError, match="differ from the model by up to"):
         export_run(run, "wrong", tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def streamed(folder: Path) -> Path:
+    """A run whose rows stay on disk: in pieces of 30, with a gap, and some targets missing."""
+    table = waves(200)
+    time = table["time"].to_numpy() + 1000 * (np.arange(200) >= 181)
+    target = np.where(np.arange(200) % 50 == 7, np.nan, table["c"].to_numpy())
+    table = table.set_column(0, "time", pa.array(time))
+    table = table.set_column(3, "c", pa.array(target, from_pandas=True))
+    pq.write_table(table, folder / "streamed.parquet", row_group_size=30)
+    data = {"path": str(folder / "streamed.parquet"), "inputs": ["a", "b"], "targets": ["c"]}
+    engine = {"home": "stream", "workers": 0, "buffer_rows": 30}
+    return train(small_config(folder / "runs", data=data, engine=engine)).run
+
+
+@pytest.mark.parametrize("to", ["onnx", "c", "hub", slow("torch"), slow("triton"), slow("ray")])
+def test_a_streamed_run_is_verified_on_every_window(streamed, tmp_path, to):
+    code, result = invoke(streamed, "--to", to, "--out", tmp_path / "out")
+    assert code == 0, result
+    assert result["parity"]["windows"] == slipstream.evaluate(streamed)["windows"]
+    if to == "hub":
+        card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+        assert re.search(r"\| `c` \| targets .*\| 4 \|", card)

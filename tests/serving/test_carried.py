@@ -76,3 +76,19 @@ def test_a_stream_gives_what_predict_gives(tmp_path):
     values = [row["c_predicted"] for row in answer.json()["predictions"]]
     expected = slipstream.predict(run, table)["c_predicted"].to_pylist()
     close(values[-len(expected) :], expected)
+
+
+AHEAD = {"prepare": [{"step": "formula", "name": "known", "value": "2 * a"}], "future": ["known"]}
+
+
+@pytest.mark.parametrize("data", [FORECAST, {"targets": ["c"], **AHEAD}])
+@pytest.mark.parametrize("state", ["windows", "carried"])
+def test_a_stream_that_knows_nothing_ahead_is_refused_in_words_of_http(tmp_path, data, state):
+    run = train_carried(tmp_path, data=data, train={"state": state})
+    rows = read_table(run).slice(0, 40).drop_columns("id").to_pylist()
+    answer = ask(run, lambda client: client.post("/streams/one", json=rows))
+    assert answer.status_code == 422
+    said = answer.json()["error"]
+    assert "data.future" in said
+    assert "send tables that end with the rows to predict to /predict" in said
+    assert "future=" not in said

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 import slipstream
@@ -15,12 +17,14 @@ from slipstream import runs
 from slipstream.errors import ResumableError, UserError
 from slipstream.tracking import follower
 from slipstream.tracking.api import follow
+from slipstream.tracking.pictures import draw_pictures
 from slipstream.tracking.points import Point
 from slipstream.tracking.summary import read_figures
 from slipstream.tracking.tensorboard import TensorBoard
 from slipstream.tracking.tracker import TrackerDown
 from slipstream.training import train
-from tests.conftest import HUNG_S, small_config, waves
+from tests.conftest import HUNG_S, merged, small_config, waves
+from tests.labelled import class_config, states
 from tests.tracking.reading import logged_points, read_scalars, to_single
 
 REPEATED = {"train": {"repeats": 2, "epochs": 3}, "engine": {"log_every": 4}}
@@ -340,3 +344,41 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.1)
+
+
+SHAPES = {
+    "a forecast": {},
+    "an estimate": {"data": {"horizon": 0, "targets": ["c"]}},
+    "several targets": {"data": {"targets": ["a", "b"]}},
+    "channels": {"data": {"channels": "independent"}},
+    "quantiles": {"train": {"loss": "quantile"}},
+    "intervals": {"train": {"repeats": 2}},
+    "folds": {"data": {"split": {"walk_forward": 2}}},
+}
+
+
+@pytest.mark.parametrize("sections", SHAPES.values(), ids=SHAPES)
+def test_predictions_of_every_shape_are_drawn(tmp_path, sections):
+    table = waves(160)
+    holes = np.where(np.arange(160) % 9 == 4, np.nan, table["c"].to_numpy())
+    table = table.set_column(3, "c", pa.array(holes, from_pandas=True))
+    settings = merged({"data": {"inputs": ["a", "b"], "targets": ["c"]}}, sections)
+    if "targets" in sections.get("data", {}) or "channels" in sections.get("data", {}):
+        settings, table = merged(settings, {"data": {"inputs": None}}), waves(160)
+    config = small_config(tmp_path, **merged({"train": {"epochs": 1}}, settings))
+    run = slipstream.train(config, table, quiet=True).run
+    assert [path.name for path in draw_pictures(run, tmp_path)] == ["losses.png", "predictions.png"]
+
+
+def test_classes_have_no_picture_of_their_predictions(tmp_path):
+    run = slipstream.train(class_config(tmp_path), states(300), quiet=True).run
+    assert [path.name for path in draw_pictures(run, tmp_path)] == ["losses.png"]
+    assert follow(run, "tensorboard", out=str(tmp_path / "board"))["finished"]
+
+
+@pytest.mark.parametrize("name", ["config.toml", "predictions.parquet"])
+@pytest.mark.parametrize("content", [b"\xff\xfe no = [text", b"PAR1 half of it PAR1"])
+def test_a_damaged_file_is_named(run, tmp_path, name, content):
+    (run / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}: .*is damaged"):
+        follow(run, "tensorboard", out=str(tmp_path / "board"))

@@ -57,6 +57,45 @@ def test_labels_mean_nothing_to_an_encoder(pretrained):
     assert set(pretrained.summary["baselines"]) == {"mean", "repeat", "interpolate"}
 
 
+def test_what_pretraining_sets_by_itself_is_noted(pretrained, tmp_path):
+    (note,) = [one for one in pretrained.summary["notes"] if "pre-trains with" in one]
+    assert "model.bidirectional = true and model.layer_norm = true" in note
+    asked = merged(BARS, {"out": str(tmp_path), "train": {"epochs": 1}})
+    for kind in ("transformer", "gru"):
+        model = {"kind": kind, "heads": 2}
+        model |= {"bidirectional": False, "layer_norm": False} if kind == "gru" else {}
+        result = slipstream.pretrain(merged(asked, {"model": model}), quiet=True)
+        assert not [one for one in result.summary["notes"] if "pre-trains with" in one]
+
+
+@pytest.mark.parametrize(("freeze_epochs", "is_noted"), [(10, True), (2, True), (1, False)])
+def test_an_encoder_that_never_thaws_is_noted(tmp_path, pretrained, freeze_epochs, is_noted):
+    asked = tuned(tmp_path, pretrained)
+    asked["train"] |= {"freeze_epochs": freeze_epochs}
+    notes = slipstream.train(asked, quiet=True).summary["notes"]
+    found = [one for one in notes if "the encoder stays frozen to the end" in one]
+    assert bool(found) == is_noted
+    assert all(f"train.freeze_epochs = {freeze_epochs} leaves none" in one for one in found)
+
+
+def test_an_encoder_whose_turn_did_not_come_is_noted(tmp_path, pretrained):
+    asked = tuned(tmp_path, pretrained)
+    asked["train"] |= {"epochs": 20, "freeze_epochs": 9, "minutes": 1e-6}
+    summary = slipstream.train(asked, quiet=True).summary
+    (note,) = [one for one in summary["notes"] if "the encoder stayed frozen" in one]
+    assert "training ended in epoch 1, and train.freeze_epochs is 9" in note
+
+
+def test_only_an_encoder_is_a_start(tmp_path, pretrained):
+    trained = slipstream.train(tuned(tmp_path, pretrained), quiet=True)
+    asked = tuned(tmp_path, trained)
+    with pytest.raises(UserError, match=r"is a run of slipstream\.train; name a run of"):
+        slipstream.train(asked)
+    (trained.run / "trials.json").write_text("[]")
+    with pytest.raises(UserError, match=r"is a search; name a run of slipstream\.pretrain"):
+        slipstream.train(asked)
+
+
 @pytest.mark.parametrize("split", [{"stratified": True}, {"walk_forward": 2}])
 def test_splits_of_classes_are_no_hindrance(tmp_path, split):
     shares = {"train": 0.7, "val": 0.1, "test": 0.2} if "stratified" in split else {}

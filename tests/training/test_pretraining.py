@@ -241,7 +241,7 @@ def test_only_a_pretraining_run_is_gone_on_with(tmp_path, table):
     run = slipstream.train(settings(tmp_path, {"train": {"epochs": 1}}), table).run
     with pytest.raises(UserError, match="is not a pre-training run"):
         slipstream.pretrain(resume=run)
-    with pytest.raises(UserError, match=r"name one of slipstream\.pretrain"):
+    with pytest.raises(UserError, match=r"name a run of slipstream\.pretrain"):
         slipstream.train(settings(tmp_path, {"train": {"init_from": str(run)}}), table)
 
 

@@ -92,7 +92,8 @@ def same(one, other):
 
 
 def interrupted(config, table, step, number=signal.SIGINT):
-    with pytest.raises(Interrupted, match=r"resume with: slipstream train --resume"):
+    verb = "pretrain" if config.masked else "train"
+    with pytest.raises(Interrupted, match=rf"resume with: slipstream {verb} --resume"):
         training.train(config, table, watch=stopping_at(step, number))
     return runs.open_run(runs.find_last(config.out))
 
@@ -309,12 +310,14 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
         )
     other = table.to_pydict()
     other["a"][7] += 0.001
-    with pytest.raises(UserError, match=r"data are not those that it began with.*force=True"):
-        slipstream.train(data=other, resume=run.folder)
+    for force in (False, True):
+        said = r"data are not those that it began with, .* start a new run: slipstream\.train\("
+        with pytest.raises(UserError, match=said):
+            slipstream.train(data=other, resume=run.folder, force=force)
     assert sorted(path for path in run.folder.rglob("*")) == before
     seen = []
     training.train(
-        data=other,
+        data=table,
         resume=run.folder,
         overrides=("train.lr=0.0005",),
         force=True,
@@ -322,6 +325,34 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
     )
     (told,) = (event for event in seen if event["event"] == "resume")
     assert "train.lr was changed" in told["differs"]
+
+
+def read_files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data.scale=minmax", "the data are not those that it began with .data.scale was changed"),
+        ("data.context=8", "the data are not those that it began with"),
+        ("data.stride=2", "the data are not those that it began with"),
+        ("model.hidden=9", r"its weights do not fit these settings \(model.hidden\)"),
+        ("model.kind=gru", r"its weights do not fit these settings \(model.kind\)"),
+        ("train.loss=quantile", r"its weights do not fit these settings \(train.loss\)"),
+    ],
+)
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_force_never_leaves_a_run_with_weights_that_do_not_fit(tmp_path, change, said, is_finished):
+    table = waves(400)
+    if is_finished:
+        run = runs.open_run(slipstream.train(configured(tmp_path), table, quiet=True).run)
+    else:
+        run = interrupted(configured(tmp_path), table, 12)
+    before, longer = read_files(run.folder), "train.epochs=6"
+    with pytest.raises(UserError, match=said):
+        slipstream.train(data=table, resume=run.folder, overrides=(change, longer), force=True)
+    assert read_files(run.folder) == before
 
 
 def test_a_run_can_move(tmp_path, monkeypatch):
@@ -454,8 +485,9 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     assert runs.load_config(run).train.batch == measured
 
 
+@pytest.mark.parametrize(("job", "verb"), [(None, "train"), ("masked", "pretrain")])
 @pytest.mark.parametrize("at", ["start", "scoring"])
-def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at):
+def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at, job, verb):
     def watch(event):
         if event["event"] == at:
             signal.raise_signal(signal.SIGTERM)
@@ -463,13 +495,14 @@ def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at):
     table, before = waves(400), signal.getsignal(signal.SIGTERM)
     stop_signals.raise_on_stop()
     try:
-        with pytest.raises(Interrupted, match="resume with: slipstream train") as caught:
-            training.train(configured(tmp_path), table, watch=watch)
+        with pytest.raises(Interrupted, match=f"resume with: slipstream {verb} ") as caught:
+            training.train(configured(tmp_path, job), table, watch=watch)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught.value.exit_code == 143
     run = runs.open_run(tmp_path / "last")
-    assert slipstream.train(None, table, resume=run.folder).summary["epochs"] == 5
+    resumed = getattr(slipstream, verb)(None, table, resume=run.folder)
+    assert resumed.summary["epochs"] == (5 if job is None else 3)
 
 
 def test_an_interrupt_while_it_is_scored_says_how_to_resume(tmp_path):

@@ -103,7 +103,7 @@ def test_predictions_cover_every_test_window(trained):
 
 def test_evaluate_finds_the_same_figures(trained):
     _, result = trained
-    with pytest.raises(slipstream.UserError, match=r"data.path is not set"):
+    with pytest.raises(slipstream.UserError, match=r"passed from Python.* data=TABLE"):
         slipstream.evaluate(result.run)
     everything = slipstream.evaluate(result.run, waves(600))
     assert everything["windows"] == 600 - 20 + 1

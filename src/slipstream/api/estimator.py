@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import sys
+import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
@@ -15,17 +18,20 @@ import numpy as np
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.api import tables, training
-from slipstream.api.tables import EstimatorError
+from slipstream.api.results import Result
+from slipstream.api.tables import EstimatorError, SeriesPlaces
 from slipstream.config import Config
+from slipstream.config.prepare import ResampleStep
 from slipstream.data.prediction_columns import PREDICTED, name_columns, name_probability
 from slipstream.errors import UserError
+from slipstream.text import find_nearest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
+    from slipstream.api.evaluation import Evaluation
     from slipstream.api.model import TrainedModel
-    from slipstream.api.results import Result
     from slipstream.events import Event
 
     Array = npt.NDArray[Any]
@@ -36,6 +42,20 @@ SECTIONS = ("data", "model", "train", "augment", "engine")
 """Sections whose settings an estimator takes by their own names, which are all different"""
 SPLIT = {"train": 0.8, "val": 0.1, "test": 0.1}
 """Of the rows passed to `fit`; scikit-learn holds rows of its own back for testing"""
+SCORES = {
+    "mean_absolute_error": "mae",
+    "mean_squared_error": "mse",
+    "root_mean_squared_error": "rmse",
+    "max_error": "max_error",
+    "r2": "r2",
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced_accuracy",
+    "f1_macro": "f1_macro",
+    "roc_auc": "auc",
+    "log_loss": "log_loss",
+}
+"""By scikit-learn's name without neg_: a metric of `evaluate`"""
+HIGHER_IS_BETTER = ("r2", "accuracy", "balanced_accuracy", "f1_macro", "auc")
 
 
 def _raise_value_errors(method: Callable[P, T]) -> Callable[P, T]:
@@ -62,8 +82,9 @@ class Forecaster:
     `lr` and all others of `[data]`, `[model]`, `[train]`, `[augment]` and `[engine]`, as in
     docs/settings.md; `train__lr` names the section too.
 
-    Every `fit` is a run with its own folder in `out`, which the fitted estimator reads its model
-    from. Rows are taken in their order, so use cross-validation that keeps it.
+    Every `fit` is a run. Its folder is a temporary one, which is removed with the estimator, or a
+    new one in `out` where that is set. Rows are taken in their order, so use cross-validation that
+    keeps it.
 
     Args:
         config: A TOML file, a mapping or a `Config` that the settings are added to.
@@ -79,15 +100,20 @@ class Forecaster:
         classes_: The classes, with `task="classify"`.
         fit: A function of a table, or of X and y. With y, the columns of X estimate y at the same
             row (`horizon` 0) unless `horizon` is set; without, `targets` are columns of the table.
+            y may be a column of X; it is an input then only where `horizon` is set.
             The last tenth of the rows tests the model, the tenth before stops the training, unless
             `split` is set. `on_event` is called with every event, as by `slipstream.train`.
-        predict: A function of a table: with `horizon` 0 one value per row, NaN where fewer than
-            `context` rows lie behind it; else the forecast of the rows that follow, in order of
-            the series. One column is a vector, several are a matrix. `result_.predict` returns a
-            table with times and intervals instead.
+        predict: A function of a table: with `horizon` 0 one value per row, where the context of a
+            series' first rows is padded with the first one, and NaN after a gap until there is
+            one; else the forecast of the rows that follow, in order of the series. One column is a
+            vector, several are a matrix. `result_.predict` returns a table with times and
+            intervals instead, of rows with a full context.
         predict_proba: A function of a table: the probability of each class.
         score: A function of a table, or of X and y: the coefficient of determination R² of all
             windows, the mean of the targets; for classes the accuracy.
+        scorer: A function of a metric's name, such as "mae" or "neg_mean_absolute_error", that
+            returns what to pass as `scoring`. The name itself, which makes scikit-learn compare y
+            with `predict`, works only with y beside X and `horizon` 0.
         get_params: A function that returns the settings.
         set_params: A function that changes settings.
 
@@ -95,6 +121,7 @@ class Forecaster:
         model = slipstream.Forecaster(targets="OT", context=96, horizon=24, epochs=10)
         model.fit(train_frame).predict(test_frame)
         cross_val_score(model, frame, cv=TimeSeriesSplit(3))
+        cross_val_score(model, frame, cv=TimeSeriesSplit(3), scoring=model.scorer("mae"))
     """
 
     result_: Result
@@ -113,6 +140,7 @@ class Forecaster:
         self.config = config
         self.quiet = quiet
         for name, value in settings.items():
+            _find_setting(name)
             setattr(self, name, value)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -145,13 +173,18 @@ class Forecaster:
         if y is not None:
             columns = tables.read_targets(y, table.num_rows, are_classes=self._classifies)
             data.setdefault("horizon", 0)
-            data.setdefault("inputs", _list_inputs(features, data))
+            if "inputs" not in data:
+                data["inputs"] = _list_inputs(features, data, () if data["horizon"] else columns)
+                index = set(features) - set(map(str, getattr(X, "columns", features)))
+                for name in data["inputs"]:
+                    tables.refuse_dates(table, [name], name in index)
             data["targets"] = list(columns)
             table = tables.add_columns(table, columns)
             classes = np.unique(next(iter(columns.values()))) if self._classifies else None
-        self.result_ = training.train(settings, table, quiet=self.quiet, on_event=on_event)
-        self.model_ = self.result_.model()
-        self.target_names_ = tuple(_read_targets(self.result_))
+        folder = None if "out" in settings else TemporaryRuns()
+        settings |= {} if folder is None else {"out": str(folder.path)}
+        result = training.train(settings, table, quiet=self.quiet, on_event=on_event)
+        self._adopt(result, folder)
         self.feature_names_in_ = np.array(features, dtype=object)
         self.n_features_in_ = len(features)
         if self._classifies:
@@ -160,17 +193,23 @@ class Forecaster:
             self.classes_ = np.array([known.get(name, name) for name in names])
         return self
 
+    def _adopt(self, result: Result, folder: TemporaryRuns | None) -> None:
+        """Take over a fitted run; a temporary folder stays for as long as one of these does."""
+        self.result_, self._folder = result, folder
+        self.model_ = result.model()
+        self.target_names_ = tuple(_read_targets(result))
+        for holder in (self.result_, self.model_):
+            object.__setattr__(holder, "_folder", folder)
+
     @_raise_value_errors
     def predict(self, X: Any) -> Array:
         """Return estimates for every row, or the forecast of the rows that follow."""
-        table, num_rows = self._predict(X)
         if self._classifies:
+            values = self._predict(X, [PREDICTED])[:, 0]
             known = {str(value): value for value in self.classes_}
-            values = tables.place_rows(table, [PREDICTED], num_rows=num_rows)[:, 0]
             return np.array([known.get(value) for value in values])
-        names = [name_columns(target).predicted for target in self.target_names_]
-        values = tables.place_rows(table, names, num_rows=num_rows)
-        return values[:, 0] if len(names) == 1 else values
+        values = self._predict(X)
+        return values[:, 0] if values.shape[1] == 1 else values
 
     @property
     def predict_proba(self) -> Callable[[Any], Array]:
@@ -182,22 +221,37 @@ class Forecaster:
 
     @_raise_value_errors
     def _predict_proba(self, X: Any) -> Array:
-        table, num_rows = self._predict(X)
-        names = [name_probability(str(name)) for name in self.classes_]
-        return tables.place_rows(table, names, num_rows=num_rows)
+        self._require_fit()
+        return self._predict(X, [name_probability(str(name)) for name in self.classes_])
 
     @_raise_value_errors
     def score(self, X: Any, y: Any = None) -> float:
         """Return R², the mean over the targets, or the accuracy of classes; of all windows."""
-        table = self._read(X)
-        if y is not None:
-            columns = tables.read_targets(y, table.num_rows, are_classes=self._classifies)
-            values = columns.values()
-            table = tables.add_columns(table, dict(zip(self.target_names_, values, strict=True)))
-        scores = self.result_.evaluate(table)
+        scores = self._evaluate(X, y)
         if self._classifies:
             return float(scores.metrics["accuracy"])
         return float(np.mean([one["r2"] for one in scores.detail["per_target"].values()]))
+
+    @staticmethod
+    def scorer(metric: str) -> Callable[..., float]:
+        """Return a function to pass as `scoring`, which scores forecasts and estimates alike,
+        wherever the targets are: in X, or beside it as y. `metric` is one of Slipstream's, such as
+        "mae", or scikit-learn's name of it, such as "neg_mean_absolute_error"."""
+        key = metric.removeprefix("neg_")
+        key = SCORES.get(key, key)
+        known = {*SCORES, *SCORES.values()}
+        if key not in known:
+            nearest = find_nearest(metric.removeprefix("neg_"), known)
+            hint = f'; did you mean "{nearest}"?' if nearest else ""
+            raise EstimatorError(f'"{metric}" is no metric{hint}; there are {", ".join(SCORES)}')
+
+        def score(estimator: Forecaster, X: Any, y: Any = None) -> float:
+            metrics = estimator._evaluate(X, y).metrics
+            if key not in metrics:
+                raise EstimatorError(f'"{metric}" is no metric here; there are {_join(metrics)}')
+            return metrics[key] if key in HIGHER_IS_BETTER else -metrics[key]
+
+        return score
 
     def __repr__(self) -> str:
         listed = {name: value for name, value in self.get_params().items() if name != "quiet"}
@@ -251,20 +305,106 @@ class Forecaster:
             settings[section] = {**settings.get(section, {}), key: value}
         return settings
 
-    def _predict(self, X: Any) -> tuple[pa.Table, int | None]:
-        """Return the table of predictions, and the rows of `X` where they are estimates of them."""
+    @_raise_value_errors
+    def _evaluate(self, X: Any, y: Any) -> Evaluation:
+        """Return the metrics on all windows of a table."""
         table = self._read(X)
+        if y is not None:
+            columns = tables.read_targets(y, table.num_rows, are_classes=self._classifies)
+            values = columns.values()
+            table = tables.add_columns(table, dict(zip(self.target_names_, values, strict=True)))
+        return self.result_.evaluate(table)
+
+    def _predict(self, X: Any, names: Sequence[str] | None = None) -> Array:
+        """Return columns of predictions, by default those of the targets: a forecast row by row,
+        or an estimate for every row of `X`, those of the first rows from a padded context."""
+        table, data = self._read(X), self.result_.config.data
+        if names is None:
+            names = [name_columns(target).predicted for target in self.target_names_]
+        if data.horizon:
+            return tables.take_columns(self._call(table), names)
+        if any(isinstance(step, ResampleStep) for step in data.prepare):
+            raise EstimatorError(
+                "data.prepare resamples the rows, so that there is no estimate for every row of X; "
+                "result_.predict returns those of the new rows, with their times"
+            )
+        series = tables.find_series(table, data)
+        values = tables.place_rows(self._call(table), names, series, table.num_rows)
+        for one in series:
+            self._fill_start(table, one, names, values)
+        return values
+
+    def _fill_start(
+        self, table: pa.Table, series: SeriesPlaces, names: Sequence[str], values: Array
+    ) -> None:
+        """Write the estimates of a series' first rows, which have no full context: that of each is
+        padded with the first row."""
+        known = np.array([value is not None and value == value for value in values[series.rows, 0]])
+        missing = int(known.argmax()) if known.any() else len(known)
+        if not missing:
+            return
+        count = max(missing, self.model_.context)
+        step = self.model_.step or 1.0
+        data = self.result_.config.data
+        padded = tables.pad_start(table, series.rows, count, data.time_column, step)
+        filled = self._call(padded)
+        numbers = filled["row"].to_numpy() - count
+        inside = (numbers >= 0) & (numbers < missing)
+        values[series.rows[numbers[inside]]] = tables.take_columns(filled, names)[inside]
+
+    def _call(self, table: pa.Table) -> pa.Table:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notes on the data, which result_.predict raises
-            predictions = self.model_.predict(table)
-        is_estimate = self.result_.config.data.horizon == 0
-        return predictions, table.num_rows if is_estimate else None
+            return self.model_.predict(table)
 
-    def _read(self, X: Any) -> pa.Table:
+    def _require_fit(self) -> None:
         if not hasattr(self, "result_"):
             raise _make_not_fitted("this Forecaster is not fitted yet; call fit first")
+
+    def _read(self, X: Any) -> pa.Table:
+        self._require_fit()
         names = self.feature_names_in_.tolist()
         return tables.read_inputs(X, names=names, time=self.result_.config.data.time_column)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: of a temporary run, its files."""
+        state = dict(vars(self))
+        folder = state.pop("_folder", None)
+        if folder is not None:
+            del state["model_"]
+            state["result_"] = self.result_.run.name, self.result_.summary, folder.read()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if isinstance(self.result_ if hasattr(self, "result_") else None, tuple):
+            name, summary, files = state["result_"]
+            folder = TemporaryRuns(files)
+            self._adopt(Result(folder.path / name, summary), folder)
+        elif "result_" in state:
+            self._folder = None
+
+
+class TemporaryRuns:
+    """A folder for runs that is removed when nothing refers to this object any more."""
+
+    def __init__(self, files: Mapping[str, bytes] | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="slipstream-"))
+        self._remove = weakref.finalize(self, _remove_own, self.path, os.getpid())
+        for name, content in (files or {}).items():
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.path / name).write_bytes(content)
+
+    def read(self) -> dict[str, bytes]:
+        """Return the content of every file, by its name."""
+        files = (file for file in sorted(self.path.rglob("*")) if file.is_file())
+        return {file.relative_to(self.path).as_posix(): file.read_bytes() for file in files}
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    """Remove a folder, unless this is a fork of the process that made it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _to_source(config: Any) -> Any:
@@ -282,11 +422,18 @@ def _find_setting(name: str) -> tuple[str, str]:
             return "", name
         sections = [one for one in SECTIONS if name in _list_keys(one)]
     if not sections or key not in _list_keys(sections[0]):
+        known = [one for some in SECTIONS for one in _list_keys(some)]
+        nearest = find_nearest(key, _list_keys(sections[0]) if sections else known)
+        hint = f'did you mean "{nearest}"?' if nearest else "docs/settings.md lists them"
         raise EstimatorError(
             f"Invalid parameter {name!r} for estimator Forecaster: it is not a setting of "
-            f"{', '.join(SECTIONS)}; docs/settings.md lists them"
+            f"{', '.join(SECTIONS)}; {hint}"
         )
     return sections[0], key
+
+
+def _join(names: Collection[str]) -> str:
+    return ", ".join(names)
 
 
 def _list_keys(section: str) -> Sequence[str]:
@@ -294,9 +441,11 @@ def _list_keys(section: str) -> Sequence[str]:
     return tuple(getattr(kind, "model_fields", ()))
 
 
-def _list_inputs(features: Sequence[str], data: Mapping[str, Any]) -> list[str]:
+def _list_inputs(
+    features: Sequence[str], data: Mapping[str, Any], targets: Collection[str]
+) -> list[str]:
     """Return the columns of X that have no other role."""
-    others = {data.get("time"), *data.get("static", ()), *data.get("ignore", ())}
+    others = {data.get("time"), *data.get("static", ()), *data.get("ignore", ()), *targets}
     ids = data.get("id") or ()
     others |= {ids} if isinstance(ids, str) else set(ids)
     return [name for name in features if name not in others]

@@ -27,6 +27,11 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"slipstream (train|tune|pretrain|evaluate|predict|export|report)\b(?! -)", r"slipstream.\1"),
     (r"--allow-code \(in Python allow_code=True\)", "allow_code=True"),
     (r"the same command\b", "the same call"),
+    (
+        r"pass (?:the same rows again: )?--set data\.path=FILE \(in Python data=TABLE\)",
+        "pass data=TABLE",
+    ),
+    (r"--data FILE\b", "data=TABLE"),
     (r"--set takes", "overrides takes"),
     (r"--set (?P<what>[\w.]+=[^\s;,]+)", r'overrides="\g<what>"'),
     (r"--(?P<name>force|resample|every|allow-code|ensemble|int8)\b", r"\g<name>=True"),

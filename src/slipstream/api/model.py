@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from slipstream.data.scaler import Scaler
+    from slipstream.exporting.interface import Interface
+    from slipstream.exporting.pytorch.module import PhysicalModel
     from slipstream.inference.trained import TrainedRun
 
 MAX_NAMES = 4
@@ -49,13 +53,26 @@ class TrainedModel:
         classes: The names of the classes, in the order of the network's outputs; empty for numbers.
         context: The rows that it sees.
         horizon: The rows that it forecasts; 0 for an estimate at the last row of the context.
+        step: The time from row to row: seconds for dates, else in the time column's own unit; None
+            where the data had no time.
         device: Where the network is.
         predict: A function: predictions for new data, as from `slipstream.predict`. A pre-trained
             encoder predicts nothing yet and says so.
 
+    The object itself is called with a batch of windows in physical units and returns their
+    predictions in physical units: `model(rows)`, with `static` and `future` where the model reads
+    such columns. `rows` is windows x context x inputs, after the steps of `data.prepare`, `static`
+    is windows x columns, `future` windows x horizon x columns. What comes back is windows x rows x
+    targets, with quantiles behind where there are some, or windows x rows x classes; an estimate
+    has one row. Arrays give an array. Tensors give a tensor on their own device, with gradients as
+    of any module: wrap the call in `torch.no_grad()` where you need none. The networks are in
+    evaluation mode. `predict.filter`, which goes along consecutive windows, is left to `predict`.
+    Where the state is carried on, it is zero before the first of the rows, which may be any number.
+
     Example:
         model = slipstream.load("runs/job-20260131T120000Z")
         model.predict("latest.csv").to_pandas()
+        model(frame[list(model.inputs)].to_numpy()[None, -model.context :])
         sum(weight.numel() for weight in model.module.parameters())
     """
 
@@ -67,11 +84,61 @@ class TrainedModel:
         self.future = signature.future
         self.classes = signature.classes
         self.context, self.horizon = signature.context, signature.horizon
+        self.step = signature.step
         self._trained, self._reload = weights.trained, reload
 
     @property
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
+
+    @speak_python
+    def __call__(self, rows: Any, static: Any = None, future: Any = None) -> Any:
+        """Predict windows in physical units: arrays give an array, tensors a tensor."""
+        import numpy as np
+        import torch
+
+        interface, physical = self._physical
+        inputs = {"rows": rows, "static": static, "future": future}
+        are_tensors = isinstance(rows, torch.Tensor)
+        shapes = interface.get_input_shapes()
+        if interface.signature.state != "carried":
+            shapes["rows"][1] = interface.context
+        tensors = {}
+        for name, value in inputs.items():
+            if (value is not None) != (name in shapes):
+                raise UserError(_describe_input(name, value, interface))
+            if value is not None:
+                if not isinstance(value, torch.Tensor):
+                    value = torch.from_numpy(np.array(value, dtype=np.float64))
+                tensors[name] = value.to(self.device)
+                shape = list(tensors[name].shape)
+                wanted = [one for one in shapes[name] if isinstance(one, int)]
+                if len(shape) != len(shapes[name]) or shape[-len(wanted) :] != wanted:
+                    raise UserError(_describe_input(name, shape, interface))
+        with torch.set_grad_enabled(are_tensors and torch.is_grad_enabled()):
+            outputs = physical(**tensors)[interface.output]
+        return outputs.to(rows.device) if are_tensors else np.asarray(outputs.cpu())
+
+    @cached_property
+    def _physical(self) -> tuple[Interface, PhysicalModel]:
+        """What a call takes and returns, and the module that computes it."""
+        from slipstream.exporting.interface import make_interface
+        from slipstream.exporting.pytorch.module import PhysicalModel
+        from slipstream.exporting.sources import load_source
+
+        trained = self._require_predictions()
+        interface = make_interface(load_source(trained.run.folder, trained, self._reload[1]))
+        interface = replace(interface, dtype="float64")
+        physical = PhysicalModel(trained, interface, shares_weights=True).eval()
+        return interface, physical.to(self.device)
+
+    def _require_predictions(self) -> TrainedRun:
+        if self._trained is None:
+            raise UserError(
+                f"{self.run}: holds a pre-trained encoder, which predicts nothing yet; train a "
+                "model from it: slipstream.train(config, init_from=...)"
+            )
+        return self._trained
 
     @speak_python
     def predict(
@@ -84,16 +151,12 @@ class TrainedModel:
         joins: Mapping[str, Any] | None = None,
     ) -> pa.Table:
         """Predict new data in physical units; the arguments are those of `slipstream.predict`."""
-        if self._trained is None:
-            raise UserError(
-                f"{self.run}: holds a pre-trained encoder, which predicts nothing yet; train a "
-                "model from it: slipstream.train(config, init_from=...)"
-            )
+        trained = self._require_predictions()
         from slipstream import prediction
 
         table = name_columns(data, columns)
         options: dict[str, Any] = {"every": every, "resample": resample, "joins": joins}
-        return prediction.predict_with(self._trained, table, **options)
+        return prediction.predict_with(trained, table, **options)
 
     def __repr__(self) -> str:
         count = sum(weight.numel() for weight in self.module.parameters())
@@ -167,6 +230,23 @@ def _load_encoder(run: Run, overrides: tuple[str, ...], allow_code: bool) -> Loa
     plan = make_plan(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)
     return LoadedWeights(run, config, signature, scaler, [model.eval()], None)
+
+
+def _describe_input(name: str, shape: Any, interface: Interface) -> str:
+    """Say what a call takes in the place of something else."""
+    shapes, columns = interface.get_input_shapes(), interface.describe()["inputs"]
+    if name not in shapes:
+        what = {"static": "data.static", "future": "data.future"}[name]
+        return f"{name} is for columns of {what}, of which the model reads none; leave it out"
+    sizes = [str(one) for one in shapes[name][1:]]
+    if name == "rows":
+        carried = interface.signature.state == "carried"
+        sizes[0] = "any number of rows" if carried else f"{interface.context} rows"
+        sizes[1] += " inputs"
+    is_missing = shape is None or not isinstance(shape, list)
+    has = "is missing" if is_missing else f"is {' x '.join(map(str, shape)) or 'one number'}"
+    listed = ", ".join(columns[name]["columns"])
+    return f"{name} {has}; pass windows x {' x '.join(sizes)}, in this order: {listed}"
 
 
 def _reload(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from slipstream.config import Data
+from slipstream.data.io.files import read_tables
 from slipstream.data.io.memory import to_arrow
+from slipstream.data.series import MICROSECONDS, Ints, iter_ordered, list_rows
 from slipstream.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,8 +70,26 @@ def to_matrix(values: Any, name: str) -> Array:
     return array
 
 
+def refuse_dates(table: pa.Table, inputs: Sequence[str], named: bool) -> None:
+    """Refuse dates among the inputs, and say what they are for; `named` tells whether they may be
+    an index of pandas, which has no name."""
+    for name in inputs:
+        if not pa.types.is_temporal(table.schema.field(name).type):
+            continue
+        what = f'X has a column of dates, "{name}"'
+        drop = "leave it out of X"
+        if named:
+            what, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
+        raise EstimatorError(
+            f'{what}, which is no input; set time="{name}" to order the rows and find gaps by it, '
+            f"or {drop}"
+        )
+
+
 def read_targets(y: Any, num_rows: int, *, are_classes: bool) -> dict[str, Array]:
     """Return the columns of `y` by name; one without a name is called y."""
+    if hasattr(y, "reset_index"):  # its index is that of X
+        y = y.reset_index(drop=True)
     if has_names(y):
         columns = {name: np.asarray(column) for name, column in to_arrow(y).to_pydict().items()}
     else:
@@ -87,21 +108,71 @@ def read_targets(y: Any, num_rows: int, *, are_classes: bool) -> dict[str, Array
 
 
 def add_columns(table: pa.Table, columns: dict[str, Array]) -> pa.Table:
+    """Return a table with more columns; one that it has already must be the same."""
     for name, column in columns.items():
-        if name in table.column_names:
-            raise EstimatorError(f'X has a column "{name}", which is the name of y; rename one')
-        table = table.append_column(name, pa.array(column))
+        if name not in table.column_names:
+            table = table.append_column(name, pa.array(column))
+        elif not _is_same(table[name].to_numpy(zero_copy_only=False), column):
+            raise EstimatorError(
+                f'X has a column "{name}" with other values than y, which has that name; rename one'
+            )
     return table
 
 
-def place_rows(table: pa.Table, names: Sequence[str], *, num_rows: int | None) -> Array:
-    """Return columns as an array; with `num_rows`, every row in its place, and NaN in others."""
+def _is_same(one: Array, other: Array) -> bool:
+    if one.dtype.kind in "fiu" and other.dtype.kind in "fiu":
+        return bool(np.array_equal(one.astype(float), other.astype(float), equal_nan=True))
+    return bool(one.tolist() == other.tolist())
+
+
+class SeriesPlaces(NamedTuple):
+    """The rows of one series among those of a table, in the order of time."""
+
+    name: str
+    rows: Ints
+
+
+def find_series(table: pa.Table, data: Data) -> list[SeriesPlaces]:
+    """Return where the rows of each series are, as predictions count them."""
+    whole = data.model_copy(update={"where": {}, "path": None})
+    (read,) = read_tables(whole, table)
+    return [SeriesPlaces(one.name, list_rows(one.rows)) for one in iter_ordered(read, whole)]
+
+
+def take_columns(table: pa.Table, names: Sequence[str]) -> Array:
+    """Return columns of predictions as an array."""
     columns = [table[name].to_numpy(zero_copy_only=False) for name in names]
-    values = np.stack(columns, axis=-1) if columns else np.empty((table.num_rows, 0))
-    if num_rows is None:
-        return values
+    return np.stack(columns, axis=-1) if columns else np.empty((table.num_rows, 0))
+
+
+def place_rows(
+    predictions: pa.Table, names: Sequence[str], series: Sequence[SeriesPlaces], num_rows: int
+) -> Array:
+    """Return columns of estimates, each in the row of the table that it is for; NaN in others."""
+    values = take_columns(predictions, names)
     has_text = values.dtype == object
     fill = None if has_text else np.nan
     placed: Array = np.full((num_rows, len(names)), fill, dtype=object if has_text else np.float64)
-    placed[table["row"].to_numpy()] = values
+    owners, numbers = predictions["series"].to_pylist(), predictions["row"].to_numpy()
+    rows_of = {one.name: one.rows for one in series}
+    placed[[rows_of[owner][number] for owner, number in zip(owners, numbers, strict=True)]] = values
     return placed
+
+
+def pad_start(table: pa.Table, rows: Ints, count: int, time: str | None, step: float) -> pa.Table:
+    """Return the first rows of a series after as many copies of its first row, at its time step."""
+    at = np.concatenate([np.repeat(rows[:1], count), rows[:count]])
+    padded = table.take(pa.array(at))
+    if time is None or time not in table.column_names:
+        return padded
+    place, kind = table.column_names.index(time), table[time].type
+    known = table[time].take(pa.array(rows[:count]))
+    back = np.arange(-count, 0)
+    if pa.types.is_temporal(kind):
+        moments = known.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy()
+        before = moments[0] + np.round(back * step * MICROSECONDS).astype(np.int64)
+        column = pa.array(np.concatenate([before, moments])).cast(pa.timestamp("us")).cast(kind)
+    else:
+        values = known.to_numpy().astype(float)
+        column = pa.array(np.concatenate([values[0] + back * step, values]))
+    return padded.set_column(place, time, column)

@@ -67,7 +67,7 @@ def train(
             docs/events.md). An exception in it stops the run, which is saved first.
         resume: The folder, or the `Result`, of a run to continue from its newest checkpoint (from
             its beginning, if it has none yet), to the same end as if it had never stopped.
-        force: Resume although settings or data have changed.
+        force: Resume although settings have changed; other data are refused.
         folder: The run's folder, instead of a new one under `out`. A run that was stopped there is
             resumed, and the result of a finished one is returned.
         model: Your own `torch.nn.Module` class; docs/guide.md describes its interface.
@@ -141,7 +141,7 @@ def pretrain(
         quiet: Show no progress.
         on_event: A function that is called with every event, as for `train`.
         resume: The folder, or the `Result`, of a pre-training run to continue.
-        force: Resume although settings or data have changed.
+        force: Resume although settings have changed; other data are refused.
         folder: The run's folder, as for `train`.
 
     Returns:

@@ -19,18 +19,13 @@ from slipstream.catalog.rows import (
 )
 from slipstream.reporting import wording
 from slipstream.reporting.formatting import format_seconds
-from slipstream.run_names import OUT
+from slipstream.run_names import OUT, suggest_resume
 from slipstream.runs import studies
 
-RESUME = {
-    "train": "slipstream train --resume {run}",
-    "pretrain": "slipstream pretrain --resume {run}",
-    "probe": (
-        "slipstream pretrain {run}/encoder.toml --probe {run}/labels.toml --seeds {repeats} "
-        "--resume {run}"
-    ),
-}
-"""The command that resumes a stopped run, other than a search"""
+RESUME_PROBE = (
+    "slipstream pretrain {run}/encoder.toml --probe {run}/labels.toml --seeds {repeats} "
+    "--resume {run}"
+)
 SUGGESTED = {
     "pretrain": "slipstream train CONFIG --set train.init_from={run}",
     "probe": "slipstream predict {run}/fine-tuned DATA",
@@ -124,5 +119,6 @@ def suggest_command(files: RunFiles) -> str | None:
         return None  # of an encoder that was named on the command line
     if files.kind == "search":
         return studies.suggest_resume(run, studies.read_storage(run))
-    resume, repeats = RESUME.get(files.kind), make_row(files).repeats
-    return resume and resume.format(run=run, repeats=repeats)
+    if files.kind == "probe":
+        return RESUME_PROBE.format(run=run, repeats=make_row(files).repeats)
+    return None if files.kind == "ensemble" else suggest_resume(run)

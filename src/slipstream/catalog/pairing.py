@@ -15,6 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream import stats
+from slipstream.data.prediction_columns import (
+    FOLD,
+    LABEL,
+    ROW,
+    STEP,
+    name_columns,
+    name_probability,
+)
+from slipstream.errors import UserError
 from slipstream.reporting.comparison import CURVES_IN
 from slipstream.reporting.plots.predictions import Predictions, read_predictions
 
@@ -63,12 +72,12 @@ def pair_runs(folders: Mapping[str, Path], *, context: int) -> PairedResult:
     if len(tables) < 2:
         return PairedResult([], [])
     first = next(iter(tables))
-    targets = _list_targets(tables[first])
+    targets = _name_targets(tables[first])
     codes: dict[str, int] = {}
     runs = {
         label: _read_rows(table, targets, codes)
         for label, table in tables.items()
-        if _list_targets(table) == targets
+        if _name_targets(table) == targets
     }
     common, notes = _find_common(runs, first)
     notes = [_describe_other(label, first) for label in tables if label not in runs] + notes
@@ -84,19 +93,15 @@ def _read_tables(folders: Mapping[str, Path]) -> Iterator[tuple[str, Predictions
             continue
         try:
             table = read_predictions(path)
-        except (OSError, ValueError, LookupError):  # damaged, or of another version
+        except UserError:  # damaged, or half a copy
             continue
         if len(table) and not table.sampled:
             yield label, table
 
 
-def _list_targets(table: Predictions) -> tuple[str, ...]:
+def _name_targets(table: Predictions) -> tuple[str, ...]:
     """Return the numeric targets of a table; those of classes are their probabilities."""
-    if "label" in table.columns and "predicted" in table.columns:
-        return ("label", *(name for name in table.columns if name.startswith("p_")))
-    ends = "_predicted"
-    names = (name.removesuffix(ends) for name in table.columns if name.endswith(ends))
-    return tuple(name for name in names if name in table.columns)
+    return (LABEL, *map(name_probability, table.classes)) if table.classes else table.targets
 
 
 def _read_rows(table: Predictions, targets: Sequence[str], codes: dict[str, int]) -> TestRows:
@@ -104,7 +109,7 @@ def _read_rows(table: Predictions, targets: Sequence[str], codes: dict[str, int]
     zeros = np.zeros(len(table), dtype=np.int64)
     row, step, fold = (
         table[name].astype(np.int64) if name in table.columns else zeros
-        for name in ("row", "step", "fold")
+        for name in (ROW, STEP, FOLD)
     )
     windows = ((series * 64 + fold) << 40) + row - step + (1 << 32)
     keys = windows * 4096 + step % 4096
@@ -114,13 +119,13 @@ def _read_rows(table: Predictions, targets: Sequence[str], codes: dict[str, int]
 
 
 def _compute_losses(table: Predictions, targets: Sequence[str]) -> tuple[Array, dict[str, Array]]:
-    if targets[0] != "label":
+    if not table.classes:
         truth = np.stack([table[name] for name in targets], axis=1).astype(float)
-        predicted = np.stack([table[f"{name}_predicted"] for name in targets], axis=1)
+        predicted = np.stack([table[name_columns(name).predicted] for name in targets], axis=1)
         error = predicted.astype(float) - truth
         return truth, {"mae": np.abs(error), "rmse": error**2}
-    names = [name.removeprefix("p_") for name in targets[1:]]
-    labels = table["label"].astype(str)
+    names = table.classes
+    labels = table[LABEL].astype(str)
     truth = np.array([names.index(one) if one in names else -1 for one in labels])[:, None]
     probs = np.stack([table[name] for name in targets[1:]], axis=1).astype(float)
     chosen = np.take_along_axis(probs, np.maximum(truth, 0), axis=1)

@@ -83,9 +83,7 @@ Folder = Annotated[
         "--folder",
     ),
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="Resume although settings or data have changed.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Resume although settings have changed.")]
 AllowCode = Annotated[
     bool,
     typer.Option("--allow-code", help="Let the run's config import the network class it names."),

@@ -13,7 +13,7 @@ from slipstream.config.loading import (
     to_toml,
 )
 from slipstream.config.model import Model
-from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain
+from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain, describe_recurrent
 from slipstream.config.sections import Config, Predict, PredictFilter
 from slipstream.config.train import Augment, Train
 from slipstream.config.tune import Range, Tune
@@ -39,6 +39,7 @@ __all__ = [
     "Split",
     "Train",
     "Tune",
+    "describe_recurrent",
     "find_matches",
     "format_setting",
     "list_differences",

@@ -75,6 +75,24 @@ def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def describe_recurrent(model: Model) -> list[str]:
+    """Note what pre-training sets of a recurrent model by itself, and what follows from it."""
+    names = [name for name in RECURRENT_DEFAULTS if getattr(model, name)]
+    if not (model.spec.is_recurrent and names):
+        return []
+    listed = " and ".join(f"model.{name} = true" for name in names)
+    after = ""
+    if model.bidirectional:
+        after = (
+            "; a model that reads in both directions cannot carry its state from row to row: set "
+            "model.bidirectional = false for that"
+        )
+    return [
+        f"pre-trains with {listed}, its defaults for LSTM and GRU; runs that start from the "
+        f"encoder have them too{after}"
+    ]
+
+
 def refuse_unfit(pretrain: Pretrain, data: Data, model: Model, train: Train) -> None:
     """Raise a ValueError that names the setting which does not go with pre-training."""
     kind = model.kind

@@ -324,8 +324,10 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         index = replace(index, look_ahead=source.tables[0].look_ahead)
     signature = build_signature(config, roles, index.step, source.classes)
     assignment, ranges = splits.find_windows(index, data, signature)
-    scaler, unknown = stream.scan_values(table, signature, assignment, data.scale, index)
-    index = replace(index, unknown=unknown)
+    scaler, unknown, num_missing = stream.scan_values(
+        table, signature, assignment, data.scale, index
+    )
+    index = replace(index, unknown=unknown, num_missing=num_missing)
     ranges, left_out = splits.exclude_unknown(ranges, index, signature)
     num_windows = {name: len(some) for name, some in ranges.items()}
     trained = assignment.find_series(splits.TRAIN, index.offsets)

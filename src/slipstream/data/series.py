@@ -51,10 +51,14 @@ class SeriesIndex:
     """Whether times are dates or timestamps"""
     unknown: Ints = field(default_factory=lambda: missing.NO_RUNS)
     """[runs, 2]: rows without a target, each run from one row to before another"""
-    missing_inputs: dict[str, int] = field(default_factory=dict)
-    """Number of values that were missing before they were filled or their rows dropped"""
+    num_missing: dict[str, int] = field(default_factory=dict)
+    """By column, where they were counted: values that were missing before they were filled or their
+    rows dropped"""
     padding: Ints | None = None
     """Rows at the beginning of each series that are context only; None where there are none"""
+    skipped: Ints = field(default_factory=lambda: missing.NO_RUNS)
+    """[runs, 2]: a row, and how many rows of its series up to there are not among these rows,
+    because a value is missing or steps of `data.prepare` look back further"""
     look_ahead: int = 0
     """Rows ahead that values may depend on, because of a step of `data.prepare`"""
     ahead: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
@@ -72,6 +76,18 @@ class SeriesIndex:
         begins = self.breaks.copy()
         begins[np.searchsorted(begins, self.offsets[:-1])] += self.padding
         return begins
+
+    def number_rows(self, rows: Ints, owners: Ints | int) -> Ints:
+        """Return the number of each row in its series, from 0 on, in the order of time: rows that
+        were left out count, those that pad a series do not. Rows may lie behind a series' end."""
+        first = self.offsets[:-1] + (0 if self.padding is None else self.padding)
+        numbers: Ints = rows - first[owners]
+        if not len(self.skipped):
+            return numbers
+        known = np.minimum(rows, self.offsets[1:][owners] - 1)
+        runs = np.searchsorted(self.skipped[:, 0], known, side="right") - 1
+        numbers += self.skipped[runs, 1]
+        return numbers
 
     def mask_padding(self, begin: int, end: int) -> Flags:
         """Mark the padded ones among the rows from `begin` to before `end`."""
@@ -133,6 +149,8 @@ class _TableSeries:
     """Which rows are context only; None where none is"""
     ahead: int = 0
     """Rows at the end of which only the columns of `data.future` are known"""
+    skipped: int = 0
+    """Rows before the first of `rows` that steps of `data.prepare` have cut off"""
 
     def take(self, rows: Ints) -> _TableSeries:
         """Return these rows, in this order; the caller has to correct the breaks."""
@@ -170,7 +188,7 @@ def prepare_series(
     inputs = {name: settings[name] for name in roles.inputs}
     group_names: dict[str, int] = {}
     notes: list[str] = []
-    missing_inputs: Counter[str] = Counter()
+    num_missing: Counter[str] = Counter()
     every: list[_TableSeries] = []
     steps: dict[float, list[str]] = {}
     for table in tables:
@@ -180,7 +198,7 @@ def prepare_series(
             rows = None if targets else data.horizon
             complete = _find_ahead(complete, inputs, observed, rows, notes)
         if data.missing != "error":
-            complete = _drop_incomplete(complete, inputs, data, notes, missing_inputs)
+            complete = _drop_incomplete(complete, inputs, data, notes, num_missing)
         complete = _mark_unknown(complete, roles, data)
         for series, (_, step) in zip(complete, ordered, strict=True):
             if len(series.breaks) - series.ahead < min_rows:
@@ -207,8 +225,9 @@ def prepare_series(
         step=max(steps, key=lambda step: len(steps[step]), default=None),
         has_dates=time is not None and is_date(time),
         unknown=_join_unknown(every),
-        missing_inputs=dict(missing_inputs),
+        num_missing=dict(num_missing),
         padding=_count_padding(every),
+        skipped=_join_skipped(every),
         look_ahead=max(table.look_ahead for table in tables),
         ahead=np.array([series.ahead for series in every], dtype=np.int64),
     )
@@ -331,6 +350,8 @@ def _split_table(
             series = replace(series, padded=table.padded[at])
         if table.ahead is not None:
             series = replace(series, ahead=int(table.ahead[at].sum()))
+        if table.skipped:
+            series = replace(series, skipped=table.skipped.get(name, 0))
         yield series
 
 
@@ -514,6 +535,21 @@ def _join_unknown(every: list[_TableSeries]) -> Ints:
             parts.append(first + missing.encode_runs(series.unknown))
         first += len(series.breaks)
     return missing.join_runs(parts)
+
+
+def _join_skipped(every: list[_TableSeries]) -> Ints:
+    """Return from which rows on how many rows of the series are left out; empty where none is."""
+    parts, first = [], 0
+    for series in every:
+        begins, counts = np.zeros(1, dtype=np.int64), np.full(1, series.skipped)
+        if series.retained is not None:
+            lost = series.retained - np.arange(len(series.retained))
+            begins = np.flatnonzero(np.diff(lost, prepend=-1))
+            counts = series.skipped + lost[begins]
+        parts.append(np.stack([first + begins, counts], axis=1))
+        first += len(series.breaks)
+    runs = np.concatenate(parts)
+    return runs if runs[:, 1].any() else missing.NO_RUNS
 
 
 def _count_padding(every: list[_TableSeries]) -> Ints | None:

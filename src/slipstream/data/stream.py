@@ -116,7 +116,10 @@ class StreamedSeries:
         time = None
         if with_time and self.data.time_column is not None:
             time = read_times(rows, self.data.time_column, self.data.time_format)
-        built = windows.build_series(values, static, local, self.signature)
+        begins = self.index.segments
+        begins = begins[(begins > first) & (begins < past)] - first
+        segments = np.concatenate([[0], begins])
+        built = windows.build_series(values, static, local, self.signature, segments)
         starts = torch.from_numpy(ranges.list_starts() - first)
         return WindowChunk(built, starts, first, torch.from_numpy(owners), time)
 
@@ -252,14 +255,15 @@ def scan_values(
     assignment: SplitAssignment,
     kind: str,
     index: SeriesIndex,
-) -> tuple[Scaler, Ints]:
-    """Fit a scaler on the training rows in a second pass, and find the runs of rows without a
-    target; missing inputs are refused."""
+) -> tuple[Scaler, Ints, dict[str, int]]:
+    """Fit a scaler on the training rows in a second pass, find the runs of rows without a target,
+    and count the missing values of each column; missing inputs are refused."""
     statistics = RunningStatistics()
     stride = scaling.choose_sample_stride(assignment.count_rows(TRAIN))
     num_scanned = 0
     samples: dict[str, list[Floats]] = {}
     runs: list[Ints] = []
+    num_missing = dict.fromkeys(_find_settings(signature), 0)
     for rows in _iter_slices(table):
         end = rows.first_row + rows.num_rows
         training = np.flatnonzero(assignment.mask(TRAIN, rows.first_row, end))
@@ -276,6 +280,7 @@ def scan_values(
                     "fill or leave out missing inputs beforehand"
                 )
             unknown |= absent
+            num_missing[name] += int(absent.sum())
             if not is_label:
                 values = column[training]
                 statistics.add(name, values[~np.isnan(values)])
@@ -290,4 +295,4 @@ def scan_values(
         sample = sample[~np.isnan(sample)]
         if len(sample):
             scaling.refuse_lost_digits(name, sample, scaler)
-    return scaler, missing.join_runs(runs)
+    return scaler, missing.join_runs(runs), num_missing

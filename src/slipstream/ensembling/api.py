@@ -53,6 +53,8 @@ def ensemble(
     began = time.perf_counter()
     loaded = _load_members(members, overrides, allow_code)
     agreement.refuse_disagreement(loaded)
+    for member in loaded:
+        runs.require_data(member.run, member.config, data, runs.SAME_ROWS)
     datasets = load_own_sets(loaded, data)
     agreement.refuse_other_data(loaded, datasets)
     reference = max(range(len(loaded)), key=lambda i: loaded[i].trained.signature.context)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slipstream import runs
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.errors import UserError
@@ -87,4 +88,11 @@ def _load_datasets(
         return [one.load_new(data, **options) for one in trained.members]
     if joins:
         raise UserError("joins are for new data; pass the rows to score as well (--data)")
+    runs.require_data(
+        trained.run,
+        trained.first.config,
+        data,
+        "pass the rows to score with --data FILE, or a file with that whole table, of which the "
+        "test set is scored, with --set data.path=FILE",
+    )
     return load_own_sets(trained.members)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream import runs
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
 from slipstream.data.windows import Series, WindowChunk
@@ -53,6 +54,13 @@ def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
         datasets = [one.load_new(data, targets=False, resample=False) for one in trained.members]
         which = NEW_SET
     else:
+        runs.require_data(
+            trained.run,
+            trained.first.config,
+            data,
+            "an export is verified on windows before it is written: pass rows with the same "
+            "columns with --data FILE",
+        )
         try:
             datasets, which = load_own_sets(trained.members), OWN_SET
         except UserError as error:

@@ -184,7 +184,7 @@ class ExportComparison:
         return sorted(sizes)
 
     def compare_rows(self) -> None:
-        """Run whole pieces of series row by row."""
+        """Run whole pieces of series row by row, where the format has such a way to run."""
         if not self.written.rows:
             return
         for reference in iter_pieces(self.source, self.interface):

@@ -45,15 +45,11 @@ def match_rows(of: Dataset, among: Dataset) -> Ints:
         first, last = among.index.offsets[numbers[name] : numbers[name] + 2]
         if times[0] is not None and times[1] is not None:
             left, right = times[0][begin:end], times[1][first:last]
-            _, mine, theirs = np.intersect1d(left, right, return_indices=True)
-            result[begin + mine] = first + theirs
-        elif end - begin == last - first:
-            result[begin:end] = np.arange(first, last)
         else:
-            raise UserError(
-                f'series "{name}" has {end - begin:,} rows for one member and {last - first:,} for '
-                "another; without data.time they cannot be aligned"
-            )
+            left = of.index.number_rows(np.arange(begin, end), number)
+            right = among.index.number_rows(np.arange(first, last), numbers[name])
+        _, mine, theirs = np.intersect1d(left, right, return_indices=True)
+        result[begin + mine] = first + theirs
     return result
 
 

@@ -26,7 +26,9 @@ def read_own_data(
     return datasets.load_dataset(config, table, known=known, replay=replay)
 
 
-def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: Dataset) -> Dataset:
+def verify_own_data(
+    run: Run, config: Config, trained: RunPredictors, dataset: Dataset, table: Any = None
+) -> Dataset:
     """Refuse data that the model's scaler or classes no longer fit, and note other changes."""
     signature, scaler = trained.signature, trained.scaler
     if dataset.signature.classes != signature.classes:
@@ -42,7 +44,7 @@ def verify_own_data(run: Run, config: Config, trained: RunPredictors, dataset: D
             "its sets are not quite those of training"
         )
         replay = Replay(files.read_limits(run))
-        dataset = datasets.load_dataset(config, known=scaler, replay=replay)
+        dataset = datasets.load_dataset(config, table, known=scaler, replay=replay)
         return replace(dataset, notes=(*dataset.notes, note))
     for name, shift in scaler.shift.items():
         now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)

@@ -104,7 +104,7 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
                 f"{member.run.folder}: its data are streamed, but an ensemble needs them in "
                 "memory; pass --set engine.home=host"
             )
-        result.append(verify_own_data(member.run, member.config, trained, dataset))
+        result.append(verify_own_data(member.run, member.config, trained, dataset, table))
     return result
 
 

@@ -23,7 +23,7 @@ def causal_conv(x: Tensor, weight: Tensor, bias: Tensor, *, dilation: int) -> Te
     first are zero. Under `vmap`, each lane has its own weights.
     """
     if torch.compiler.is_compiling():  # it fuses plain operations by itself
-        columns = _stack_taps(x[None], weight.shape[2], dilation).view(*x.shape[:2], -1)
+        columns = _stack_taps(x[None], weight.shape[2], dilation)[0]
         return F.linear(columns, weight.transpose(1, 2).flatten(1), bias)
     apply: Any = _CausalConv.apply
     return call_with_lanes(lambda *lanes: apply(*lanes, dilation), x, weight, bias)
@@ -36,7 +36,7 @@ class _CausalConv(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
         dtype, _ = operand_format(x)
         rows, matrix = x.to(dtype), weight.to(dtype).transpose(2, 3).flatten(2)
-        columns = _stack_taps(rows, weight.shape[3], dilation)
+        columns = _stack_taps(rows, weight.shape[3], dilation).flatten(1, 2)
         out = torch.baddbmm(bias.to(dtype)[:, None], columns, matrix.mT)
         ctx.like = x.dtype, weight.shape, weight.dtype, bias.dtype, dilation
         ctx.save_for_backward(rows, matrix)
@@ -53,7 +53,7 @@ class _CausalConv(torch.autograd.Function):
             by_tap = torch.bmm(grad, matrix).view(*rows.shape[:3], shape[3], -1)
             dx = _add_taps(by_tap, dilation).to(dtype)
         # stacked again rather than kept: the stack is `taps` times as large as the rows
-        columns = _stack_taps(rows, shape[3], dilation)
+        columns = _stack_taps(rows, shape[3], dilation).flatten(1, 2)
         d_weight = multiply_in_fp32(grad.mT, columns).unflatten(2, (shape[3], -1)).transpose(2, 3)
         ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
         d_bias = multiply_in_fp32(ones, grad)[:, 0]
@@ -61,12 +61,12 @@ class _CausalConv(torch.autograd.Function):
 
 
 def _stack_taps(rows: Tensor, taps: int, dilation: int) -> Tensor:
-    """[K, T, B, C] to [K, T * B, taps * C]: for each row, the rows that it reads, oldest first."""
+    """[K, T, B, C] to [K, T, B, taps * C]: for each row, the rows that it reads, oldest first."""
     T = rows.shape[1]
     before = min((taps - 1) * dilation, T)
     padded = F.pad(rows, (0, 0, 0, 0, before, 0))
     starts = (max(before - (taps - 1 - tap) * dilation, 0) for tap in range(taps))
-    return torch.cat([padded.narrow(1, start, T) for start in starts], dim=-1).flatten(1, 2)
+    return torch.cat([padded.narrow(1, start, T) for start in starts], dim=-1)
 
 
 def _add_taps(by_tap: Tensor, dilation: int) -> Tensor:

@@ -72,7 +72,9 @@ class WindowPredictor(nn.Module):
             future=signature.future_shape,
         )
 
-    def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
+    def forward(
+        self, inputs: Tensor, static: Tensor | None = None, noise: Noise | None = None
+    ) -> Tensor:
         """Predict; without noise, nothing is dropped."""
         centre = spread = None
         if self.normalize != "none":

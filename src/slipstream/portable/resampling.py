@@ -59,6 +59,7 @@ def resample_series(raw: RawSeries, step: float) -> RawSeries:
             group_begins=np.zeros(1, dtype=np.int64),
             group_codes=np.zeros(1, dtype=np.int64),
             step=step,
+            skipped=missing.NO_RUNS,
             unknown=missing.encode_runs(resample(unknown) > 0),
             ahead=np.add.reduceat((resample(ahead) > 0).astype(np.int64), begins[:-1]),
         ),

@@ -183,6 +183,13 @@ class Stream:
         self._series: dict[str, StreamSeries] = {}
 
     @property
+    def passed_ahead(self) -> tuple[str, ...]:
+        """The columns of `data.future` that `push` has to be given, which no step makes from
+        times."""
+        lacking = [one.member.first for one in self._members if one.future is None]
+        return tuple(dict.fromkeys(name for one in lacking for name in one.signature.future))
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """The series that have had a row."""
         return tuple(self._series)

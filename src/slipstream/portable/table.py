@@ -124,10 +124,9 @@ def build_prediction_table(places: WindowPlaces, columns: Iterable[Column]) -> p
     owner = np.repeat(np.searchsorted(index.offsets, starts, side="right") - 1, steps)
     rows = (starts[:, None] + signature.lead + np.arange(steps)).ravel()
     names = pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(index.series_names))
-    first = index.offsets[:-1] + (0 if index.padding is None else index.padding)
     every: list[Column] = [
         (prediction_columns.SERIES, names),
-        (prediction_columns.ROW, rows - first[owner]),
+        (prediction_columns.ROW, index.number_rows(rows, owner)),
     ]
     if places.time is not None:
         every.append((prediction_columns.TIME, _compute_times(places, rows, owner)))

@@ -1,12 +1,15 @@
 """The run folder: its files, its lock and its event log. No torch."""
 
-from slipstream.run_names import find_kind, find_last, find_run
+from slipstream.run_names import find_kind, find_last, find_run, suggest_resume
 from slipstream.runs.config import (
     CHANGEABLE_ON_RESUME,
+    SAME_ROWS,
     flatten_settings,
     format_config,
     is_intact,
     load_config,
+    read_settings,
+    require_data,
 )
 from slipstream.runs.files import (
     flush_folder,
@@ -51,6 +54,7 @@ __all__ = [
     "CHANGEABLE_ON_RESUME",
     "DISK_FULL",
     "PREVIEW",
+    "SAME_ROWS",
     "Event",
     "Run",
     "add_event",
@@ -81,10 +85,13 @@ __all__ = [
     "read_json",
     "read_log",
     "read_metrics",
+    "read_settings",
     "recover_leftovers",
     "remove",
     "remove_manifest",
     "replace_atomically",
+    "require_data",
+    "suggest_resume",
     "sum_parts",
     "to_json",
     "truncate_log",

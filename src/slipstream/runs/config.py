@@ -28,6 +28,8 @@ CHANGEABLE_ON_RESUME = {
     *("engine.async_checkpoints", "engine.monitor", "follow.to", "follow.out", "follow.project"),
 }
 """Settings that may change when a run is resumed"""
+SAME_ROWS = "pass the same rows again: --set data.path=FILE (in Python data=TABLE)"
+"""What to do about a run whose data came from Python, where it needs them as they were"""
 
 
 def format_config(config: Config, comment: str = "") -> str:
@@ -73,7 +75,7 @@ def load_config(
 def _refuse_changes(run: Run, now: str, then: str, may_change: Iterable[str]) -> None:
     path = run.folder / "config.toml"
     try:
-        current, trained = _read_settings(now), _read_settings(then)
+        current, trained = _format_settings(now), _format_settings(then)
     except (tomllib.TOMLDecodeError, ValueError, RecursionError) as error:
         raise UserError(
             f"{path}: was damaged since the run was trained: it is not valid TOML ({error}); "
@@ -98,6 +100,15 @@ def _suggest_fix(run: Run) -> str:
     )
 
 
+def require_data(run: Run, config: Config, data: Any, way_out: str) -> None:
+    """Refuse a run that was trained on a table from Python, unless its data are passed again."""
+    if data is None and not config.data.paths:
+        raise UserError(
+            f"{run.folder}: was trained on a table that was passed from Python, not on files that "
+            f"could be read again; {way_out}"
+        )
+
+
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return settings by dotted name: `model.hidden` and so on."""
     flat: dict[str, Any] = {}
@@ -109,7 +120,21 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
     return flat
 
 
-def _read_settings(text: str) -> dict[str, str]:
+def read_settings(run: Run) -> dict[str, Any]:
+    """Return the settings that a run's config.toml states, by dotted name; a UserError says what is
+    wrong with the file. It is not compared with what the run was trained with."""
+    path = run.folder / "config.toml"
+    try:
+        return flatten_settings(tomllib.loads(path.read_bytes().decode("utf-8")))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor TOML, or nested too deeply
+        raise UserError(
+            f"{path}: is damaged: it is not valid TOML ({error}); restore it from a copy"
+        ) from None
+
+
+def _format_settings(text: str) -> dict[str, str]:
     """Return a config's settings as text: nan equals itself, 1 is not 1.0."""
     return {name: repr(value) for name, value in flatten_settings(tomllib.loads(text)).items()}
 

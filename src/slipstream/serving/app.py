@@ -78,7 +78,10 @@ class PredictionServer:
     async def push(self, request: Request) -> Response:
         """Append rows to a stream and predict them; a request that fails leaves it as it was."""
         if self.model.refusal:
-            text = f"there are no streams here: {self.model.refusal}; send tables to /predict"
+            ahead = " that end with the rows to predict" if self.model.signature.future else ""
+            text = (
+                f"there are no streams here: {self.model.refusal}; send tables{ahead} to /predict"
+            )
             raise RequestError(422, text)
         options = _read_query(request, (ROW, EVERY))
         formats = _read_formats(request)

@@ -100,12 +100,19 @@ class ServedModel:
         if not (carried or self.config.data.prepare or signature.future or reads_label):
             return None
         try:
-            return Stream(run, regime=regime, gaps="reset")
+            stream = Stream(run, regime=regime, gaps="reset")
+            if stream.passed_ahead:
+                names = ", ".join(stream.passed_ahead)
+                raise UserError(
+                    f"the model reads {names} (data.future) over the rows to predict, which a "
+                    "stream of rows does not have yet"
+                )
         except UserError as error:
             if regime == "carried":
                 raise
             self.refusal = str(error)
             return None
+        return stream
 
     def read(
         self, source: pa.Table | bytes, *, every: bool = False, resample: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -71,9 +70,9 @@ def follow(
     lock = acquire(place)
     try:
         state = SentPoints(place / "sent.json", opened=get_start_time(folder))
-        tracker = _open_tracker(
-            to, FollowedRun(folder, project, out, _read_settings(folder)), state
-        )
+        has_config = (folder / "config.toml").is_file()  # a probe has none
+        settings = runs.read_settings(runs.Run(folder)) if has_config else {}
+        tracker = _open_tracker(to, FollowedRun(folder, project, out, settings), state)
         try:
             followed = Follower(folder, state, tracker, warn).follow(show)
         finally:
@@ -114,11 +113,3 @@ def _open_tracker(to: str, about: FollowedRun, state: SentPoints) -> Tracker:
         raise UserError(
             f"{error.name} is missing; install the extra: pip install 'slipstream[{to}]'"
         ) from None
-
-
-def _read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a run, flat: `model.hidden` and so on."""
-    file = folder / "config.toml"
-    if not file.is_file():
-        return {}
-    return runs.flatten_settings(tomllib.loads(file.read_text(encoding="utf-8")))

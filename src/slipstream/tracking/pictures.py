@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
-from slipstream.data import prediction_columns
 from slipstream.reporting.figure_style import INK, MODEL, STYLE
 from slipstream.tracking.points import PointReader
 
 MOST_ROWS = 1500
 """Of a series in a picture"""
 SIZE = (9.0, 3.6)
-PREDICTED = f"_{prediction_columns.PREDICTED}"
 
 
 def draw_pictures(folder: Path, place: Path) -> Iterator[Path]:
@@ -51,40 +49,24 @@ def _draw_losses(folder: Path, axes: Any) -> bool:
 
 
 def _draw_predictions(folder: Path, axes: Any) -> bool:
-    import pyarrow.parquet as pq
+    """Draw the first target of the first series; of a forecast, its first row ahead."""
+    from slipstream.data.prediction_columns import ROW, STEP, name_columns
+    from slipstream.reporting.plots.predictions import read_predictions
 
     file = folder / "predictions.parquet"
     if not file.is_file():
         return False
-    table = pq.ParquetFile(file)
-    target = next(
-        (
-            name.removesuffix(PREDICTED)
-            for name in table.schema_arrow.names
-            if name.endswith(PREDICTED) and name.removesuffix(PREDICTED) in table.schema_arrow.names
-        ),
-        None,
-    )
-    if target is None:  # classes, or rows without a target
+    predictions = read_predictions(file)
+    if not (len(predictions) and predictions.targets):  # classes are not drawn
         return False
-    wanted = ["series", "row", "step", target, target + PREDICTED]
-    rows = next(table.iter_batches(columns=wanted), None)
-    if not rows:
-        return False
-    frame = rows.to_pydict()
-    first = frame["series"][0], frame["step"][0]
-    chosen = [
-        number
-        for number, key in enumerate(zip(frame["series"], frame["step"], strict=True))
-        if key == first
-    ][:MOST_ROWS]
-    for name, colour, label in ((target, INK, "true"), (target + PREDICTED, MODEL, "predicted")):
-        axes.plot(
-            [frame["row"][number] for number in chosen],
-            [frame[name][number] for number in chosen],
-            color=colour,
-            label=label,
-        )
+    target = predictions.targets[0]
+    chosen = predictions.codes == predictions.codes[0]
+    if predictions.is_forecast:
+        chosen &= predictions[STEP] == predictions[STEP][0]
+    rows = chosen.nonzero()[0][:MOST_ROWS]
+    lines = {"true": (target, INK), "predicted": (name_columns(target).predicted, MODEL)}
+    for label, (name, colour) in lines.items():
+        axes.plot(predictions[ROW][rows], predictions[name][rows], color=colour, label=label)
     axes.set(title=f"{target}: the first series of the test set", xlabel="row")
     axes.legend()
     return True

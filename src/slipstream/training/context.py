@@ -3,6 +3,7 @@
 That is: load the windows, build the task, settle the plan; later save the model and the summary.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from slipstream import runs
 from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
 from slipstream.autotune.rules import make_plan
 from slipstream.clusters.resources import Bundle
-from slipstream.config import Config, list_unused
+from slipstream.config import Config, describe_recurrent, list_unused
 from slipstream.data import checks
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
@@ -103,6 +104,8 @@ def load_dataset(
         *list_unused(settings),
         *explain_point(settings),
     )
+    if settings.masked:
+        before = (*before, *describe_recurrent(settings.model))
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:
         return None, dataset
@@ -113,12 +116,36 @@ def load_dataset(
         f"starts from the encoder of {encoder.folder}: {len(init.weights)} weights matched, new "
         f"are {', '.join(init.summary['new'])}; inputs are scaled as they were there"
     ]
+    notes += _describe_frozen(settings)
     if data is None and _has_seen_test_rows(encoder, settings, dataset):
         notes.append(
             "the encoder has seen rows of this run's test set, though not what is predicted there; "
             "pre-train it with the same data.split to keep them unseen"
         )
     return init, replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def _describe_frozen(settings: Config) -> list[str]:
+    """Note that an encoder is never trained."""
+    train = settings.train
+    if train.freeze_epochs < train.max_epochs:
+        return []
+    return [
+        f"the encoder stays frozen to the end: train.freeze_epochs = {train.freeze_epochs} leaves "
+        f"none of train.epochs = {train.epochs}, so that only the head is trained; lower it to "
+        "fine-tune the encoder"
+    ]
+
+
+def _describe_still_frozen(settings: Config, epochs: float) -> list[str]:
+    """Note that training ran out of time before the encoder's turn came."""
+    train = settings.train
+    if train.init_from is None or not epochs <= train.freeze_epochs < train.max_epochs:
+        return []
+    return [
+        f"the encoder stayed frozen: training ended in epoch {max(math.ceil(epochs), 1)}, and "
+        f"train.freeze_epochs is {train.freeze_epochs}; lower it to fine-tune the encoder"
+    ]
 
 
 def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: Dataset) -> bool:
@@ -245,7 +272,7 @@ def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> Non
         checkpoint.save_model(aside, *content)
         raise ResumableError(
             f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
-            f"{aside.model}; make room and resume with: slipstream train --resume {run.folder}"
+            f"{aside.model}; make room and resume with: {runs.suggest_resume(run.folder)}"
         ) from None
 
 
@@ -268,6 +295,8 @@ def finish_run(context: RunContext, summary: dict[str, Any], detail: dict[str, A
     if spent_s:
         summary["seconds_before_resume"] = spent_s
     summary["data"] = summarize_data(context.dataset, context.config)
+    frozen = _describe_still_frozen(context.config, summary["epochs"])
+    summary["notes"] = [*summary["notes"], *frozen]
     if not context.config.masked:
         suggested = advice.summarize_suggestions(context.config, context.dataset, summary)
         if suggested is not None:

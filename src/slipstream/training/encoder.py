@@ -27,6 +27,8 @@ from slipstream.portable.files import (
     parse_limits,
 )
 
+OTHER_KINDS = {"search": "a search", "ensemble": "an ensemble", "probe": "a probe"}
+
 
 @dataclass(frozen=True)
 class PretrainedEncoder:
@@ -58,15 +60,17 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
         return None
     if not Path(folder).is_dir():  # the beginning of a name was completed when it was set
         raise UserError(f'train.init_from = "{folder}": there is no such run')
+    kind = runs.find_kind(Path(folder))
+    if kind != "pretrain":
+        what = OTHER_KINDS.get(kind, f"a run of slipstream {kind}")
+        raise UserError(
+            f'train.init_from = "{folder}": is {what}; name a run of slipstream pretrain'
+        )
     run = runs.open_run(folder)
     theirs = load_run_config(run)
     files = checksums.read_verified(run.model)
     signature, scaler = parse_description(files)
-    if not signature.masked:
-        raise UserError(
-            f'train.init_from = "{folder}": is a run of slipstream train; name one of slipstream '
-            "pretrain"
-        )
+    assert signature.masked
     path = run.model / WEIGHTS_FILE
     weights = checkpoint.parse_tensors(files[path.name], path)
     scaler, limits = scaler.select(signature.inputs), parse_limits(files)

@@ -127,6 +127,6 @@ def describe_interrupt(
         where = f"the best weights so far are in {run.model}"
     return Interrupted(
         f"stopped in epoch {math.ceil(far)} with {done} of {num_lanes} lanes done; {where}; "
-        f"resume with: slipstream train --resume {run.folder}",
+        f"resume with: {runs.suggest_resume(run.folder)}",
         signal_number=fit.signal_number,
     )

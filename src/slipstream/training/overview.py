@@ -80,7 +80,7 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
         roles = [
             role for role in ("inputs", "targets", "future") if name in getattr(signature, role)
         ]
-        absent = dataset.index.missing_inputs.get(name, count)
+        absent = dataset.index.num_missing.get(name, count)
         column: dict[str, Any] = {"roles": roles, "missing": absent}
         if name in units:
             column["unit"] = units[name]

@@ -5,14 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.config import Config
+from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.plan import Plan
 from slipstream.engine.progress import Progress, parse_progress
+from slipstream.engine.state import split_rows
 from slipstream.errors import UserError
+from slipstream.models import build
 from slipstream.phases import PhaseTimer
 from slipstream.runs import Run
 from slipstream.text import format_count
@@ -30,6 +35,8 @@ from slipstream.training.shares.division import (
     wait_for_shares,
 )
 
+LIVE_WEIGHTS = "live.model."
+"""The start of the names of a checkpoint's weights"""
 Clock = tuple[PhaseTimer, float]
 """The timer of a run, and when `train` was called"""
 
@@ -51,6 +58,7 @@ def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | 
         settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
     changed = refuse_changes(run, was, settings, job.force)
     at = _describe_start(run, settings, saved)
+    runs.require_data(run, settings, job.data, runs.SAME_ROWS)
     placement = _place_workers(run, job, settings)
     dataset, start = load_start(settings, job.data, timer)
     context = RunContext(run, settings, dataset, start, timer, began, sum_parts(run, division))
@@ -61,11 +69,10 @@ def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | 
         runs.truncate_log(run, 0)
         run.append("resume", **at, differs="", spent_s=context.spent_s)
         return replace(context, ranks=together.open(run) if together else None)
-    if start.fingerprint != saved.metadata["data"] and not job.force:
-        raise UserError(
-            f"{run.folder}: the data are not those that it began with; start a new run, or pass "
-            "--force"
-        )
+    if start.fingerprint != saved.metadata["data"]:
+        raise UserError(_explain_other_data(run, changed))
+    if changed:
+        _refuse_misfit(run, settings, dataset, saved, changed)
     now, then = start.plan, Plan.from_dict(saved.metadata["plan"])
     keep = (then.device, then.data_parallel) == (now.device, now.data_parallel) and not changed
     start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
@@ -141,6 +148,35 @@ def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[s
             f"({', '.join(changed)}); {way_out}"
         )
     return changed
+
+
+def _explain_other_data(run: Run, changed: list[str]) -> str:
+    """Say why a run is not resumed with other data, whatever is forced, and what to do."""
+    settings = [name for name in changed if name.startswith("data.")]
+    why = f" ({', '.join(settings)} was changed)" if settings else ""
+    return (
+        f"{run.folder}: the data are not those that it began with{why}, and its weights were "
+        "trained for the scaling of those; resume with the data as they were, or start a new run: "
+        f"slipstream train {run.folder / 'config.toml'}"
+    )
+
+
+def _refuse_misfit(
+    run: Run, config: Config, dataset: Dataset, saved: Checkpoint, changed: list[str]
+) -> None:
+    """Refuse settings of another network, before anything of the run is touched."""
+    with torch.random.fork_rng([]):
+        weights = build(config.model, dataset.signature).state_dict()
+    shapes = {
+        name.removeprefix(LIVE_WEIGHTS): values.shape
+        for name, values in split_rows(saved)[0].items()
+        if name.startswith(LIVE_WEIGHTS)
+    }
+    if shapes != {name: values.shape for name, values in weights.items()}:
+        raise UserError(
+            f"{run.folder}: its weights do not fit these settings ({', '.join(changed)}), which "
+            "describe another network; start a new run"
+        )
 
 
 def _describe_differences(then: Plan, now: Plan, changed: list[str]) -> str:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from slipstream import runs
 from slipstream.autotune.timing import count_steps, estimate_duration
 from slipstream.engine import recovery
 from slipstream.engine.monitor import Monitor
@@ -130,6 +131,6 @@ def _describe_interrupt(run: Run, fit: FitResult) -> Interrupted:
         best = f"the best weights, of epoch {format_epoch(at.best_epoch)}, are in {run.model}"
     return Interrupted(
         f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; {best}; resume with: "
-        f"slipstream train --resume {run.folder}",
+        f"{runs.suggest_resume(run.folder)}",
         signal_number=fit.signal_number,
     )

@@ -41,7 +41,7 @@ from slipstream.training.shares import launcher
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 from slipstream.workers.assignment import WorkerCount
 
-RESUME_ADVICE = "resume with: slipstream train --resume"
+RESUME_WITH = "resume with:"
 
 
 def train(
@@ -167,8 +167,8 @@ def pretrain(
         earlier = runs.open_run(resume, kinds=("pretrain",))
         if not runs.load_config(earlier).masked:
             raise UserError(
-                f"{earlier.folder}: is not a pre-training run; resume with: slipstream train "
-                f"--resume {earlier.folder}"
+                f"{earlier.folder}: is not a pre-training run; resume with: "
+                f"{runs.suggest_resume(earlier.folder)}"
             )
         resume = earlier.folder
     options: dict[str, Any] = {"overrides": overrides, "resume": resume, "force": force}
@@ -266,29 +266,26 @@ def _run(context: RunContext) -> FinishedRun:
 @contextmanager
 def _keep_traceback(run: Run) -> Iterator[None]:
     """Write the traceback of an internal error into the run folder; the run can be resumed."""
+    advice = f"{RESUME_WITH} {runs.suggest_resume(run.folder)}"
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
-        if isinstance(stop, Interrupted) and RESUME_ADVICE in str(stop):
+        if isinstance(stop, Interrupted) and RESUME_WITH in str(stop):
             raise
         # before or after training, which ends by itself
         number = stop.signal_number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        raise Interrupted(
-            f"interrupted; {RESUME_ADVICE} {run.folder}", signal_number=number
-        ) from None
+        raise Interrupted(f"interrupted; {advice}", signal_number=number) from None
     except ResumableError as error:
         if str(error) == LOST:
-            raise ResumableError(f"{LOST}; {RESUME_ADVICE} {run.folder}") from error
+            raise ResumableError(f"{LOST}; {advice}") from error
         raise
     except StorageError as error:
-        raise ResumableError(f"{error}; {RESUME_ADVICE} {run.folder}") from None
+        raise ResumableError(f"{error}; {advice}") from None
     except UserError:
         raise
     except OSError as error:
         room = "make room and " if error.errno in DISK_FULL else ""
-        raise ResumableError(
-            f"the run had to stop: {error}; {room}{RESUME_ADVICE} {run.folder}"
-        ) from error
+        raise ResumableError(f"the run had to stop: {error}; {room}{advice}") from error
     except Exception:
         with suppress(OSError):
             runs.write_text(run.folder / "crash.txt", traceback.format_exc())

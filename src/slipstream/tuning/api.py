@@ -76,6 +76,7 @@ def tune(
             run.folder, config, overrides=overrides, allow_code=allow_code
         )
         settings = _load_resumed_config(run, config, overrides)
+        runs.require_data(run, settings, data, runs.SAME_ROWS)
     elif config is not None:
         settings = configs.load(config, overrides)
         permission.allow_classes(settings)
@@ -112,8 +113,8 @@ def _load_resumed_config(
         )
     if any(event["event"] == "start" for event in runs.read_events(run)):  # only training logs it
         raise UserError(
-            f"{run.folder}: is a training run, not a search; resume with: slipstream train "
-            f"--resume {run.folder}"
+            f"{run.folder}: is a training run, not a search; resume with: "
+            f"{runs.suggest_resume(run.folder)}"
         )
     return settings
 

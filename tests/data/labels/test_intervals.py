@@ -70,6 +70,17 @@ def test_one_window_ends_where_a_label_ends(table, time):
     assert labels_of(dataset, "test") == ["up", "down"]
 
 
+def test_row_numbers_count_first_rows_that_are_left_out(table):
+    lines = table.read_text().splitlines()
+    for number in (1, 2, 3):
+        time, _, b = lines[number].split(",")
+        lines[number] = f"{time},,{b}"
+    table.write_text("\n".join(lines) + "\n")
+    dataset = load(table, missing="forward", time=None, ignore=["time"])
+    found = {which: [end + 3 for end in some] for which, some in ends(dataset).items()}
+    assert found == ENDS
+
+
 def test_or_every_window_within_a_label(table):
     dataset = load(table, label_rows="every")
     within = {

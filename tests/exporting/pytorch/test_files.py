@@ -16,7 +16,7 @@ from slipstream.exporting.pytorch.recurrent import (
     stand_in_for_recurrent_layers,
 )
 from tests.conftest import close, slow
-from tests.exporting.small_runs import train_run
+from tests.exporting.small_runs import RUNS, train_run
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
+FAST = ("lstm", "tcn", "own class")
+
+
 @pytest.mark.parametrize(
-    "name", ["lstm", "own class", *map(slow, ("quantiles", "channels", "known ahead", "classes"))]
+    "name",
+    [
+        *FAST,
+        *(slow(name) for name in RUNS if name not in (*FAST, "repeats", "own class that decides")),
+    ],
 )
 def test_every_kind_of_run_is_exported_and_verified(name, folder, tmp_path):
     run = train_run(folder, name)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.reporting.plots.scale import EXTENT, Scale, cover
+from slipstream.reporting.plots.scale import EXTENT, Scale, cover, number_places
 
 finite = st.floats(-1e12, 1e12, allow_subnormal=False)
 
@@ -25,6 +25,24 @@ def test_values_far_apart_get_a_logarithmic_axis(low, ratio, most):
     assert scale.log
     assert 1 <= len(scale.list_ticks(most)) <= most
     assert not cover([-low, low * ratio], log=True).log
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1 + 1e-6, 1e9), st.integers(2, 10))
+def test_a_logarithmic_axis_has_ticks_however_short_it_is(low, ratio, most):
+    scale = Scale(low, low * ratio, log=True)
+    ticks = scale.list_ticks(most)
+    assert 1 <= len(ticks) <= most + 1
+    places = scale.place([value for value, _ in ticks])
+    assert ((places >= -1e-3) & (places <= EXTENT + 1e-3)).all()
+
+
+@pytest.mark.parametrize(("low", "high"), [(6.0, 9.0), (12.5, 18.0), (24.0, 25.0)])
+def test_a_logarithmic_axis_within_a_decade_has_more_than_one_tick(low, high):
+    assert len(Scale(low, high, log=True).list_ticks(6)) > 1
+
+
+def test_no_category_is_no_tick():
+    assert number_places([]).list_ticks(5) == []
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,10 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
         tables = [read_memory(table, decimal=data.decimal, time=data.time_column)]
     elif not data.paths or not all(data.paths):
         what = "not set" if not data.paths else "empty"
-        raise UserError(f"data.path is {what}; name a file or a folder, or pass a table")
+        raise UserError(
+            f"data.path is {what}; name a file or a folder: set it in the config, or pass --set "
+            "data.path=FILE (in Python data=TABLE)"
+        )
     elif data.paths[0].startswith(SIMULATED):
         tables = [_simulate(data.paths[0])]
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -117,6 +117,8 @@ class DataTable:
     """Rows that are no series' own, before its first; None where there are none"""
     look_ahead: int = 0
     """How many rows ahead a value may depend on, because of a step of `data.prepare`"""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """By series, where there are some: its first rows that steps of `data.prepare` have cut off"""
     ahead: npt.NDArray[np.bool_] | None = None
     """Rows at the end of each series that steps of `data.prepare` were given to predict, with
     nothing but what is known ahead; None where they were given none"""

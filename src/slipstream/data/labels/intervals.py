@@ -93,7 +93,8 @@ def _find_rows(labels: DataTable, raw: RawSeries, data: Data) -> tuple[Ints, Int
     for owner in np.unique(owners):
         mine = np.flatnonzero(owners == owner)
         begin, end = int(index.offsets[owner]), int(index.offsets[owner + 1])
-        at: Times = np.arange(end - begin) if raw.time is None else raw.time[begin:end]
+        rows = np.arange(begin, end)
+        at: Times = raw.time[begin:end] if raw.time is not None else index.number_rows(rows, owner)
         outside = mine[(starts[mine] < at[0]) | (ends[mine] > at[-1])]
         if len(outside):
             _refuse_outside(labels, int(outside[0]), index.series_names[owner], at, raw)

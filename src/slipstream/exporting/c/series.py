@@ -16,6 +16,8 @@ from slipstream.exporting.c.prepare import PreparedColumns
 from slipstream.portable.model import PortableModel
 
 Floats = npt.NDArray[np.float64]
+MAX_ROWS = 1_000_000
+"""Rows of a table on disk, which may be larger than memory, that are compared"""
 
 
 class SeriesRows(NamedTuple):
@@ -29,12 +31,15 @@ class SeriesRows(NamedTuple):
 
 
 def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> Iterator[SeriesRows]:
-    """Yield every series of the run's own data, or of new data."""
+    """Yield every series of the run's own data, or of new data; of a table on disk, those of its
+    first rows."""
     data = model.config.data
     if isinstance(source, (str, os.PathLike)):
         data, source = data.model_copy(update={"path": str(source)}), None
     names = dict.fromkeys(steps.columns, "data.inputs")
     for table in read_tables(data, source):
+        if table.row_groups and table.num_rows > MAX_ROWS:
+            table = table.slice_rows(0, MAX_ROWS)
         for frame in split_frames(table, data, names, 0):
             raw = np.stack([frame.columns[name] for name in steps.columns], axis=1)
             for step in steps.steps:

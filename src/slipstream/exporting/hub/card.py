@@ -214,7 +214,7 @@ def _describe_data(summary: Mapping[str, Any]) -> Iterator[str]:
     for name, column in data["columns"].items():
         low, high = column.get("training_range") or (None, None)
         span = "" if low is None else f"{format_number(low)} to {format_number(high)}"
-        missing = f"{column['missing']:,}"
+        missing = "–" if column["missing"] is None else f"{column['missing']:,}"
         rows.append([_quote(name), ", ".join(column["roles"]), find_unit(name), span, missing])
     yield from _format_table(["column", "role", "unit", "range in training", "missing"], rows)
 

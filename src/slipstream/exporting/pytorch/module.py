@@ -53,16 +53,18 @@ class MemberPredictor(nn.Module):
     size: Tensor
     places: Tensor
 
-    def __init__(self, member: Member, interface: Interface) -> None:
+    def __init__(self, member: Member, interface: Interface, *, shares_weights: bool) -> None:
         super().__init__()
         trained = member.trained
         signature, scaler = trained.signature, trained.scaler
         self.signature, self.quantiles = signature, interface.signature.quantiles
-        self.networks = nn.ModuleList(copy.deepcopy(one) for one in trained.models)
-        for network in self.networks:
-            plain = ("persistent",) * len(member.config.model.sizes)
-            algorithms = plain if member.config.model.spec.is_recurrent else ()
-            set_execution(network, algorithms=algorithms, recompute=False, compiled=False)
+        self.networks = nn.ModuleList(trained.models)
+        if not shares_weights:
+            self.networks = nn.ModuleList(copy.deepcopy(one) for one in trained.models)
+            for network in self.networks:
+                plain = ("persistent",) * len(member.config.model.sizes)
+                algorithms = plain if member.config.model.spec.is_recurrent else ()
+                set_execution(network, algorithms=algorithms, recompute=False, compiled=False)
         self.rows = ColumnScaler(signature.inputs, interface.inputs, scaler)
         self.static = ColumnScaler(signature.static, interface.static, scaler)
         self.future = ColumnScaler(signature.future, interface.future, scaler)
@@ -73,7 +75,9 @@ class MemberPredictor(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
 
     def forward(self, rows: Tensor, static: Tensor | None, future: Tensor | None) -> Tensor:
-        inputs = self.rows(rows[:, -self.signature.context :]).transpose(0, 1)
+        if self.signature.state == "windows":  # a carried state has seen all rows
+            rows = rows[:, -self.signature.context :]
+        inputs = self.rows(rows).transpose(0, 1)
         beside = []
         if static is not None and self.signature.static:
             beside.append(self.static(static))
@@ -104,15 +108,23 @@ class MemberPredictor(nn.Module):
 
 
 class PhysicalModel(nn.Module):
-    """What a run predicts with, as one module with the inputs and outputs of an `Interface`."""
+    """What a run predicts with, as one module with the inputs and outputs of an `Interface`.
+
+    It has copies of the networks that can be traced or, with `shares_weights`, the networks
+    themselves.
+    """
 
     half_widths: Tensor | None
 
-    def __init__(self, trained: TrainedRun, interface: Interface) -> None:
+    def __init__(
+        self, trained: TrainedRun, interface: Interface, *, shares_weights: bool = False
+    ) -> None:
         super().__init__()
         shares = list_shares(trained)
         pairs = [pair for pair in zip(trained.members, shares, strict=True) if pair[1]]
-        self.members = nn.ModuleList(MemberPredictor(one, interface) for one, _ in pairs)
+        self.members = nn.ModuleList(
+            MemberPredictor(one, interface, shares_weights=shares_weights) for one, _ in pairs
+        )
         self.shares = tuple(share for _, share in pairs)
         self.interface, self.dtype = interface, getattr(torch, interface.dtype)
         self.register_buffer("half_widths", stack_half_widths(trained))

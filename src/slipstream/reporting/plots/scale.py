@@ -92,7 +92,7 @@ def cover(
 
 def number_places(names: Sequence[str], *, most: int = 12) -> Scale:
     """Return a scale of categories 0, 1, 2 ..., of which at most so many are named."""
-    every = -(-len(names) // most)
+    every = max(-(-len(names) // most), 1)
     ticks = tuple((float(i), names[i]) for i in range(0, len(names), every))
     return Scale(-0.6, len(names) - 0.4, ticks=ticks)
 
@@ -124,8 +124,10 @@ def _list_decades(low: float, high: float, most: int) -> list[Tick]:
         inside = [v for v in values if low <= v <= high]
         if len(inside) <= most:
             break
+    if len(inside) < 2:  # a short axis, such as from 6 to 9
+        return _list_round(low, high, most)
     every = -(-len(inside) // most)
-    return [(v, f"{v:g}") for v in inside[::every]] or _list_round(low, high, most)
+    return [(v, f"{v:g}") for v in inside[::every]]
 
 
 def _list_dates(low: float, high: float, most: int) -> list[Tick]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from slipstream import machine
+from slipstream import machine, runs
 from slipstream.config import Config
 from slipstream.engine import checkpoint
 from slipstream.engine.parallel.ranks import LOST
@@ -88,7 +88,7 @@ def launch(task: RankTask, watch: Callable[[Event], None] | None) -> FinishedRun
             num_starts, newest = 0, max(steps)
         num_starts += 1
         if num_starts == MAX_STARTS:
-            again = f"; resume with: slipstream train --resume {folder}" if folder else ""
+            again = f"; resume with: {runs.suggest_resume(folder)}" if folder else ""
             raise ResumableError(f"{why}, {MAX_STARTS} times without a new checkpoint{again}")
         task = replace(task, resume=task.resume if folder is None else str(folder), why=why)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from slipstream import runs
 from slipstream.errors import EXIT_RESUMABLE, Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.training.shares.relay import EventRelay
@@ -97,7 +98,7 @@ class SharePool:
 
     @property
     def _advice(self) -> str:
-        return f"resume with: slipstream train --resume {self.run.folder}"
+        return f"resume with: {runs.suggest_resume(self.run.folder)}"
 
     def _log(self, slot: int, what: str, **values: object) -> None:
         self.run.append("worker", worker=slot, what=what, **values)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream import config as configs
+from slipstream import runs
 from slipstream.clusters import connection, ray_tasks, resources
 from slipstream.clusters.ray_tasks import ClusterJob
 from slipstream.clusters.resources import Bundle
@@ -47,7 +48,7 @@ def train_on_ray(context: RunContext, tasks: Sequence[ShareTask], relay: EventRe
     text = configs.to_toml(bundle.limit_threads(context.config))
     tasks = [replace(task, config_toml=text) for task in tasks]
     job = ClusterJob(train_task, bundle, given_up="its models are left unfinished")
-    advice = f"resume with: slipstream train --resume {run.folder}"
+    advice = f"resume with: {runs.suggest_resume(run.folder)}"
     try:
         outcomes = ray_tasks.run_tasks(run, tasks, job, ShareReporter(run, relay))
     except ResumableError as error:

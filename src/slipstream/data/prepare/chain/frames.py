@@ -45,6 +45,8 @@ class SeriesFrame:
     """Which of `rows` each row was made from, or the last of several"""
     padding: int = 0
     """How many rows come before the first one of the file"""
+    skipped: int = 0
+    """How many rows were cut off before the first one that is no padding"""
     ahead: int = 0
     """How many rows at the end are to be predicted, with nothing but what is known ahead"""
 
@@ -64,6 +66,7 @@ class SeriesFrame:
             columns={name: values[begin:end] for name, values in self.columns.items()},
             origin=self.origin[begin:end],
             padding=max(self.padding - begin, 0),
+            skipped=self.skipped + max(begin - self.padding, 0),
             ahead=max(self.ahead - (self.num_rows - end), 0),
         )
 
@@ -151,6 +154,7 @@ def build_table(
         row_groups=(),
         source_rows=rows,
         padded=padded,
+        skipped={frame.name: frame.skipped for frame in frames if frame.skipped},
         ahead=ahead,
     )
 

@@ -149,4 +149,5 @@ def mark_unknown_rows(
         return index
     first_known: Ints = index.offsets[:-1] + counts
     breaks = np.union1d(index.breaks, first_known[first_known < index.num_rows])
-    return replace(index, breaks=breaks, padding=counts)
+    skipped = np.stack([index.offsets[:-1], counts], axis=1)  # they are rows of the file
+    return replace(index, breaks=breaks, padding=counts, skipped=skipped)

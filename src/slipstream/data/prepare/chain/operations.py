@@ -93,6 +93,7 @@ def _resample(frame: SeriesFrame, config: ResampleStep) -> SeriesFrame:
     return replace(
         frame,
         ahead=ahead,
+        skipped=0,  # its rows are others
         times=result.times,
         columns=result.columns,
         origin=list_rows(frame.origin)[result.rows],

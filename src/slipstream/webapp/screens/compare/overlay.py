@@ -17,13 +17,14 @@ from slipstream.webapp.screens.compare.page import find_folders
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from slipstream.reporting.plots.predictions import PredictionFile
+
     Array = npt.NDArray[Any]
 
 MOST_POINTS = 3_000
 """Points that a chart gets, the extremes of each interval among them"""
 MOST_SERIES = 5_000
 """Series that the picker lists"""
-ENDING = "_predicted"
 
 
 def list_curves(request: Request) -> Response:
@@ -77,8 +78,9 @@ def list_predictions(request: Request) -> Response:
 
     query = request.query_params
     folders, _ = find_folders(get_workspace(request), query.getlist("run"))
-    files = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
-    contents = {name: one for name, path in files.items() if (one := _read_contents(path))}
+    places = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
+    files = {name: one for name, path in places.items() if (one := _open(path))}
+    contents = {name: _list_contents(file) for name, file in files.items()}
     if not contents:
         return reply({"series": [], "targets": [], "steps": 0, "x": [], "lines": {}})
     series = _join([one.series for one in contents.values()])
@@ -87,11 +89,9 @@ def list_predictions(request: Request) -> Response:
     chosen = _choose(query.get("series"), series), _choose(query.get("target"), targets)
     step = min(max(_read_integer(query.get("step"), 1), 1), max(steps, 1))
     lines = {
-        name: _read_line(path, _sign(path), *chosen, step if contents[name].steps else 0)
-        for name, path in files.items()
-        if name in contents
-        and chosen[1] in contents[name].targets
-        and chosen[0] in contents[name].series
+        name: _read_line(file, *chosen, step if contents[name].steps else 0)
+        for name, file in files.items()
+        if chosen[1] in contents[name].targets and chosen[0] in contents[name].series
     }
     curves = _draw(
         {name: line for name, line in lines.items() if len(line.rows)},
@@ -105,16 +105,13 @@ def list_predictions(request: Request) -> Response:
     return reply(about | chosen_values | {"kind": first.x} | curves)
 
 
-def _read_contents(path: Path) -> Contents | None:
+def _open(path: Path) -> PredictionFile | None:
+    from slipstream.reporting.plots.predictions import open_predictions  # imports pyarrow
+
     try:
-        return _list_contents(path, _sign(path))
-    except (LookupError, OSError, ValueError):  # damaged, or half a copy
+        return open_predictions(path)
+    except UserError:  # damaged, or half a copy
         return None
-
-
-def _sign(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
 
 
 def _join(lists: Sequence[Sequence[str]]) -> list[str]:
@@ -142,52 +139,40 @@ def _read_bound(text: str | None) -> float | None:
 
 
 @lru_cache(maxsize=32)
-def _list_contents(path: Path, _: tuple[int, int]) -> Contents:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
+def _list_contents(file: PredictionFile) -> Contents:
+    from slipstream.data.prediction_columns import STEP, TIME, name_probability
 
-    names = pq.read_schema(path).names
-    if "label" in names:
-        targets = [name for name in names if name.startswith("p_")]
-    else:
-        ends = (name.removesuffix(ENDING) for name in names if name.endswith(ENDING))
-        targets = [name for name in ends if name in names]
-    columns = [name for name in ("series", "step") if name in names]
-    table = pq.read_table(path, columns=columns)
-    series = pc.unique(table["series"].cast(pa.string())).to_pylist()
-    steps = int(pc.max(table["step"]).as_py() or 0) if "step" in names else 0
-    x = "row"
-    if "time" in names:
-        kind = pq.read_schema(path).field("time").type
-        x = "date" if pa.types.is_timestamp(kind) else "time"
-    return Contents(tuple(map(str, series)), tuple(targets), steps, x)
+    steps = 0
+    if file.shape.is_forecast:
+        steps = max((int(part[STEP].max(initial=0)) for part in file.read([])), default=0)
+    x = "row" if TIME not in file.shape.columns else "date" if file.shape.has_dates else "time"
+    targets = tuple(map(name_probability, file.classes)) or file.targets
+    known = tuple(name for name in targets if file.has_truth("" if file.classes else name))
+    return Contents(file.names, known, steps, x)
 
 
 @lru_cache(maxsize=64)
-def _read_line(path: Path, _: tuple[int, int], series: str, target: str, step: int) -> Line:
+def _read_line(file: PredictionFile, series: str, target: str, step: int) -> Line:
     """Read one series; of a forecast, what was predicted so many steps ahead."""
     import numpy as np
-    import pyarrow.parquet as pq
 
-    names = pq.read_schema(path).names
-    is_class = "label" in names
-    columns = ["row", *(["time"] if "time" in names else [])]
-    columns += ["label", target] if is_class else [target, f"{target}{ENDING}"]
-    filters = [("series", "==", series), *([("step", "==", step)] if step else [])]
-    table = pq.read_table(path, columns=columns, filters=filters)
-    rows = table["row"].to_numpy()
-    x = rows.astype(float)
-    if "time" in names:
-        time = table["time"].to_numpy()
-        is_date = np.issubdtype(time.dtype, np.datetime64)
-        x = time.astype("datetime64[us]").astype(np.int64) / 1e6 if is_date else time.astype(float)
-    if is_class:
-        labels = table["label"].to_numpy(zero_copy_only=False).astype(str)
-        truth = (labels == target.removeprefix("p_")).astype(float)
-        predicted = table[target].to_numpy()
-    else:
-        truth, predicted = table[target].to_numpy(), table[f"{target}{ENDING}"].to_numpy()
+    from slipstream.data.prediction_columns import LABEL, ROW, STEP, name_columns, name_probability
+    from slipstream.reporting.plots.predictions import MICROSECONDS
+
+    number, columns = file.names.index(series), [target, name_columns(target).predicted]
+    labels = {name_probability(name): name for name in file.classes}
+    if file.classes:
+        columns = [LABEL, target]
+    parts = []
+    for part in file.read(columns, series=number):
+        chosen = part.codes == number
+        if step:
+            chosen &= part[STEP] == step
+        truth = part[LABEL] == labels[target] if file.classes else part[target]
+        predicted = part[columns[-1]]
+        parts.append([one[chosen] for one in (part[ROW], part.read_x(), truth, predicted)])
+    rows, x, truth, predicted = (np.concatenate(some) for some in zip(*parts, strict=True))
+    x = x / MICROSECONDS if file.shape.has_dates else x
     rows, at = np.unique(rows, return_index=True)
     return Line(rows, x[at], truth[at].astype(float), predicted[at].astype(float))
 

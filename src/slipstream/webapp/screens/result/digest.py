@@ -11,15 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream.data.prediction_columns import LABEL, PREDICTED
-from slipstream.reporting.plots.predictions import MICROSECONDS, Array, Predictions
-from slipstream.stats import MIN_BLOCKS, NUM_RESAMPLES, compute_percentile_interval
-from slipstream.webapp.screens.result.predictions import (
+from slipstream.reporting.plots.predictions import (
+    MICROSECONDS,
+    Array,
     PredictionFile,
+    Predictions,
     find_starts,
     list_columns,
     read_classes,
     read_errors,
 )
+from slipstream.stats import MIN_BLOCKS, NUM_RESAMPLES, compute_percentile_interval
 
 BINS = 120
 """Of the error over time"""

@@ -6,7 +6,7 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -25,6 +25,9 @@ from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.rows import describe_row
 from slipstream.webapp.screens.result.new_data import PREDICTIONS, find_test
 from slipstream.webapp.screens.run import FILES
+
+if TYPE_CHECKING:
+    from slipstream.reporting.plots.predictions import PredictionFile
 
 INNER = {"search": "retrained/best", "probe": "fine-tuned"}
 """Of runs that hold others: the one whose model `predict` uses"""
@@ -258,10 +261,9 @@ def _describe_lanes(summary: dict[str, Any]) -> dict[str, Any] | None:
 def describe(request: Request) -> Response:
     """The errors of a run's predictions, or of a test's, as JSON: by series, time and horizon."""
     from slipstream.webapp.screens.result.digest import compute_digest
-    from slipstream.webapp.screens.result.predictions import open_predictions
 
     source = find_source(request)
-    file = open_predictions(source.path)
+    file = _open_predictions(source.path)
     target = _choose_target(request, file.targets)
     values: dict[str, Any] = {
         "targets": list(file.targets),
@@ -288,10 +290,9 @@ def plot(request: Request) -> Response:
     """The rows of one series for a plot, as JSON."""
     from slipstream.reporting.plots.predictions import MICROSECONDS
     from slipstream.webapp.screens.result.plot import PlotView, read_plot
-    from slipstream.webapp.screens.result.predictions import open_predictions
 
     source = find_source(request)
-    file = open_predictions(source.path)
+    file = _open_predictions(source.path)
     series = _read_whole(request, "series")
     if series >= len(file.names):
         raise paths.MissingError("there is no such series")
@@ -305,6 +306,14 @@ def plot(request: Request) -> Response:
         points=_read_whole(request, "points", 1_500),
     )
     return reply(read_plot(file, view))
+
+
+def _open_predictions(path: Path) -> PredictionFile:
+    from slipstream.reporting.plots.predictions import open_predictions  # imports pyarrow
+
+    if not path.is_file():
+        raise paths.MissingError("there are no predictions here")
+    return open_predictions(path)
 
 
 def find_source(request: Request) -> ResultSource:

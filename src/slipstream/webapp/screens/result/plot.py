@@ -13,19 +13,17 @@ from slipstream.reporting.plots.predictions import (
     GAP,
     MICROSECONDS,
     Array,
+    PredictionFile,
     Predictions,
+    find_starts,
     interrupt,
+    list_columns,
+    read_classes,
+    read_label_probability,
     round_values,
     thin,
 )
 from slipstream.stats import Moments
-from slipstream.webapp.screens.result.predictions import (
-    PredictionFile,
-    find_starts,
-    list_columns,
-    read_classes,
-    read_label_probability,
-)
 
 MOST_ROWS = 400_000
 """Rows in memory before they are thinned"""
