@@ -1,6 +1,7 @@
 """The files that a config names, each read as its ending says."""
 
 import codecs
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
 from slipstream.data.io.compression import UnpackedFile, is_readable
 from slipstream.data.io.formats import excel, matlab
+from slipstream.data.io.formats.isolated import read_isolated
 from slipstream.data.io.layout import describe_layout
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import (
@@ -259,8 +261,17 @@ def _rename(error: UserError, unpacked: UnpackedFile) -> UserError:
 
 
 def read_head(path: Path, setting: str) -> bytes:
-    """Return how a file begins; one that is absent or empty is refused."""
+    """Return how a file begins; one that is absent or empty is refused.
+
+    So is what is no regular file: a FIFO or a device may have no end, or wait for a writer forever.
+    """
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UserError(
+                f"{path}: is a FIFO, a socket or a device, not a regular file ({setting}); write "
+                "the data to a file"
+            )
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
@@ -304,9 +315,11 @@ def _read_plain(path: Path, name: str, head: bytes, options: ReadOptions) -> lis
         case "parquet":
             table = disk.read_parquet(path, name)
         case "excel":
-            return excel.read_excel(path, name, head, options)
+            excel.refuse_other_files(path, head)
+            return read_isolated("excel", path, name, options)
         case "matlab":
-            table = matlab.read_matlab(path, name, head, options)
+            plain = matlab.read_matlab(path, name, head, options)
+            table = plain or read_isolated("matlab", path, name, options)[0]
         case _:
             table = disk.read_arrow(path, name)
     return [replace(table, decimal=table.decimal or options.decimal)]
