@@ -188,8 +188,8 @@ class Data(Section):
     for fractions of a second); ISO 8601 needs none."""
     decimal: Literal[".", ","] | None = None
     """The decimal mark of numbers that are text, as in a CSV file. Default: a point; a comma where
-    semicolons or tabs separate the cells and no comma can be a thousands separator (1,5 but not
-    1,199)."""
+    semicolons or tabs separate the cells, no comma can be a thousands separator (1,5 but not 1,199)
+    and no number has a decimal point."""
     na: Marks = ()
     """Numbers or texts that mean "missing" (`[-200, "no data"]`), in every column; empty cells,
     `NA`, `n/a`, `NaN` and `null` always do."""

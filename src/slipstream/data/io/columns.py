@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from slipstream.data.io import decimals, times
 from slipstream.data.io.layout import NULLS
+from slipstream.data.io.options import MIXED
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
 from slipstream.text import find_nearest, format_count
@@ -212,7 +213,7 @@ def _to_numbers(table: DataTable, values: pa.ChunkedArray) -> pa.ChunkedArray | 
     numbers = None if table.decimal == "," else _cast(values, pa.float64())
     if numbers is not None:
         return numbers
-    text = decimals.normalize_decimals(clean_text(values), table.decimal, table.delimiter)
+    text = decimals.normalize_decimals(clean_text(values), table.decimal)
     numbers = _cast(text, pa.float64())
     if numbers is None and pc.any(pc.starts_with(text, "+")).as_py():
         return _cast(pc.replace_substring_regex(text, r"^\+", ""), pa.float64())
@@ -223,10 +224,11 @@ def _parse_numbers(table: DataTable, name: str, values: pa.ChunkedArray) -> pa.C
     numbers = _to_numbers(table, values)
     if numbers is not None:
         return numbers
-    text = decimals.normalize_decimals(clean_text(values), table.decimal, table.delimiter)
+    text = decimals.normalize_decimals(clean_text(values), table.decimal)
     row = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
     cell = values[row].as_py().strip()
-    wrong = decimals.explain_mark(cell, table.decimal) or "is not a number; correct it"
+    point = table.find_cell(row, decimals.POINT) if table.decimal == MIXED else None
+    wrong = decimals.explain_mark(cell, table.decimal, point) or "is not a number; correct it"
     raise UserError(
         f'{table.locate_cell(row, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
         "data.inputs"

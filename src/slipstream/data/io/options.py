@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 if TYPE_CHECKING:  # a process that reads workbooks starts in half the time without the settings
     from slipstream.config import Data
 
+MIXED = "mixed"
+"""The decimal mark of a file in which some numbers have a comma and others a point"""
+
 
 class ReadOptions(NamedTuple):
     """The settings that every file is read by, in training and for new data alike."""

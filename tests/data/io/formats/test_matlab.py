@@ -314,11 +314,9 @@ def test_a_large_sparse_matrix_is_left_out_and_not_unpacked(tmp_path):
 def own_library(tmp_path, monkeypatch):
     """A folder whose matio.py another process imports in place of mat-io."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    children = {}
-    monkeypatch.setattr(isolated, "_children", children)
+    isolated.close_children()
     yield tmp_path / "matio.py"
-    for child in children.values():
-        child.close()
+    isolated.close_children()
 
 
 def test_what_a_library_prints_becomes_a_note(tmp_path, own_library, capfd):

@@ -48,21 +48,31 @@ START_S, BYTES_PER_S = 300, 200_000
 EXTRA_BYTES = 4 << 30
 """Addresses that libraries reserve and do not use"""
 MAX_MESSAGES, MAX_LENGTH = 3, 200
-
-
-_children: dict[int, _Child] = {}
-"""By the process that has started it: a fork must not talk to the child of its parent"""
-_lock = threading.Lock()
+_waiting: dict[int, list[_Child]] = {}
+"""Children without a file, by the process that has started them: a fork must not talk to the
+children of its parent"""
+_reading: dict[int, set[_Child]] = {}
+"""Children with a file"""
 
 
 def read_isolated(kind: str, path: Path, name: str, options: ReadOptions) -> list[DataTable]:
-    """Read the tables of a workbook or a MATLAB file in a child process."""
+    """Read the tables of a workbook or a MATLAB file in a child process, one for each thread."""
     request = {"kind": kind, "path": str(path), "name": name, "options": options}
     limit_s = START_S + path.stat().st_size // BYTES_PER_S
-    with _lock:
-        answer = _get_child(path).read(request, limit_s)
-        if answer is None:  # it had ended, after a while without work
-            answer = _get_child(path).read(request, limit_s)
+    waiting = _waiting.setdefault(os.getpid(), [])
+    reading = _reading.setdefault(os.getpid(), set())
+    answer = None
+    for _ in range(2):  # a child may be about to end, after a while without work
+        child = _take(waiting, path)
+        reading.add(child)
+        try:
+            answer = child.read(request, limit_s)
+        finally:
+            reading.discard(child)
+        if answer is not None:
+            break
+    if child.process.poll() is None:
+        waiting.append(child)
     facts, tables = answer or ({"failure": "does not start"}, [])
     if "error" in facts:
         raise UserError(facts["error"])
@@ -88,27 +98,33 @@ def read_isolated(kind: str, path: Path, name: str, options: ReadOptions) -> lis
     ]
 
 
-def _get_child(path: Path) -> _Child:
-    """Return the child of this process; start one if there is none."""
-    child = _children.get(os.getpid())
-    if child is not None and child.process.poll() is None:
-        return child
-    if child is not None:
-        child.close()
+def _take(waiting: list[_Child], path: Path) -> _Child:
+    """Return a child that waits, or start one; those that have ended meanwhile are left out."""
+    with suppress(IndexError):
+        while True:
+            child = waiting.pop()
+            if child.process.poll() is None:
+                return child
+            child.close()
     try:
-        child = _children[os.getpid()] = _Child()
+        return _Child()
     except OSError as error:
         raise UserError(
             f"{path}: the process that would read it cannot be started ({error.strerror}); export "
             "the file as CSV"
         ) from None
-    return child
+
+
+def stop_reading() -> None:
+    """End the children that read for other threads, whose results nobody needs any more."""
+    for child in tuple(_reading.get(os.getpid(), ())):
+        child.process.kill()
 
 
 @atexit.register
-def _close_child() -> None:
-    child = _children.pop(os.getpid(), None)
-    if child is not None:
+def close_children() -> None:
+    """End the children that wait for a file."""
+    for child in _waiting.pop(os.getpid(), ()):
         child.close()
 
 
