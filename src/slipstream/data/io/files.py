@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
-from slipstream import machine
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
 from slipstream.data.io.compression import UnpackedFile, is_readable
@@ -187,7 +186,9 @@ def open_files(
 
     Workbooks and MATLAB files, which take their time, are read ahead, several at a time.
     """
-    num_ahead = machine.count_available_cores()
+    from slipstream.machine import count_available_cores  # imports psutil, which a server does not
+
+    num_ahead = count_available_cores()
     sizes = [file.stat().st_size if file.exists() else 0 for file in files]
     is_done = False
     with ThreadPoolExecutor(num_ahead) as pool:

@@ -25,11 +25,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 import pyarrow as pa
 
 import slipstream
-from slipstream import machine
 from slipstream.data.io.csv import summarize_error
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import DataTable, MemoryReader, wrap_table
@@ -182,6 +180,8 @@ class _Child:
 
     def _describe_exit(self, code: int, begin: int) -> str:
         """Say how the process ended, with the first line that it has printed since `begin`."""
+        from slipstream import machine
+
         self.errors.seek(begin)
         printed = self.errors.read().decode("utf-8", "replace").strip()
         return machine.describe_exit(code, printed.partition("\n")[0][:MAX_LENGTH])
@@ -224,6 +224,10 @@ def _limit_memory() -> None:
     """Have an allocation fail that is larger than what is left of the memory."""
     with suppress(ImportError, OSError, ValueError):  # Windows has no limits, macOS not this one
         import resource
+
+        import psutil
+
+        from slipstream import machine
 
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         used = psutil.Process().memory_info().vms

@@ -17,7 +17,6 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream import machine
 from slipstream.data.io.formats.mat_values import Sparse, Unread
 
 Shape = tuple[int, ...]
@@ -60,11 +59,17 @@ def read_mat_file(path: Path, version: str) -> MatFile:
     """Read all variables of a file of version 4 or 5; a DamagedError says what is wrong with it."""
     with path.open("rb") as file:
         size = path.stat().st_size
-        if size > machine.get_available_memory():
+        if size > _get_memory():
             raise DamagedError(f"its {size:,} bytes do not fit into memory")
         if version == "4":
             return MatFile(dict(_iter_old_variables(file, size)), has_objects=False)
         return _read_variables(file, size)
+
+
+def _get_memory() -> int:
+    from slipstream.machine import get_available_memory  # takes 20 ms, which other files save
+
+    return get_available_memory()
 
 
 def find_byte_order(head: bytes) -> str | None:
@@ -108,7 +113,7 @@ def _decompress(content: bytes, order: str) -> tuple[int, bytes]:
         kind, length = struct.unpack(f"{order}II", tag)
         if length > MAX_RATIO * len(content) + HEADER_BYTES:
             raise DamagedError(f"{len(content):,} compressed bytes claim to hold {length:,}")
-        if length > machine.get_available_memory():
+        if length > _get_memory():
             raise DamagedError(f"{length:,} bytes of compressed data do not fit into memory")
         unpacked = stream.decompress(stream.unconsumed_tail, length) if length else b""
         rest = stream.decompress(stream.unconsumed_tail, 1)
