@@ -1,4 +1,5 @@
-"""Kills, stops, damages and starves real runs, and counts what became of them; and random formulas.
+"""Kills, stops, damages and starves real runs, and counts what became of them; random formulas and
+damaged data files.
 
     make soak                        all of it, about five minutes on two cores
     python -m tests.soak --short     a sample, as in the tests
@@ -45,6 +46,7 @@ from slipstream.engine import checkpoint
 from slipstream.errors import ResumableError
 from slipstream.tuning.storage import shared
 from tests.conftest import waves
+from tests.data.io import damaged
 from tests.data.prepare import hostile
 from tests.training.test_resume import JOBS, configured, ended
 
@@ -53,6 +55,8 @@ WRITER_KILLS = 50
 """Of one of two processes that write to a shared journal"""
 FORMULAS = 100_000
 """Random texts, of which each is refused or evaluated as a formula"""
+FILES = 1000
+"""Damaged files of each format, of which each is read or refused"""
 PACKS = {
     "repeats": {"train": {"repeats": 3, "epochs": 4}},
 }
@@ -397,6 +401,14 @@ class Soak:
             self.counts["formulas: tried"] += number
             self.counts[f"formulas: {outcome}"] += number
 
+    def files(self, count: int, seed: int) -> None:
+        """Damaged data files, read by a process that none of them may end."""
+        code = waited(
+            forked(lambda: sys.exit(damaged.main([str(count), str(seed)])), self.log), 900
+        )
+        detail = f"exit code {code}: {self.log.read_text()[-2000:]}"
+        self.tell("damaged data files", "read or refused" if code == 0 else "wrong", detail)
+
 
 def outcome(job: str, run: runs.Run) -> tuple[Any, ...]:
     """All that must be the same in a broken run; of a pack, every lane's."""
@@ -620,6 +632,7 @@ def share(folder: Path, number: int, of: int, scale: float, seed: int) -> Counte
         soak.broken(jobs[i // of % len(jobs)], stop)
     soak.damaged(int(DAMAGES * scale) // of)
     soak.formulas(int(FORMULAS * scale) // of, seed + number)
+    soak.files(int(FILES * scale) // of, seed + number)
     print(f"the slowest stop took {soak.slowest_stop:.2f} s", flush=True)
     if number == 0:
         every = len(LEVELS_KB) // max(int(len(LEVELS_KB) * scale), 1)

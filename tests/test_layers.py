@@ -50,7 +50,7 @@ LAYERS = [
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 ORDER = {
     "data": [
-        "io io.compression io.formats io.formats.mat_values io.memory io.options "
+        "io io.formats io.formats.mat_values io.compression io.memory io.options "
         "io.times labels missing prepare "
         "prepare.calendars prepare.chain prepare.chain.replay prepare.rolling prepare.spans "
         "simulated simulated.bars simulated.cache simulated.cell windows",
@@ -58,8 +58,9 @@ ORDER = {
         "io.csv",
         "io.decimals io.table prepare.filters prepare.joins",
         "io.columns io.disk prepare.functions prepare.resampling",
-        "io.formats.matlab io.marks",
-        "io.formats.excel",
+        "io.formats.mat_files io.marks",
+        "io.formats.excel io.formats.matlab",
+        "io.formats.isolated",
         "io.files labels.classes prepare.formulas roles",
         "prediction_columns prepare.chain.plan series",
         "labels.intervals prepare.chain.frames prepare.labelling scaler splits",

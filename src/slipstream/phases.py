@@ -1,10 +1,14 @@
-"""Where the time of a run goes. Every moment belongs to one phase, so that the phases add up."""
+"""Where the time of a run goes. Every moment belongs to one phase, so that the phases add up.
+
+Reading files has no events yet: how far it has come is reported here, for a terminal to show.
+"""
 
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import MappingProxyType
 
@@ -31,6 +35,9 @@ SEARCH_PARTS = {
 EARLIER = "earlier starts"
 """The phase of a resumed run's earlier time that is in no other"""
 NO_SECONDS: Mapping[str, float] = MappingProxyType({})
+ShowProgress = Callable[[str, float | None], None]
+"""Takes what is being done, empty at its end, and the share that is done, None if unknown"""
+_show_progress: ContextVar[ShowProgress | None] = ContextVar("show_progress", default=None)
 _process_start: float | None = None
 """Of a process that waited for its command"""
 
@@ -122,3 +129,19 @@ def find_process_start() -> float:
 
         age_s = time.time() - psutil.Process().create_time()
     return time.perf_counter() - age_s
+
+
+def report_progress(text: str, share: float | None = None) -> None:
+    """Tell whoever listens what takes its time, and how much of it is done; "" at its end."""
+    if (show := _show_progress.get()) is not None:
+        show(text, share)
+
+
+@contextmanager
+def listen_to_progress(show: ShowProgress) -> Iterator[None]:
+    """Have a function called for every report within the block."""
+    token = _show_progress.set(show)
+    try:
+        yield
+    finally:
+        _show_progress.reset(token)

@@ -1,6 +1,8 @@
 """Find run folders by name: a path, the beginning of a run's name, or `last`."""
 
+import os
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
@@ -24,15 +26,26 @@ FIRST_BYTES = 4096
 
 
 def find_run(
-    name: str | Path, *, out: str | PathLike[str] = OUT, kinds: Collection[str] = ()
+    name: str | Path,
+    *,
+    out: str | PathLike[str] = OUT,
+    kinds: Collection[str] = (),
+    with_links: bool = False,
 ) -> Path:
     """Return the folder of the run that `name` means.
 
     `name` is a run folder, the beginning of the name of one run in `out`, or `last` for the run in
     `out` that was started or resumed most recently; `FOLDER/last` and `FOLDER/beginning` look into
     FOLDER instead. Where runs of `kinds` fit, others are not considered. A folder that is not a run
-    is returned as it is.
+    is returned as it is. A run with a link out of its folder is refused, unless `with_links`.
     """
+    folder = _find_folder(name, out, kinds)
+    if not with_links and (foreign := find_foreign_entry(folder)) is not None:
+        raise UserError(_describe_foreign(foreign))
+    return folder
+
+
+def _find_folder(name: str | Path, out: str | PathLike[str], kinds: Collection[str]) -> Path:
     refuse_url(name, "is in object storage", "copy the run first: slipstream copy")
     path = Path(name)
     if is_run(path):
@@ -54,6 +67,45 @@ def find_run(
             f"with it; `slipstream runs {parent}` lists the runs"
         )
     return candidates[0] if candidates else path
+
+
+def find_foreign_entry(folder: Path, *, depth: int = 20) -> Path | None:
+    """Return what is no file of a run: a link that leads out of its folder, a FIFO or a device.
+
+    Another person's run may hold links to files of whoever reads, copies or exports it. Links that
+    stay inside, and those to nothing, as of locks, do no harm.
+    """
+    try:
+        root = folder.resolve()
+        entries = list(os.scandir(root))
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return _find_foreign(entries, root, depth)
+
+
+def _find_foreign(entries: list[os.DirEntry[str]], root: Path, depth: int) -> Path | None:
+    for entry in entries:
+        with suppress(OSError, RuntimeError):  # it has just been removed, or is a loop of links
+            if entry.is_symlink():
+                if root not in Path(entry.path).resolve().parents:
+                    return Path(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                inner = (
+                    _find_foreign(list(os.scandir(entry.path)), root, depth - 1) if depth else None
+                )
+                if inner is not None:
+                    return inner
+            elif not entry.is_file(follow_symlinks=False):
+                return Path(entry.path)
+    return None
+
+
+def _describe_foreign(path: Path) -> str:
+    if path.is_symlink():
+        what = "is a link out of the run's folder, which is not followed; put the file in its place"
+    else:
+        what = "is a FIFO, a socket or a device, not a file of a run; remove it"
+    return f"{path}: {what}" + (", or remove the link" if path.is_symlink() else "")
 
 
 def find_last(out: str | Path, name: str | None = None, kinds: Collection[str] = ()) -> Path:
@@ -117,6 +169,8 @@ def suggest_resume(folder: Path) -> str:
 def _logs_search(folder: Path) -> bool:
     """Whether a run's log begins as that of a search; with a database it has no other mark."""
     try:
+        if not (folder / "events.jsonl").is_file():
+            return False
         with (folder / "events.jsonl").open("rb") as log:
             first = log.read(FIRST_BYTES).partition(b"\n")[0]
     except OSError:

@@ -34,6 +34,8 @@ INCOMPARABLE = {
     "train.batch": 'the batch size by "auto"; list numbers',
 }
 """Settings whose trials one score cannot compare, and what they change"""
+MAX_GRID = 1_000_000
+"""Combinations of a grid"""
 SAME_MODEL = ("engine", "tune", "pretrain", "predict", "name", "out")
 """Settings and sections that do not change the model"""
 
@@ -169,8 +171,24 @@ def list_searchable() -> list[str]:
     ]
 
 
+def _refuse_large_grid(space: Mapping[str, Any]) -> None:
+    """Refuse a grid of too many points, before any of them is made."""
+    total = 1.0
+    for name, entry in space.items():
+        count = len(entry) if not isinstance(entry, Range) else 1.0
+        if isinstance(entry, Range) and (entry.is_integer or entry.step is not None):
+            count = (entry.high - entry.low) / (entry.step or 1) + 1
+        total *= count
+        if total > MAX_GRID:
+            raise UserError(
+                f'tune.sampler = "grid": tune.space."{name}" makes more than {MAX_GRID:,} '
+                'combinations; give it a larger step or a list, or use "tpe"'
+            )
+
+
 def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return all values of each entry."""
+    _refuse_large_grid(space)
     grid: dict[str, list[Any]] = {}
     for name, entry in space.items():
         if not isinstance(entry, Range):

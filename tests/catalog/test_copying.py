@@ -224,3 +224,80 @@ def test_what_is_written_to_object_storage_otherwise_is_refused(words):
     shown = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     assert shown.exit_code == 2
     assert "slipstream copy RUN URL" in shown.stderr
+
+
+LINKS = ["notes.txt", "model/notes.txt", "metrics.json", "plots", "report.html"]
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_out_of_a_run_uploads_nothing(run, bucket, tmp_path, name):
+    """A run that somebody else has made may hold a link to a private file."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / "key").write_text("secret")
+    link = run / name
+    link.unlink(missing_ok=True)
+    link.symlink_to(private if name == "plots" else private / "key")
+    with pytest.raises(UserError) as caught:
+        copy_run(run, bucket)
+    assert str(caught.value) == (
+        f"{link}: is a link out of the run's folder, which is not followed; put the file in its "
+        "place, or remove the link"
+    )
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_links_inside_of_a_run_are_left_out(run, bucket, tmp_path):
+    (run / "latest").symlink_to("metrics.json")
+    (run / "folder").symlink_to(run / "model")
+    (run / "gone").symlink_to("nothing")
+    sent = copy_run(run, bucket)
+    names = set(read_all(tmp_path / "bucket" / run.name))
+    assert not names & {"latest", "gone"}
+    assert not any(name.startswith("folder") for name in names)
+    assert "metrics.json" in names
+    assert sent["files"] == len(names) - 1  # copy.json
+
+
+USES = {
+    "evaluate": lambda run, _: slipstream.evaluate(run, quiet=True),
+    "predict": lambda run, data: slipstream.predict(run, data),
+    "export": lambda run, data: slipstream.export(run, to="hub", out=run.parent / "out", data=data),
+    "report": lambda run, _: slipstream.report(run),
+    "load": lambda run, _: slipstream.load(run),
+    "stream": lambda run, _: slipstream.Stream(run),
+    "ensemble": lambda run, _: slipstream.ensemble([run, run], quiet=True),
+    "follow": lambda run, _: slipstream.follow(run, "tensorboard", out=str(run.parent / "board")),
+    "resume": lambda run, _: slipstream.train(resume=run, quiet=True),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_nothing_reads_a_run_with_a_link_out_of_it(run, tmp_path, use):
+    (tmp_path / "private").write_text("secret")
+    (run / "predictions.parquet").unlink()
+    (run / "predictions.parquet").symlink_to(tmp_path / "private")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"predictions.parquet: is a link out of the run's folder"):
+        USES[use](run, {"time": [1], "a": [1.0]})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_run_with_a_link_is_listed_as_damaged_and_not_read(run, tmp_path):
+    (tmp_path / "private").write_text('{"metrics": {}}')
+    (run / "metrics.json").unlink()
+    (run / "metrics.json").symlink_to(tmp_path / "private")
+    (row,) = slipstream.list_runs(run.parent)
+    assert (row.state, row.note) == (
+        "damaged",
+        "metrics.json is no file of a run but leads elsewhere; it is not read",
+    )
+
+
+def test_a_fifo_in_a_run_blocks_nothing(run, bucket):
+    (run / "events.jsonl").unlink()
+    os.mkfifo(run / "events.jsonl")
+    assert [row.state for row in slipstream.list_runs(run.parent)] == ["damaged"]
+    for use in (lambda: copy_run(run, bucket), lambda: slipstream.report(run)):
+        with pytest.raises(UserError, match=r"events.jsonl: is a FIFO, a socket or a device"):
+            use()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -90,6 +91,32 @@ def test_of_a_link_only_the_link_goes(out, tmp_path):
     slipstream.remove_runs("one")
     assert names(out) == ["three"]
     assert (tmp_path / "kept-elsewhere" / "config.toml").exists()
+
+
+def test_links_in_a_run_go_and_what_they_lead_to_stays(out, tmp_path):
+    (folder,) = out.glob("one-*")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.csv").write_text("a,b")
+    (folder / "data").symlink_to(tmp_path / "data")
+    (folder / "model" / "a.csv").symlink_to(tmp_path / "data" / "a.csv")
+    (folder / "gone").symlink_to("nothing")
+    slipstream.remove_runs("one")
+    assert names(out) == ["three"]
+    assert (tmp_path / "data" / "a.csv").read_text() == "a,b"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_run_that_cannot_be_removed_stays_whole(out):
+    (folder,) = out.glob("one-*")
+    before = sorted(folder.rglob("*"))
+    (folder / "model").chmod(0o500)
+    try:
+        with pytest.raises(UserError, match="model: is protected against writing; nothing was rem"):
+            slipstream.remove_runs("three", "one")
+    finally:
+        (folder / "model").chmod(0o700)
+    assert names(out) == ["one", "three"]
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_pruning_keeps_the_best(out):

@@ -85,7 +85,7 @@ KINDS = ", ".join(f'"{kind}"' for kind in SPECS)
         (
             "[train]\nlr = 0\nbatch = 0",
             "job.toml, line 2: train.lr is 0; it should be greater than 0\n"
-            '  job.toml, line 3: train.batch is 0; it should be greater than 0 or "auto"',
+            '  job.toml, line 3: train.batch is 0; it should be at least 1 or "auto"',
         ),
     ],
 )

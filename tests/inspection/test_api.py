@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import io
+import zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +16,10 @@ import slipstream
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data.dataset import load_dataset
+from slipstream.data.io import csv, files
 from slipstream.inspection import reading
-from slipstream.inspection.api import inspect_path
+from slipstream.inspection.api import inspect_path, parse_options
+from slipstream.phases import listen_to_progress
 from tests.conftest import waves
 from tests.workbooks import write_workbook
 
@@ -227,3 +231,80 @@ def test_simulated_data_can_be_inspected():
     _, columns, config = inspected("simulated:cell")
     assert config.data.targets is not None
     assert all(columns[name]["role"] == "target" for name in config.data.targets)
+
+
+@pytest.mark.parametrize("overrides", [(), ("data.encoding=cp1252", "data.decimal=.")])
+def test_packed_text_is_read_in_batches_like_the_same_text(tmp_path, monkeypatch, overrides):
+    """A small archive may hold a large table."""
+    monkeypatch.setattr(files, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(csv, "STREAM_BYTES", 20_000)
+    path = tmp_path / "load.csv"
+    write_csv(path, make_columns(3000))
+    with zipfile.ZipFile(tmp_path / "load.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(path, "load.csv")
+    with gzip.open(tmp_path / "load.csv.gz", "wb") as file:
+        file.write(path.read_bytes())
+    options, _ = parse_options(overrides)
+    batches = []
+    for name in ("load.csv", "load.zip", "load.csv.gz"):
+        (table,) = reading.open_tables(str(tmp_path / name), options)
+        batches.append([batch["load"].to_pylist() for batch in table.batches])
+    assert len(batches[0]) > 3
+    assert batches[0] == batches[1] == batches[2]
+    found = [
+        inspect_path(str(tmp_path / name), overrides).to_dict() for name in ("load.csv", "load.zip")
+    ]
+    assert found[0]["columns"] == found[1]["columns"]
+
+
+def test_errors_in_packed_text_name_the_archive(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGE_BYTES", 100)
+    text = "a,b\n" + "1,2\n" * 100 + "3\n"
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("t.csv", text)
+    with pytest.raises(UserError, match=r"^t.zip/t.csv, line 102: has 1 cell where the header"):
+        inspect_path(str(tmp_path / "t.zip"))
+    with gzip.open(tmp_path / "t.csv.gz", "wb") as file:
+        file.write(b"a,b\n" + b"1,2\n" * 100 + b"3,\xe9\n")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/t.csv.gz, line 102: is not UTF-8"):
+        inspect_path(str(tmp_path / "t.csv.gz"))
+
+
+def test_the_decimal_mark_may_come_late_in_a_large_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(csv, "STREAM_BYTES", 20_000)
+    rows = [f"{i};{i % 9}" for i in range(5000)] + [f"{i};{i % 9},5" for i in range(5000, 6000)]
+    (tmp_path / "t.csv").write_text("t;a\n" + "\n".join(rows) + "\n")
+    _, columns, _ = inspected(str(tmp_path / "t.csv"))
+    assert (columns["a"]["type"], columns["a"]["high"]) == ("number", 8.5)
+
+
+def test_a_number_with_another_decimal_mark_is_no_code_for_missing(tmp_path):
+    rows = [f"{i}\t{i * 7 % 11}.25\t{'2,89' if i == 50 else 200 + i % 7}" for i in range(90)]
+    (tmp_path / "t.tsv").write_text("t\ta\tb\n" + "\n".join(rows) + "\n")
+    found, _, config = inspected(str(tmp_path / "t.tsv"))
+    assert messages(found, "b") == (
+        '1 cell is no number ("2,89"): write all numbers with one decimal mark and no separators '
+        "between thousands"
+    )
+    assert config.data.na == ()
+    assert config.data.inputs == ("a",)
+
+
+def test_reading_many_files_is_reported_and_stays_in_order(tmp_path):
+    for i in range(5):
+        sheet = [["t", "V"], *([k, k / (i + 1)] for k in range(20 + i))]
+        write_workbook(tmp_path / f"{i}.xlsx", {"Data": sheet})
+        write_csv(tmp_path / f"{i}.csv", {"t": range(30 + i), "V": range(30 + i)})
+    reports = []
+    with listen_to_progress(lambda text, share: reports.append((text, share))):
+        found = inspect_path(str(tmp_path))
+    assert [(one.name, one.num_rows) for one in found.survey.files] == [
+        (f"{i}.{kind}", rows + i) for i in range(5) for kind, rows in (("csv", 30), ("xlsx", 20))
+    ]
+    assert [text for text, _ in reports[:-1]] == [
+        f"reading {one.name} ({i} of 10)" for i, one in enumerate(found.survey.files, start=1)
+    ]
+    shares = [share for _, share in reports[:-1]]
+    assert shares == sorted(shares)
+    assert reports[-1] == ("", None)

@@ -74,7 +74,13 @@ def connect(server: Server) -> socket.socket:
 
 NULLS = pa.table({"a": pa.nulls(10_000_000)})
 BOMB = pa.table({"a": pa.array([0.0] * 400_000)})
+NAMED = to_ipc(pa.table({"voltage": [1.0]})).replace(b"voltage", b"volt\xe4ge")
+LATE = pa.table({"time": pa.array([1, 2**31 - 1], pa.date32()), "a": [1.0, 2.0], "b": [1.0, 2.0]})
 REFUSED = {
+    "a name in Arrow that is not UTF-8": (400, NAMED, ARROW),
+    "half of a character as a name": (422, '[{"\\ud800": 1}]', "application/json"),
+    "half of a character as a value": (422, '[{"a": "\\ud800"}]', "application/json"),
+    "a date beyond year 9999": (422, to_ipc(LATE), ARROW),
     "a large body": (413, "[" + " " * 200_000 + "]", "application/json"),
     "many rows": (413, json.dumps([{"a": 1}] * 501), "application/json"),
     "many columns": (413, json.dumps([{f"x{i}": 1 for i in range(2001)}]), "application/json"),
@@ -150,8 +156,24 @@ def test_a_token_is_needed_where_one_is_set(closed):
         answer = httpx.get(closed.client.base_url.join("/schema"), headers=headers)
         assert answer.status_code == 401
         assert answer.headers["WWW-Authenticate"] == "Bearer"
-    assert httpx.get(closed.client.base_url.join("/health")).status_code == 200
+    assert httpx.get(closed.client.base_url.join("/health")).json() == {"status": "ok"}
+    assert closed.client.get("/health").json()["run"]
     assert closed.client.get("/schema").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/schema", "/metrics", "/predict", "/streams/x"])
+def test_a_page_under_any_name_gets_nothing_without_the_token(closed, path):
+    """Behind a proxy, Host is any name; a browser never adds the token on its own."""
+    other = {"Host": "models.example", "Origin": "https://attacker.example"}
+    url = closed.client.base_url.join(path)
+    post = path in ("/predict", "/streams/x")
+    answer = httpx.post(url, headers=other, json=[]) if post else httpx.get(url, headers=other)
+    assert answer.status_code == 401
+    assert httpx.options(url, headers=other).status_code == 401  # before a page's real request
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    known = other | BEARER
+    served = httpx.post(url, headers=known, json=[]) if post else httpx.get(url, headers=known)
+    assert served.status_code == (422 if post else 200)
 
 
 def test_an_address_that_others_reach_needs_a_token(run):
@@ -267,6 +289,41 @@ def damage(draw: random.Random, content: bytes) -> bytes:
             case _:
                 changed[at:at] = draw.choice((b"null", b"-", b"1e9999", b'"', b"[" * size, b"\0"))
     return bytes(changed)
+
+
+def make_odd_table(draw: random.Random, rows: pa.Table) -> pa.Table:
+    """A table of which some columns hold what nobody expects there."""
+    odd = [
+        pa.array([value])
+        for value in (None, 1e308, float("nan"), 2**63 - 1, True, b"\xff", "x", "1,5", "", [1])
+    ]
+    odd += [
+        pa.array([2**62], kind)
+        for kind in (pa.timestamp("s"), pa.timestamp("ns", "Europe/Berlin"), pa.date64())
+    ]
+    odd += [pa.array([2**62], pa.duration("s")), pa.array([2**31 - 1], pa.date32())]
+    odd += [pa.array([1], pa.time64("ns")), pa.array([1.5], pa.float16()), pa.array([{"a": 1}])]
+    odd += [pa.array(["z"], pa.large_string()), pa.array([b"abcd"], pa.binary(4))]
+    odd += [pa.array(["q"]).dictionary_encode(), pa.array([1.0]).dictionary_encode()]
+    columns = dict(zip(rows.column_names, rows.columns, strict=True))
+    for _ in range(draw.randint(1, 3)):
+        name = draw.choice([*rows.column_names, "x", "", "\0", "ä" * 300])
+        columns[name] = draw.choice(odd).take(pa.array([0] * rows.num_rows))
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_odd_tables_get_answers(server, seed):
+    draw = random.Random(seed)
+    for _ in range(100):
+        table = make_odd_table(draw, waves(24, seed=seed).slice(0, draw.choice((1, 20))))
+        body = to_ipc(table)
+        body = damage(draw, body) if draw.random() < 0.3 else body
+        headers = {"Content-Type": ARROW, "Accept": draw.choice(("text/csv", "*/*", ARROW))}
+        path = draw.choice(("/predict", "/predict?every=1", "/predict?resample=1", "/streams/odd"))
+        answer = server.client.post(path, content=body, headers=headers)
+        assert answer.status_code in (200, 400, 409, 413, 422), f"{answer.text} {table.schema}"
+    server.client.delete("/streams/odd")
 
 
 @pytest.mark.parametrize("seed", range(4))

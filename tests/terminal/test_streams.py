@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,51 @@ def test_an_encoding_that_lacks_characters_gets_others(run, form):
     found = shell('"$@"', "report", run / "über", *form, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert found.returncode == 2
     assert "\\xfcber: there is no such run folder" in found.stderr
+
+
+def run_in_terminal(code):
+    """Run Python with stderr on a terminal; return what it shows there."""
+    terminal, stderr = os.openpty()
+    with subprocess.Popen([sys.executable, "-c", code], stderr=stderr) as process:
+        os.close(stderr)
+        shown = b""
+        with suppress(OSError):  # at its end
+            while part := os.read(terminal, 1000):
+                shown += part
+    os.close(terminal)
+    assert process.returncode == 0, shown
+    return shown.decode()
+
+
+PROGRESS = """
+from slipstream.phases import report_progress
+from slipstream.terminal import streams
+streams.DELAY_S, streams.REFRESH_S = {delay}, 0
+with streams.show_progress(quiet={quiet}):
+    report_progress("reading a\\x1bb.csv", 0.25)
+    report_progress("reading it", None)
+    report_progress("")
+    report_progress("unpacking", 0.5)
+"""
+
+
+def test_a_terminal_shows_progress_on_one_line_and_removes_it():
+    shown = run_in_terminal(PROGRESS.format(delay=0, quiet=False))
+    assert shown.split("\r") == [
+        "",
+        "reading a\\x1bb.csv: 25%",
+        "reading it".ljust(23),
+        " " * 10,
+        "",
+        "unpacking: 50%",
+        " " * 14,
+        "",
+    ]
+    assert run_in_terminal(PROGRESS.format(delay=60, quiet=False)) == ""
+    assert run_in_terminal(PROGRESS.format(delay=0, quiet=True)) == ""
+
+
+def test_a_file_gets_no_progress():
+    code = PROGRESS.format(delay=0, quiet=False)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert ended.stderr == b""

@@ -111,6 +111,7 @@ def test_links_that_lead_out_of_the_folder_are_not_followed(tmp_path):
         (run / "report.html").unlink()
         (run / "report.html").symlink_to(secret)
         (run / "model" / "link").symlink_to(secret)
+        (run / "model" / "inside").symlink_to(run / "config.toml")
         assert [row["name"] for row in site.get("/api/runs").json["runs"]] == ["job-1"]
         assert site.get("/run/job-link").status == 404
         assert site.get("/report/job-1").status == 404

@@ -201,7 +201,7 @@ def find_listed(name: str | PathLike[str], out: str | PathLike[str] = OUT) -> Pa
     for folder in (Path(name), Path(out) / name):
         if looks_like_run(folder):
             return folder
-    folder = find_run(name, out=out)
+    folder = find_run(name, out=out, with_links=True)
     if not looks_like_run(folder):
         raise UserError(f"{folder}: is not a run folder")
     return folder

@@ -43,6 +43,7 @@ def remove_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) -> 
     folders = list(dict.fromkeys(path.parent.resolve() / path.name for path in paths))
     for folder in folders:
         _refuse_locked(folder)
+        _refuse_protected(folder)
     rows = RunTable(read_row(folder) for folder in folders)
     for folder in folders:
         _remove(folder)
@@ -146,4 +147,11 @@ def _remove(folder: Path) -> None:
                     runs.remove(path)
             shutil.rmtree(hidden)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be removed ({error.strerror})") from None
+        raise UserError(f"{folder}: cannot be removed ({error.strerror or error})") from None
+
+
+def _refuse_protected(folder: Path) -> None:
+    """Raise an error, before anything is removed, if a folder's content may not be changed."""
+    for path, _, _ in () if folder.is_symlink() else os.walk(folder):  # which follows no links
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UserError(f"{path}: is protected against writing; nothing was removed")

@@ -16,7 +16,7 @@ from slipstream import runs
 from slipstream.catalog.scores import Scores, read_scores
 from slipstream.errors import UserError
 from slipstream.object_storage import parse_path
-from slipstream.run_names import find_kind, get_start_time
+from slipstream.run_names import find_foreign_entry, find_kind, get_start_time
 from slipstream.text import format_epoch
 
 RUNNING, STOPPED, FINISHED, DAMAGED = "running", "stopped", "finished", "damaged"
@@ -151,6 +151,9 @@ def read_files(folder: Path, *, only_listed: bool = False) -> RunFiles:
 
     With `only_listed`, of the config only the settings that a row shows.
     """
+    if (foreign := find_foreign_entry(folder, depth=0)) is not None:
+        damage = f"{foreign.name} is no file of a run but leads elsewhere; it is not read"
+        return RunFiles(folder, "train", {}, None, (), has_checksum=False, damage=damage)
     kind, writers = find_kind(folder), runs.find_writers(folder)
     config: Mapping[str, Any] = {}
     summary, damage, intact = None, "", None

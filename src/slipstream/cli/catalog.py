@@ -96,7 +96,7 @@ def list_command(
     quiet: Quiet = False,
 ) -> None:
     """List runs: their age, kind, data, test error and state."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.listing import list_runs
 
         where = out or folder or Path(OUT)
@@ -111,7 +111,7 @@ def list_command(
 @runs_app.command()
 def show(run: RunFolder, out: Out = None, as_json: Json = False, quiet: Quiet = False) -> None:
     """Show one run: its settings, its result and the next command."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.details import show_run
         from slipstream.catalog.listing import find_row
         from slipstream.terminal.runs import print_run
@@ -137,7 +137,7 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Compare runs: settings that differ, metrics and curves."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.comparison import PAGE, compare_runs
         from slipstream.terminal.runs import print_comparison
 
@@ -162,7 +162,7 @@ def best(
     quiet: Quiet = False,
 ) -> None:
     """Find the finished run with the best test error."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.listing import RunTable, best_run
         from slipstream.terminal.runs import print_runs
 
@@ -177,7 +177,7 @@ def remove(
     runs: Names, yes: Yes = False, out: Out = None, as_json: Json = False, quiet: Quiet = False
 ) -> None:
     """Remove runs with all their files; asks first."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.listing import RunTable, find_row
 
         rows = RunTable(find_row(run, out or OUT) for run in runs)
@@ -199,7 +199,7 @@ def prune(
     quiet: Quiet = False,
 ) -> None:
     """Remove all but the best finished runs; asks first."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.removal import prune_runs
 
         options: dict[str, Any] = {"keep_best": keep_best, "metric": metric}

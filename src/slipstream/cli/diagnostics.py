@@ -28,7 +28,7 @@ def doctor(
     Tries every technique that training may use, and times it. Of a job, it checks the data and the
     settings, and trains with what often helps for a few seconds each.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         with TrainingDisplay(quiet) as display:
             display.say("loading torch ...")
             from slipstream.doctor import examine, examine_job
@@ -57,7 +57,7 @@ def profile(
 
     Also measures what would make it faster.
     """
-    with handle_errors(as_json), TrainingDisplay(quiet) as display:
+    with handle_errors(as_json, quiet), TrainingDisplay(quiet) as display:
         display.say(LOADING)
         from slipstream import config as configs
         from slipstream.profiling import profile as run_profile
@@ -157,7 +157,7 @@ def compare(
 
     Only those that exceed the spread of the measurements count.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.bench import commands
 
         result = commands.compare(old, new, out=out)
@@ -167,7 +167,7 @@ def compare(
 def _run_bench(
     command: str, as_json: bool, quiet: bool, config: Path | None, set_: Set, **options: Any
 ) -> None:
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         with ProgressMeter(quiet) as meter:
             meter.say(LOADING)
             from slipstream.bench import commands

@@ -79,7 +79,7 @@ def export(
     Every window of the test set is run through the files and compared with the model; where they
     differ, nothing is written.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream import runs
 
         with import_modules():

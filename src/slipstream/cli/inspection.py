@@ -34,7 +34,7 @@ def inspect(
     --set takes what says how files are read: data.encoding, data.decimal, data.skip_rows,
     data.sheet, data.variable.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         if write is not None and write.exists() and not force:
             raise UserError(f"{write}: exists; pass --force to replace it, or name another file")
         from slipstream import runs

@@ -18,7 +18,7 @@ from slipstream.errors import (
     UserError,
 )
 from slipstream.errors.stop_signals import raise_on_stop
-from slipstream.terminal.streams import SafeStream, discard_output
+from slipstream.terminal.streams import SafeStream, discard_output, show_progress
 from slipstream.text import escape_controls
 
 if TYPE_CHECKING:
@@ -33,12 +33,13 @@ MAX_NAME = 100
 
 
 @contextmanager
-def handle_errors(as_json: bool) -> Iterator[None]:
+def handle_errors(as_json: bool, quiet: bool = False) -> Iterator[None]:
     """Turn exceptions into a message on stderr, a JSON object on stdout if requested, and an exit
-    code."""
+    code. Meanwhile a terminal shows how far reading files has come."""
     raise_on_stop()
     try:
-        yield
+        with show_progress(quiet or as_json):
+            yield
     except (UserError, ResumableError, Interrupted) as error:
         code = EXIT_RESUMABLE if isinstance(error, ResumableError) else 2
         if isinstance(error, Interrupted):

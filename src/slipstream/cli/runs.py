@@ -79,7 +79,7 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Score a trained model on its own test set or on new data."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         if out is not None and not stream:
             raise UserError("--out is the page of --stream; pass --stream as well, or remove it")
         with import_modules():
@@ -127,7 +127,7 @@ def predict(
 
     A model with data.horizon = 0 estimates its targets at every row.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         if out.exists() and not out.is_dir() and not force:
             raise UserError(f"{out}: exists; pass --force to replace it, or name another file")
         from slipstream import runs
@@ -167,7 +167,7 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Write a run's report.html again."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream import runs
         from slipstream.reporting.page import report as write_report
 
@@ -198,7 +198,7 @@ def follow(
     Training is not touched: this process reads the run's log. It ends with the run; run it again
     after a resume, and it goes on where it was.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         if hasattr(os, "nice"):
             os.nice(LOW_PRIORITY)  # training comes first
         from slipstream.text.passwords import holds_secret
@@ -236,7 +236,7 @@ def copy(
     Every file is verified by its SHA-256 sum. Repeated, the command sends only what has changed. A
     run that is training is refused; one that has stopped is copied with its checkpoints.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         from slipstream.catalog.copies.api import copy_run
         from slipstream.terminal.runs import print_copy, show_bytes
 

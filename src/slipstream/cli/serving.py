@@ -62,7 +62,7 @@ def serve(
 
     The first line on stdout is the server's URL; GET /schema describes what it answers.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         try:
             from slipstream.web_server import bind, format_url, is_loopback
         except ModuleNotFoundError as error:

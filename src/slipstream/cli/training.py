@@ -90,7 +90,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Train a model, compare it with baselines, and write a report."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         refuse_several_folders(folder, resume, out)
         options: dict[str, Any] = {"resume": resume, "folder": folder, "force": force}
         options |= {"allow_code": allow_code, "advise": advise}
@@ -147,7 +147,7 @@ def pretrain(
 
     Other runs start from it (train.init_from); --probe measures whether that helps.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         refuse_several_folders(folder, resume, out)
         overrides = list_overrides(set_, out)
         if probe is None and encoder is None and (config is not None or resume is not None):
@@ -211,7 +211,7 @@ def tune(
 
     Many trials train at a time; they stop early where they fall behind.
     """
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         refuse_several_folders(folder, resume, out)
         overrides, timer = list_overrides(set_, out), PhaseTimer(find_process_start())
         loaded, earlier = load_job(config, resume, overrides, demo="search", kinds=("search",))
@@ -252,7 +252,7 @@ def ensemble(
     quiet: Quiet = False,
 ) -> None:
     """Join finished runs into one that predicts their weighted mean."""
-    with handle_errors(as_json):
+    with handle_errors(as_json, quiet):
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)
             with import_modules():

@@ -8,15 +8,24 @@ import os
 import textwrap
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Scalar = str | int | float | bool
 Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
 Marks = Annotated[tuple[str | int | float, ...], Field(strict=False)]
-Sizes = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
+MAX_COUNT = 1_000_000_000
+"""Of rows and epochs: more than anybody has, and few enough to be computed with"""
+MAX_WIDTH, MAX_LAYERS = 65_536, 1_000
+MAX_MODELS = 10_000
+"""That a run trains: repeats, folds, retrained trials"""
+Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
+Sizes = Annotated[tuple[Width, ...], Field(strict=False, min_length=1, max_length=MAX_LAYERS)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrInf = Annotated[float, Field(gt=0)]
 Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

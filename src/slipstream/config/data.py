@@ -5,14 +5,16 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveInt, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from slipstream.config.base import (
+    Count,
+    CountOrZero,
     Fraction,
     Interval,
     Marks,
     Names,
-    PositiveFloat,
+    PositiveOrInf,
     Scalar,
     Scalars,
     Section,
@@ -60,7 +62,7 @@ class Split(Section):
     """Fraction of each series after the validation rows, optional only in pre-training; with `by`,
     the values that test. With `walk_forward`, the fraction of all test blocks together (default
     0.2)."""
-    rows: Annotated[tuple[PositiveInt, ...], Field(strict=False)] | None = None
+    rows: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
     """Training, validation and test rows of each series, in that order; what follows is unused."""
     by: str | None = None
     """A column whose value assigns a row to a set; `"series"` means the series' name where no
@@ -71,17 +73,17 @@ class Split(Section):
     """With fractions, for classes: split each class separately, so that every set contains all
     classes. Windows that share rows with a later set are dropped. This is not a forecast: training
     windows of one class may be later than test windows of another."""
-    walk_forward: PositiveInt | None = None
+    walk_forward: Annotated[int, Field(ge=1, le=1_000)] | None = None
     """Number of folds. The end of each series is cut into that many test blocks of equal length;
     each fold trains on the rows before its block and validates on the last of these."""
     window: Literal["expanding", "rolling"] = "expanding"
     """With `walk_forward`: train on everything before the validation rows, or only on the most
     recent rows, as many as the first fold has (context included)."""
-    purge: Annotated[int, Field(ge=0)] = 0
+    purge: CountOrZero = 0
     """With `walk_forward`: rows dropped between training and validation, and between validation and
     test. Sets never share target rows; raise it where a label is computed from later rows: 5 for
     the return over the next 5 rows."""
-    embargo: Annotated[int, Field(ge=0)] = 0
+    embargo: CountOrZero = 0
     """With `walk_forward`: rows after each test block that later folds do not train on."""
 
     @model_validator(mode="before")
@@ -188,12 +190,12 @@ class Data(Section):
     for fractions of a second); ISO 8601 needs none."""
     decimal: Literal[".", ","] | None = None
     """The decimal mark of numbers that are text, as in a CSV file. Default: a point; a comma where
-    semicolons or tabs separate the cells and no comma can be a thousands separator (1,5 but not
-    1,199)."""
+    semicolons or tabs separate the cells, no comma can be a thousands separator (1,5 but not 1,199)
+    and no number has a decimal point."""
     na: Marks = ()
     """Numbers or texts that mean "missing" (`[-200, "no data"]`), in every column; empty cells,
     `NA`, `n/a`, `NaN` and `null` always do."""
-    skip_rows: Annotated[int, Field(ge=0)] | None = None
+    skip_rows: CountOrZero | None = None
     """Lines above the row of names, in CSV and Excel. Default: lines of text above the names are
     recognised."""
     encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
@@ -231,12 +233,12 @@ class Data(Section):
     """Numeric columns that are constant within a series; they are added at the model's head."""
     ignore: Names = ()
     """Columns that are never inputs, for use with the default `inputs`."""
-    context: PositiveInt = 96
+    context: Annotated[int, Field(ge=1, le=10_000_000)] = 96
     """Rows that the model sees."""
-    horizon: Annotated[int, Field(ge=0)] = 24
+    horizon: Annotated[int, Field(ge=0, le=1_000_000)] = 24
     """Rows to forecast; 0, the default for classes, estimates the targets at the window's last
     row."""
-    stride: PositiveInt = 1
+    stride: Count = 1
     """Rows from one window to the next, in every set."""
     channels: Literal["together", "independent"] = "together"
     """`"independent"`: every target column is its own series through one model; inputs that are not
@@ -250,7 +252,7 @@ class Data(Section):
     that would predict them are left out and counted."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: raise an error, or sort each series by time."""
-    gap_tolerance: PositiveFloat = 0.5
+    gap_tolerance: PositiveOrInf = 0.5
     """A time step that differs from the series' usual one by more than this fraction of it is a
     gap, and no window crosses it. `inf`: rows are always consecutive."""
     short: Literal["error", "drop"] = "error"
@@ -260,7 +262,7 @@ class Data(Section):
     `resample`, `filter`, `formula`, `calendar`, `join`, `label`, `unit`, `pad`, `clip`, `outliers`.
     Each is a table `[[data.prepare]]`; docs/data.md explains them. `predict` and `evaluate` repeat
     them."""
-    period: PositiveInt | None = None
+    period: Count | None = None
     """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
     column's step."""
     split: Split = Split(train=0.7, val=0.1, test=0.2)

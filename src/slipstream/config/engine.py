@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from slipstream.config.base import PositiveFloat, Section, match_pattern
+from slipstream.config.base import Count, PositiveOrInf, Section, match_pattern
 
 CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True, "cudnn": "persistent"}
 CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
@@ -37,7 +37,7 @@ class Engine(Section):
     Arrow larger than memory), or behind a DataLoader over single windows, as in most scripts."""
     capture: bool | Literal["auto"] = "auto"
     """CUDA: record the whole training step once and replay it."""
-    steps_per_graph: PositiveInt = 1
+    steps_per_graph: Annotated[int, Field(ge=1, le=10_000)] = 1
     """CUDA: training steps recorded into one graph, where the data are on the device."""
     cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
     """Recurrent models. CUDA: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
@@ -59,15 +59,15 @@ class Engine(Section):
     storing them."""
     sync: bool = False
     """Synchronise with the device after every step, as loops with `.item()` do."""
-    data_parallel: PositiveInt = 1
+    data_parallel: Annotated[int, Field(ge=1, le=1_024)] = 1
     """Processes that train one model together, each on a GPU of its own, or on a CPU: each computes
     its share of every batch, and the gradients are added up once a step. Pays only where a share of
     the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
-    threads: PositiveInt | Literal["auto"] = "auto"
+    threads: Annotated[int, Field(ge=1, le=1_024)] | Literal["auto"] = "auto"
     """CPU threads for one operation (torch, OMP and MKL alike)."""
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
     """Homes stream and loader: number of reading processes."""
-    prefetch: PositiveInt | Literal["auto"] = "auto"
+    prefetch: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
     """Homes stream and loader: batches that each worker reads ahead."""
     persistent_workers: bool = True
     """Homes stream and loader: keep the workers from epoch to epoch."""
@@ -75,14 +75,14 @@ class Engine(Section):
     """Homes host, stream and loader: use page-locked memory for copies to the device."""
     non_blocking: bool = True
     """Homes host, stream and loader: copy while the device computes."""
-    buffer_rows: PositiveInt = 1_000_000
+    buffer_rows: Count = 1_000_000
     """Home stream: rows that each worker holds and draws windows from."""
     async_checkpoints: bool = True
     """Write checkpoints in a background thread."""
-    checkpoint_minutes: PositiveFloat = 1.0
+    checkpoint_minutes: PositiveOrInf = 1.0
     """Longest time between two checkpoints; more follow validations, as long as they take at most
     one percent of the time."""
-    log_every: PositiveInt = 50
+    log_every: Count = 50
     """Steps between two readings of the loss, the only synchronisations within an epoch."""
     monitor: bool = True
     """Sample GPU, CPU, memory and energy, at most once a second, in a side thread."""

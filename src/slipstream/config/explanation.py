@@ -241,7 +241,8 @@ def _list_expected(item: Mapping[str, Any]) -> list[str]:
         return [f"a list of at least {context['min_length']}"]
     if kind.startswith(("greater_than", "less_than")):
         key = next(key for key in BOUNDS if key in context)
-        return [f"{BOUNDS[key]} {context[key]:g}"]
+        bound = context[key]
+        return [f"{BOUNDS[key]} {f'{bound:,}' if isinstance(bound, int) else f'{bound:g}'}"]
     name = re.sub("_(type|parsing|from_float)$", "", kind)
     return [TYPES.get(name) or str(item["msg"]).replace("Input should be ", "")]
 

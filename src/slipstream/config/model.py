@@ -9,9 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from slipstream.config.base import Interval, Scalar, Scalars, Section, Sizes, match_pattern
+from slipstream.config.base import (
+    MAX_LAYERS,
+    Count,
+    Interval,
+    Scalar,
+    Scalars,
+    Section,
+    Sizes,
+    Width,
+    match_pattern,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +140,9 @@ class Model(Section):
     """The network; `"nets:Mixer"` is your own class `Mixer` of the module `nets`."""
     options: dict[str, Scalar | Scalars] = Field(default={})
     """Keyword arguments for your own class."""
-    hidden: PositiveInt | Sizes = 128
+    hidden: Width | Sizes = 128
     """Width of each layer, or a list with one width per layer."""
-    layers: PositiveInt = 2
+    layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] = 2
     """Number of layers; with a list in `hidden` it follows from that."""
     bidirectional: bool = False
     """LSTM and GRU: read the window in both directions."""
@@ -140,7 +150,7 @@ class Model(Section):
     """LSTM and GRU: normalize every layer's outputs over its units; a transformer always does."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of activations dropped between layers during training."""
-    patch: PositiveInt = 1
+    patch: Count = 1
     """Rows that make one token, of every kind but mlp and linear: 16 means 16 times fewer time
     steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
@@ -148,15 +158,15 @@ class Model(Section):
     normalize: Literal["none", "last", "window"] = "none"
     """Per window: subtract its last row, or its mean and divide by its deviation; undone on the
     output."""
-    heads: PositiveInt = 4
+    heads: Annotated[int, Field(ge=1, le=1_024)] = 4
     """Transformer: attention heads."""
     positions: Literal["learned", "sinusoidal"] = "learned"
     """Transformer: position encoding."""
-    expansion: PositiveInt = 2
+    expansion: Annotated[int, Field(ge=1, le=64)] = 2
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
     activation: Literal["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"] = "relu"
     """MLP: the function after each hidden layer."""
-    kernel_size: PositiveInt = 3
+    kernel_size: Annotated[int, Field(ge=1, le=1_024)] = 3
     """TCN: tokens that a convolution reads. Layer n reads them 2^n tokens apart, so that the last
     token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""
 

@@ -6,16 +6,16 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from slipstream.config.base import Fraction, Names, PositiveFloat, Section
+from slipstream.config.base import Count, Fraction, Names, PositiveFloat, PositiveOrInf, Section
 from slipstream.config.explanation import explain, format_value
 from slipstream.text import find_nearest
 
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_S |= {"w": 7 * 86400.0}
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
-Duration = PositiveFloat | str
+Duration = PositiveOrInf | str
 """Seconds (the time column's own unit where times are numbers), or a text such as "15min" """
 
 
@@ -50,7 +50,8 @@ class ResampleStep(Section):
 
     @model_validator(mode="after")
     def _check_durations(self) -> Self:
-        parse_duration(self.every, "every")
+        if not math.isfinite(parse_duration(self.every, "every")):
+            raise ValueError("every is inf; it should be a finite number")
         if self.limit is not None:
             parse_duration(self.limit, "limit")
         return self
@@ -64,11 +65,11 @@ class FilterStep(Section):
     """Exponential or moving average, moving median, Butterworth low-pass, Savitzky-Golay."""
     columns: Annotated[Names, Field(min_length=1)]
     """The columns to filter."""
-    rows: PositiveInt | None = None
+    rows: Count | None = None
     """Length in rows: the window, or the span of an exponential average."""
     cutoff_hz: PositiveFloat | None = None
     """Cut-off frequency of a Butterworth filter, below half of the sampling rate."""
-    order: PositiveInt | None = None
+    order: Annotated[int, Field(ge=1, le=20)] | None = None
     """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""
     centered: bool = False
     """Use as many rows after as before each row; needs `lookahead`."""
@@ -214,7 +215,7 @@ class LabelStep(Section):
     """`"move"`: the change over the next `rows` rows, beyond `up` or `down`. `"barrier"`: which of
     the two is reached first within these rows. `"sign"`: whether the value is higher or lower
     then."""
-    rows: PositiveInt
+    rows: Count
     """How many rows ahead."""
     up: PositiveFloat | None = None
     """The rise from which on the class is up: 0.006 for 0.6 %."""
@@ -272,7 +273,7 @@ class PadStep(Section):
     """Rows before each series' first: context only, never scored."""
 
     step: Literal["pad"] = "pad"
-    rows: PositiveInt | None = None
+    rows: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """How many rows. Default: `data.context` - 1, so that every row of a series has a context."""
     value: Literal["first", "zero"] = "first"
     """What they hold: the first row's values, or zeros."""
@@ -311,7 +312,7 @@ class OutliersStep(Section):
     """The lower quantile."""
     high: Fraction = 0.999
     """The upper quantile."""
-    z: PositiveFloat = 6.0
+    z: PositiveOrInf = 6.0
     """Deviations from the median, for `"robust_z"`."""
     action: Literal["clip", "missing"] = "clip"
     """What happens to values outside: moved to the limit, or taken as missing (`data.missing`)."""

@@ -2,9 +2,15 @@
 
 from typing import Any, Literal
 
-from pydantic import PositiveInt
-
-from slipstream.config.base import CLASS_LOSSES, Fraction, NonNegative, OptionText, Section
+from slipstream.config.base import (
+    CLASS_LOSSES,
+    Count,
+    Fraction,
+    NonNegative,
+    OptionText,
+    Section,
+    Width,
+)
 from slipstream.config.data import Data
 from slipstream.config.model import SPECS, Model, format_encoders
 from slipstream.config.train import Train
@@ -38,7 +44,7 @@ class Pretrain(Section):
 
     mask: Literal["patch", "block", "random"] = "patch"
     """Rows to hide: whole patches, one block, or single rows."""
-    length: PositiveInt = 7
+    length: Count = 7
     """Rows of a patch. The offset of the grid of patches varies between windows, where the context
     leaves room."""
     ratio: Fraction = 0.15
@@ -47,7 +53,7 @@ class Pretrain(Section):
     variance: NonNegative = 0.0
     """Weight of a penalty against collapse, when the encoder maps all windows of a batch to the
     same vector: the mean of relu(1 - standard deviation) over its units. 0.1 is usual."""
-    decoder: PositiveInt = 128
+    decoder: Width = 128
     """Hidden units of the decoder that maps the encoder's tokens to rows."""
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from slipstream.config.base import CLASS_LOSSES, PositiveFloat, Section, match_pattern
+from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, match_pattern
 from slipstream.config.data import Data
 from slipstream.config.engine import Engine
 from slipstream.config.explanation import format_value
@@ -43,12 +43,12 @@ class PredictFilter(Section):
     kind: Literal["none", "moving_average", "ema", "savgol", "butterworth"] = "none"
     """Moving or exponential average, Savitzky-Golay, Butterworth low-pass. Class probabilities take
     one of the averages."""
-    rows: PositiveInt | None = None
+    rows: Count | None = None
     """Length in rows: the window, the span of an exponential average, or the period of the cut-off
     of a Butterworth filter."""
     cutoff_hz: PositiveFloat | None = None
     """Cut-off frequency of a Butterworth filter, instead of `rows`; needs `data.time`."""
-    order: PositiveInt | None = None
+    order: Count | None = None
     """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""
 
     @model_validator(mode="before")
@@ -259,10 +259,12 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         if self.model.spec.is_sequential and self.data.context % self.model.patch:
-            below = self.data.context // self.model.patch * self.model.patch
+            patch = self.model.patch
+            below = self.data.context // patch * patch
+            fit = f"{below} or {below + patch}" if below else str(patch)
             raise ValueError(
-                f"data.context = {self.data.context} is not a multiple of model.patch = "
-                f"{self.model.patch}; use {below or self.model.patch} or {below + self.model.patch}"
+                f"data.context = {self.data.context} is not a multiple of model.patch = {patch}; "
+                f"use {fit}"
             )
         if self.augment.cache and self.engine.home in ("loader", "stream"):
             raise ValueError(

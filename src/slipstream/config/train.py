@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
-from slipstream.config.base import Fraction, NonNegative, PositiveFloat, Section, Weights
+from slipstream.config.base import (
+    MAX_MODELS,
+    Count,
+    CountOrZero,
+    Fraction,
+    NonNegative,
+    PositiveFloat,
+    PositiveOrInf,
+    Section,
+    Weights,
+)
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Chance = Annotated[float, Field(gt=0, le=1)]
-ColumnAmounts = dict[str, NonNegative]
-Amounts = Annotated[tuple[NonNegative, ...], Field(strict=False, min_length=1)]
+Amount = Annotated[float, Field(ge=0, le=1_000)]
+ColumnAmounts = dict[str, Amount]
+Amounts = Annotated[tuple[Amount, ...], Field(strict=False, min_length=1)]
 KINDS = ("jitter", "scaling", "volatility", "warp", "slice", "mixup", "cutmix")
 
 
@@ -24,13 +35,15 @@ class Train(Section):
     loss: Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"] = "mse"
     """The loss, on scaled values. For classes: `"cross_entropy"` (the default there) or
     `"focal"`."""
-    quantiles: Annotated[tuple[Fraction, ...], Field(strict=False, min_length=1)] = (0.1, 0.5, 0.9)
+    quantiles: Annotated[
+        tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=1_000)
+    ] = (0.1, 0.5, 0.9)
     """Levels for the quantile loss, in increasing order. Predicted quantiles are sorted, since
     those of a network may cross. The point prediction is the median; without 0.5 among the levels
     it is interpolated between those around it (of 0.1 and 0.9: their mean)."""
-    huber_delta: PositiveFloat = 1.0
+    huber_delta: PositiveOrInf = 1.0
     """Error at which the Huber loss turns from quadratic to linear, in scaled units."""
-    focal_gamma: NonNegative = 2.0
+    focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
     """How strongly the focal loss down-weights easy windows; 0 is cross-entropy."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """For classes: the fraction of each label that is spread over all classes."""
@@ -44,7 +57,7 @@ class Train(Section):
     """Learning rate, before the schedule."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of sgd."""
-    weight_decay: NonNegative = 1e-4
+    weight_decay: Annotated[float, Field(ge=0, le=1_000)] = 1e-4
     """Weight decay (decoupled in adamw)."""
     schedule: Literal["constant", "step", "plateau", "cosine", "restarts"] = "cosine"
     """Schedule of the learning rate."""
@@ -52,30 +65,30 @@ class Train(Section):
     """Epochs over which the learning rate rises from zero."""
     lr_min: NonNegative = 0.0
     """Final learning rate of cosine and restarts, and lower bound of plateau."""
-    step_epochs: PositiveInt = 5
+    step_epochs: Count = 5
     """step: epochs between two cuts."""
     step_factor: Fraction = 0.5
     """step: factor of one cut."""
-    plateau_patience: PositiveInt = 5
+    plateau_patience: Count = 5
     """plateau: validations without improvement before a cut."""
     plateau_factor: Fraction = 0.5
     """plateau: factor of one cut."""
-    restart_epochs: PositiveInt = 10
+    restart_epochs: Count = 10
     """restarts: length of the first cycle."""
-    restart_growth: PositiveInt = 2
+    restart_growth: Annotated[int, Field(ge=1, le=1_000)] = 2
     """restarts: factor by which each cycle is longer than the one before."""
-    batch: PositiveInt | Literal["auto"] = 256
+    batch: Annotated[int, Field(ge=1, le=2**24)] | Literal["auto"] = 256
     """Windows in one forward pass; `"auto"` takes the largest that fits and increases
     throughput."""
-    accumulate: PositiveInt = 1
+    accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Forward passes in one step: the effective batch is `batch` times this."""
-    epochs: PositiveInt = 50
+    epochs: Count = 50
     """Maximum number of passes over the training windows."""
-    clip: PositiveFloat | Literal["off"] = 1.0
+    clip: PositiveOrInf | Literal["off"] = 1.0
     """Maximum norm of the gradient."""
-    patience: PositiveInt | Literal["off"] = 10
+    patience: Count | Literal["off"] = 10
     """Stop after this many validations without improvement."""
-    exploit_epochs: Annotated[int, Field(ge=0)] = 0
+    exploit_epochs: CountOrZero = 0
     """Epochs at a low learning rate after `patience` has run out, from the best weights so far and
     with a new optimizer state; 0 is none. They come on top of `epochs`, and all of them are
     trained. The best weights of both phases are the model."""
@@ -85,16 +98,16 @@ class Train(Section):
     """Learning rate at their end; it falls along a cosine."""
     min_delta: NonNegative = 0.0
     """An improvement is a validation loss lower than the best by more than this."""
-    validate_every: PositiveInt = 1
+    validate_every: Count = 1
     """Epochs from one validation to the next."""
     metric: Literal["loss", "mse", "mae"] = "loss"
     """Validation metric for early stopping and the best weights: the training loss, or an error of
     the point prediction in standardised units."""
-    minutes: PositiveFloat | None = None
+    minutes: PositiveOrInf | None = None
     """Stop training after this time, also in mid-epoch; a run resumed with more continues there.
     Where the time ends before the epochs do, warm-up and cosine follow the time: the learning rate
     reaches its end when the time does, and the result depends on the speed of the machine."""
-    repeats: PositiveInt = 1
+    repeats: Annotated[int, Field(ge=1, le=MAX_MODELS)] = 1
     """Number of models to train, from the seeds `seed`, `seed + 1` and so on. The one with the
     lowest validation loss is the run's model; all of them form an ensemble."""
     state: Literal["windows", "carried"] = "windows"
@@ -109,7 +122,7 @@ class Train(Section):
     init_from: str | None = None
     """A run of `slipstream pretrain` whose encoder this run starts from. Settings of `[model]` that
     are left out come from there, and inputs are scaled as they were there."""
-    freeze_epochs: Annotated[int, Field(ge=0)] = 10
+    freeze_epochs: CountOrZero = 10
     """With `init_from`: epochs at the start in which the encoder is frozen."""
     encoder_lr: PositiveFloat = 0.3
     """With `init_from`: the encoder's learning rate afterwards, as a multiple of `lr`."""
@@ -142,18 +155,18 @@ class Augment(Section):
     """Random changes of training windows in every step; validation and test windows never change.
     Each kind has a strength (0 is off) and a probability per window."""
 
-    jitter: NonNegative | ColumnAmounts | Amounts = 0.0
+    jitter: Amount | ColumnAmounts | Amounts = 0.0
     """Noise on every value: its standard deviation, in scaled units. Or a table with the columns
     that get noise, `{ current = 0.02 }`: in standard deviations of the column over the training
     rows, however it is scaled. A list has one number per input, in scaled units."""
     jitter_chance: Chance = 0.5
     """Probability per window."""
-    scaling: NonNegative = 0.0
+    scaling: Amount = 0.0
     """Multiply every column by its own factor around 1: the factors' standard deviation. Targets
     that are also inputs follow."""
     scaling_chance: Chance = 0.5
     """Probability per window."""
-    volatility: NonNegative = 0.0
+    volatility: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Stretch deviations from the window's mean, in all columns alike: the standard deviation of
     the factor's logarithm. Targets that are also inputs follow."""
     volatility_chance: Chance = 0.5
@@ -178,7 +191,7 @@ class Augment(Section):
     cutmix_chance: Chance = 0.5
     """Probability per window."""
 
-    cache: Annotated[int, Field(ge=0)] = 0
+    cache: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Instead of augmenting in every step, write this many augmented copies of all training windows
     to disk once, and read one per epoch. Blends (`mixup`, `cutmix`) stay in the step. `slipstream
     bench ladder` measures which is faster."""

@@ -1,13 +1,16 @@
 """The settings of a search."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from slipstream.config.base import PositiveFloat, Scalar, Scalars, Section
+from slipstream.config.base import CountOrZero, PositiveOrInf, Scalar, Scalars, Section
 from slipstream.config.explanation import explain, format_value
 
 Value = Scalar | Scalars
+MAX_VALUE = 1e15
+"""Of a range: beyond it, neighbours are no longer told apart as numbers"""
 Choices = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
 
 
@@ -23,6 +26,10 @@ class Range(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not all(math.isfinite(n) for n in (self.low, self.high, self.step or 1)):
+            raise ValueError("low, high and step must be finite")
+        if max(abs(self.low), abs(self.high)) > MAX_VALUE:
+            raise ValueError(f"low and high must lie within -{MAX_VALUE:g} and {MAX_VALUE:g}")
         if self.low > self.high:
             raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
         if self.step is not None and self.step <= 0:
@@ -45,9 +52,9 @@ class Tune(Section):
     """Settings to search, by dotted name: `"train.lr" = { low = 1e-4, high = 1e-2, log = true }`,
     `"model.kind" = ["lstm", "gru"]`, `"model.hidden.0" = { low = 64, high = 256, step = 16 }` for
     one layer. Default: learning rate, decay, dropout, width and batch."""
-    trials: PositiveInt = 64
+    trials: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Number of trials."""
-    minutes: PositiveFloat | None = None
+    minutes: PositiveOrInf | None = None
     """Time limit of the whole command: trials, retraining, tests and report. Trials in training are
     cut off, and fewer settings are retrained where the time is short."""
     sampler: Literal["tpe", "random", "cmaes", "grid", "gp"] = "tpe"
@@ -55,24 +62,24 @@ class Tune(Section):
     pruner: Literal["median", "hyperband", "halving", "wilcoxon", "none"] = "median"
     """Optuna's pruner; `"halving"` is successive halving, `"wilcoxon"` compares fold by fold and
     needs `folds`."""
-    startup_trials: Annotated[int, Field(ge=0)] = 5
+    startup_trials: CountOrZero = 5
     """Pruner median: trials that run in full before any is pruned."""
-    warmup_epochs: Annotated[int, Field(ge=0)] = 2
+    warmup_epochs: CountOrZero = 2
     """Pruner median: epochs in which no trial is pruned. Other pruners: the minimum epochs."""
     metric: Literal["loss", "mse", "mae"] = "loss"
     """Validation metric of a trial: the training loss, or an error in standardised units, which
     trials with different losses share."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """The sampler's seed."""
-    folds: PositiveInt | None = None
+    folds: Annotated[int, Field(ge=1, le=100)] | None = None
     """Number of folds of a trial: the validation block, and blocks of its length before it, each
     trained and scaled on earlier rows only. The trial's score is their mean. The device holds a
     copy of the series for each."""
-    parallel: PositiveInt | Literal["auto"] = "auto"
+    parallel: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
     """Trials in training at a time. More train faster, but the sampler knows less about each."""
-    retrain: Annotated[int, Field(ge=0)] = 5
+    retrain: Annotated[int, Field(ge=0, le=1_000)] = 5
     """Number of best trials to retrain from other seeds, together with the original settings."""
-    retrain_seeds: Annotated[int, Field(ge=2)] = 3
+    retrain_seeds: Annotated[int, Field(ge=2, le=1_000)] = 3
     """Seeds of each retrained setting."""
 
     @model_validator(mode="before")

@@ -7,9 +7,13 @@ from contextlib import contextmanager
 import torch
 
 from slipstream import machine
-from slipstream.config import Config
+from slipstream.config import Config, Signature
+from slipstream.config.explanation import format_value
 from slipstream.errors import ResumableError, UserError
+from slipstream.portable import cost
 
+MIN_COPIES = 3
+"""Of the weights while a network trains: they, their gradients and the best so far"""
 MAX_ROLLBACKS = 3
 MEMORY_ERRORS = (RuntimeError, MemoryError)
 """What may be raised where memory runs out; `is_out_of_memory` tells"""
@@ -51,6 +55,44 @@ def explain_out_of_memory(more: str = "") -> Iterator[None]:
         "what it needs: engine.threads = 1, engine.workers = 0, a smaller train.batch, fewer "
         f'columns in data.inputs, or Parquet files with engine.home = "stream"{more}'
     )
+
+
+def refuse_oversized(config: Config, signature: Signature) -> None:
+    """Refuse a network that cannot fit into memory, whatever the batch, before any of it is
+    built; and more models than the memory has room for."""
+    parameters = cost.count_parameters(config.model, signature)
+    if parameters is None:
+        return
+    device, model = machine.choose_device(config.engine.device), config.model
+    memory = total = machine.get_total_memory()
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    shaping = ["model.hidden", "model.layers"] if model.spec.has_hidden else []
+    more = ("expansion", "kernel_size")
+    shaping += [f"model.{name}" for name in more if name in model.spec.settings]
+    shaping += ["data.context"] if model.spec.flattens or model.pool == "flatten" else []
+    shaping += ["data.horizon"] if config.data.horizon > 1 else []
+    if 4 * parameters * MIN_COPIES > total:
+        where = "the GPU" if device.type == "cuda" else "this machine"
+        settings = ", ".join(f"{name} = {_format(config, name)}" for name in shaping)
+        raise UserError(
+            f"the network would have {parameters:,} parameters ({settings}), and training it takes "
+            f"{4e-9 * parameters * MIN_COPIES:,.0f} GB at least, but {where} has "
+            f"{total / 1e9:,.0f} GB; lower {' or '.join(shaping)}"
+        )
+    num_models = config.train.repeats * (config.data.split.walk_forward or 1)
+    if 4 * parameters * num_models > memory and not config.masked:
+        raise UserError(
+            f"train.repeats = {config.train.repeats:,} trains {num_models:,} models of "
+            f"{parameters:,} parameters, which take {4e-9 * parameters * num_models:,.0f} GB "
+            f"together, but this machine has {memory / 1e9:,.0f} GB; lower it, or the network's "
+            "size"
+        )
+
+
+def _format(config: Config, name: str) -> str:
+    section, key = name.split(".")
+    return format_value(getattr(getattr(config, section), key))
 
 
 def first_line(error: BaseException) -> str:

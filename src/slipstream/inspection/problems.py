@@ -7,7 +7,14 @@ from typing import NamedTuple
 
 from slipstream.checksums import group_by_content
 from slipstream.data.io import files
-from slipstream.inspection.profiles import EMPTY, NUMBER, TEXT, TIME, ColumnProfile
+from slipstream.inspection.profiles import (
+    EMPTY,
+    NUMBER,
+    TEXT,
+    TIME,
+    ColumnProfile,
+    looks_like_number,
+)
 from slipstream.inspection.proposal import Proposal
 from slipstream.object_storage import parse_path
 from slipstream.text import format_count, format_number
@@ -126,5 +133,11 @@ def _describe(
     if column.kind == NUMBER and column.num_texts and role != "time":
         texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MOST_NAMED))
         marks = column.find_marks()
-        means = "; if they mean missing, set data.na" if marks else ""
-        yield "no numbers", f"{column.num_texts:,} cells are no numbers ({texts}){means}", *marks
+        count = format_count(column.num_texts, "cell")
+        are = "is no number" if column.num_texts == 1 else "are no numbers"
+        fix = f"; if {'it means' if column.num_texts == 1 else 'they mean'} missing, set data.na"
+        if not marks:
+            fix = ""
+        if any(map(looks_like_number, column.texts)):
+            fix = ": write all numbers with one decimal mark and no separators between thousands"
+        yield "no numbers", f"{count} {are} ({texts}){fix}", *marks

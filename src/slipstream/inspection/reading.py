@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from slipstream.config import SIMULATED, Data
 from slipstream.data.io import compression, csv, decimals, files
+from slipstream.data.io.compression import UnpackedFile
 from slipstream.data.io.layout import describe_layout
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import DataTable
-from slipstream.object_storage import AnyPath, ObjectPath, name_below, parse_path
+from slipstream.errors import UserError
+from slipstream.object_storage import AnyPath, parse_path
+from slipstream.phases import report_progress
 
 BATCH_VALUES = 4_000_000
 EVERY_SHEET = ReadOptions(sheets=("*",))
@@ -45,51 +49,81 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
             yield open_table(table, None)
         return
     folder, paths = files.expand_path(parse_path(path))
-    for file in paths:
-        name = name_below(file, folder).as_posix()
-        if options == EVERY_SHEET and _is_large_text(file):
-            yield _open_text(file, name)
+    for file in files.open_files(folder, paths, options):
+        large = _find_large_text(file.path, options)
+        if large is not None:
+            yield _open_text(file.path, large, file.name, options)
         else:
-            for table in files.read_parts(file, name=name, options=options):
-                yield open_table(table, file)
+            for table in file.read():
+                yield open_table(table, file.path)
 
 
-def _is_large_text(path: AnyPath) -> bool:
-    """Whether a file is text that does not fit into little memory; packed text may be."""
+def _find_large_text(file: AnyPath, options: ReadOptions) -> UnpackedFile | None:
+    """Return the file that holds the text of a large table, which does not fit into little memory:
+    itself, or what it unpacks to. None for other files."""
     endings = [ending for ending, kind in files.READERS.items() if kind == "csv"]
-    is_text = compression.is_readable(path, endings)
-    return is_text and path.exists() and path.stat().st_size > files.LARGE_BYTES
+    if not (compression.is_readable(file, endings) and file.is_file()):
+        return None
+    text = UnpackedFile(file, str(file)) if isinstance(file, Path) else None
+    if text is None or file.suffix.lower() in compression.SUFFIXES:
+        text = compression.unpack(file, files.READERS)
+    is_text = text.path.suffix.lower() in endings
+    if not is_text or text.path.stat().st_size <= files.LARGE_BYTES:
+        return None
+    if options.encoding is not None:
+        transcoded = compression.transcode(text.path, options.encoding)
+        return UnpackedFile(transcoded.path, text.label)
+    return text
 
 
-def _open_text(path: AnyPath, name: str) -> OpenTable:
-    size = path.stat().st_size
-    if isinstance(path, ObjectPath) or path.suffix.lower() in compression.SUFFIXES:
-        unpacked = compression.unpack(path, files.READERS)
-        name, path = name + unpacked.label.removeprefix(str(path)), unpacked.path
-    opened = csv.open_csv(path, name, files.read_head(path, "data.path"))
-    batches = (pa.Table.from_batches([batch]) for batch in opened.batches)
-    first = next(batches, None)
-    decimal = None
-    if first is not None and opened.delimiter != ",":
+def _open_text(file: AnyPath, text: UnpackedFile, name: str, options: ReadOptions) -> OpenTable:
+    name += text.label.removeprefix(str(file))
+    try:
+        head = files.read_head(text.path, "data.path")
+        opened = csv.open_csv(text.path, name, head, options.skip_rows)
+        batches = (pa.Table.from_batches([batch]) for batch in opened.batches)
+        first = next(batches, None)
+    except UserError as error:
+        raise files.restore_name(error, text) from None
+    decimal = options.decimal
+    if decimal is None and first is not None and opened.delimiter != ",":
         decimal = decimals.find_mark(first)
+        if decimal is None and not decimals.has_points(first):
+            decimal = _find_later_mark(text.path, name, head, options.skip_rows)
 
     def read() -> Iterator[Batch]:
-        if first is not None:
-            yield _to_batch(first)
-            yield from map(_to_batch, batches)
+        if first is None:
+            return
+        yield _to_batch(first)
+        size, what = text.path.stat().st_size, f"reading {name}"
+        try:
+            for number, batch in enumerate(batches, start=1):
+                report_progress(what, number * csv.STREAM_BYTES / size)
+                yield _to_batch(batch)
+        except UserError as error:
+            raise files.restore_name(error, text) from None
 
-    notes = describe_layout(opened.lines_above, opened.units, ReadOptions(), "line")
     return OpenTable(
         name,
-        files.describe_csv(opened.delimiter, decimal, None),
-        size,
+        files.describe_csv(opened.delimiter, decimal, options.encoding),
+        file.stat().st_size,
         tuple(opened.names),
         opened.units,
-        tuple(notes),
+        tuple(describe_layout(opened.lines_above, opened.units, options, "line")),
         decimal,
         opened.delimiter,
         read(),
     )
+
+
+def _find_later_mark(path: Path, name: str, head: bytes, skip_rows: int | None) -> str | None:
+    """Return the decimal mark of a file whose first rows hold whole numbers only."""
+    for batch in csv.open_csv(path, name, head, skip_rows).batches:
+        part = pa.Table.from_batches([batch])
+        mark = decimals.find_mark(part)
+        if mark is not None or decimals.has_points(part):
+            return mark
+    return None
 
 
 def _to_batch(table: Any) -> Batch:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
+from slipstream import machine
 from slipstream.data.io.columns import is_text
 from slipstream.errors import UserError
 from slipstream.inspection.profiles import NUMBER, TEXT, ColumnProfile
@@ -57,6 +59,9 @@ class Survey:
     scalars: set[str] = field(default_factory=set)
     has_sheets: bool = False
     """Whether a workbook has several sheets, each of which is a series"""
+    threads: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(machine.count_available_cores())
+    )
 
     @property
     def num_rows(self) -> int:
@@ -82,11 +87,15 @@ class Survey:
     def _add_batch(self, table: OpenTable, batch: Batch, *, is_first: bool) -> None:
         if self.time is not None and set(self.time.columns) <= batch.keys():
             self.order.add(self.time.read(batch, table.decimal))
-        for name, values in batch.items():
-            profile = self.columns[name]
-            profile.add(values, table.decimal, table.delimiter)
+
+        def add(name: str) -> None:
+            values, profile = batch[name], self.columns[name]
+            profile.add(values, table.decimal)
             if is_text(values.type) or profile.kind == NUMBER:
                 profile.runs.add(values, is_first=is_first)
+
+        for _ in self.threads.map(add, batch):  # Arrow and numpy release Python's lock
+            pass
 
     def find_series_columns(self) -> SeriesColumns | None:
         """Find the columns that tell series apart: their values stay together, or take turns,
@@ -135,8 +144,9 @@ class Survey:
 def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
     """Read all rows of all tables, once."""
     survey = Survey()
-    for table in tables:
-        survey.add(table)
+    with survey.threads:
+        for table in tables:
+            survey.add(table)
     if not survey.num_rows:
         raise UserError(f"{parse_path(path)}: has no rows")
     return survey

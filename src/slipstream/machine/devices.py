@@ -1,4 +1,9 @@
-"""The device of a run: choosing it, describing it, waiting for it, and torch's global flags."""
+"""The device of a run: choosing it, describing it, waiting for it, and torch's global flags.
+
+torch is imported by the functions that need it: cores and memory are asked for without it.
+"""
+
+from __future__ import annotations
 
 import importlib.metadata
 import os
@@ -7,14 +12,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from slipstream import __version__
 from slipstream.errors import UserError
 from slipstream.machine import nvml
 from slipstream.machine.limits import count_available_cores, get_total_memory, read_cpu_info
+
+if TYPE_CHECKING:
+    import torch
 
 WARM_UP_S = 0.3
 """How long an idle device takes to reach its full clock"""
@@ -48,6 +54,8 @@ def find_gpu_hint(gpu: str) -> GpuHint | None:
 
 def choose_device(setting: str) -> torch.device:
     """Return the device for `engine.device`; refuse CUDA where there is none."""
+    import torch
+
     if setting == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     device = torch.device(setting)
@@ -69,6 +77,8 @@ def choose_device(setting: str) -> torch.device:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Return hardware and versions, as every plan records them."""
+    import torch
+
     description: dict[str, Any] = {
         "cpu": read_cpu_info().name,
         "cores": count_available_cores(),
@@ -102,6 +112,8 @@ def find_triton_version() -> str | None:
 
 def has_tf32(device: torch.device) -> bool:
     """Return whether the GPU is an Ampere or later."""
+    import torch
+
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -112,12 +124,16 @@ def has_fast_bf16() -> bool:
 
 def synchronize(device: torch.device) -> None:
     """Wait until the device has finished all work."""
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def warm_up(device: torch.device) -> None:
     """Keep the device busy until it runs at its full clock."""
+    import torch
+
     if device.type != "cuda":
         return
     square = torch.zeros(1024, 1024, device=device)
@@ -130,6 +146,8 @@ def warm_up(device: torch.device) -> None:
 
 def get_max_clock_mhz(device: torch.device) -> float | None:
     """Return the highest clock of the GPU's processors, where the driver reports it."""
+    import torch
+
     with suppress(AttributeError, RuntimeError, AssertionError):
         return float(torch.cuda.get_device_properties(device).clock_rate) / 1e3
     return None
@@ -145,6 +163,8 @@ def set_flags(
     deterministic: bool = False,
 ) -> Iterator[None]:
     """Set torch's global flags for one run and restore them afterwards; nothing else sets them."""
+    import torch
+
     backends: Any = torch.backends  # whose annotations leave these attributes out
     matmul, rnn = backends.cuda.matmul, backends.cudnn.rnn
     mkldnn, cudnn = backends.mkldnn, backends.cudnn

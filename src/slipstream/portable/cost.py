@@ -1,5 +1,5 @@
-"""How many multiply-adds a model takes, counted from the shapes of its weights, and how long a step
-of training takes, roughly."""
+"""How many weights and multiply-adds a model has, counted from the shapes of its weights, and how
+long a step of training takes, roughly."""
 
 import math
 
@@ -8,6 +8,24 @@ from slipstream.portable.networks.shapes import list_shapes
 
 AHEAD = ("core.head.ahead.row", "core.head.ahead.out")
 """Layers that every row known ahead goes through"""
+
+
+def count_parameters(model: Model, signature: Signature) -> int | None:
+    """Return the number of weights of a model that is not built yet; None for a user's own class.
+
+    Of an encoder to pre-train, its decoder included, roughly.
+    """
+    if model.is_custom:
+        return None
+    if signature.masked:
+        columns = signature.model_inputs * model.patch
+        plain = signature.model_copy(update={"decoder": 0, "horizon": 1, "targets": ("x",)})
+        return count_weights(model, plain) + signature.decoder * (max(model.sizes) + columns)
+    return count_weights(model, signature)
+
+
+def count_weights(model: Model, signature: Signature) -> int:
+    return sum(math.prod(shape) for shape in list_shapes(model, signature).values())
 
 
 def count_multiply_adds(model: Model, signature: Signature, *, carried: bool = False) -> int | None:

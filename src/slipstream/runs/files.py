@@ -117,7 +117,8 @@ def _hash_host() -> str:
 def flush_folder(folder: Path) -> None:
     """Flush a file, or a folder with its content, to disk."""
     for path in [*folder.rglob("*"), folder]:
-        flush(path)
+        if not path.is_symlink():
+            flush(path)
 
 
 def flush(path: Path) -> None:
@@ -133,7 +134,8 @@ def flush(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    if path.is_dir():
+    """Remove a file, a folder with its content, or a link, never what it leads to."""
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

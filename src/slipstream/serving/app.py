@@ -18,7 +18,7 @@ from slipstream.serving.batching import Arrays, Batcher
 from slipstream.serving.formats import JSON
 from slipstream.serving.formats.requests import check_content_type, parse_table
 from slipstream.serving.formats.responses import choose_format, encode_table, to_json
-from slipstream.serving.guard import BODY, ROUTE, Guard
+from slipstream.serving.guard import BODY, ROUTE, STRANGER, Guard
 from slipstream.serving.limits import RequestError, ServerLimits
 from slipstream.serving.metrics import ServerMetrics
 from slipstream.serving.model import Answered, RequestWindows, ServedModel
@@ -130,8 +130,10 @@ class PredictionServer:
         await self.streams.remove(request.path_params["id"])
         return Response(status_code=204)
 
-    async def show_health(self, _: Request) -> Response:
-        return _answer(to_json({"status": "ok", "run": self.model.name}))
+    async def show_health(self, request: Request) -> Response:
+        """Say that the server is up; who has no token learns nothing else."""
+        known = {} if request.scope.get(STRANGER) else {"run": self.model.name}
+        return _answer(to_json({"status": "ok", **known}))
 
     async def show_metrics(self, _: Request) -> Response:
         return _answer(self.metrics.format().encode(), METRICS_TYPE)

@@ -20,8 +20,9 @@ OPEN = "/health"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WATCHED = (OPEN, "/metrics")
 """The routes that a busy server answers too: an orchestrator would end it otherwise"""
-BODY, ROUTE = "slipstream.body", "slipstream.route"
-"""Where a request's body and the name of its route are, in the scope"""
+BODY, ROUTE, STRANGER = "slipstream.body", "slipstream.route", "slipstream.stranger"
+"""Where a request's body, the name of its route, and whether it came without the token, are in the
+scope"""
 
 
 class Guard:
@@ -79,11 +80,18 @@ class Guard:
             scope.pop(BODY, None)
 
     def _check_client(self, scope: Scope, headers: dict[str, bytes]) -> None:
-        """Refuse a wrong token; without one, what a page of another site makes a browser send."""
+        """Refuse a wrong token; without one, what a page of another site makes a browser send.
+
+        With a token, neither Host nor Origin is checked. Browsers add no token on their own, as
+        they add a cookie, so a page of another site, or one under a name that resolves to this
+        machine, gets status 401 whatever it sends; and no answer allows another origin to read it.
+        A proxy in front of the server, which TLS needs, sends the Host of its clients or its own.
+        """
         if self.token is not None:
             scheme, _, token = headers.get("authorization", b"").partition(b" ")
-            right = hmac.compare_digest(token.strip(), self.token)
-            if scope["path"] != OPEN and not (scheme.lower() == b"bearer" and right):
+            right = hmac.compare_digest(token.strip(), self.token) and scheme.lower() == b"bearer"
+            scope[STRANGER] = not right
+            if scope["path"] != OPEN and not right:
                 text = "send the server's token: Authorization: Bearer TOKEN"
                 raise RequestError(401, text, {"WWW-Authenticate": "Bearer"})
             return

@@ -99,6 +99,7 @@ def load_dataset(
     replay = encoders.select_limits(encoder, settings) if encoder else None
     dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
     make_window_filter(settings, dataset)  # refuses one that does not fit
+    recovery.refuse_oversized(settings, dataset.signature)
     before = (
         *checks.find_suspicious(dataset),
         *list_unused(settings),

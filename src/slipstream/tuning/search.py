@@ -12,6 +12,7 @@ from slipstream import runs
 from slipstream import search_space as spaces
 from slipstream.config import Config, Range
 from slipstream.engine import checkpoint
+from slipstream.engine.recovery import refuse_oversized
 from slipstream.errors import UserError
 from slipstream.runs import Run
 from slipstream.training import trained_lanes
@@ -48,6 +49,7 @@ class OptunaSearch(TrialSource):
         budget: SearchBudget | None = None,
     ) -> None:
         self.config, self.study, self.run, self.datasets = config, study, run, datasets
+        self.signature = datasets.get(config).dataset.signature
         self.membership = membership
         """Set if other workers may use the study"""
         self.num_trials = count_trials(config.tune, study.space)
@@ -108,6 +110,8 @@ class OptunaSearch(TrialSource):
 
     def _make_run(self, number: int, params: Mapping[str, Any], is_final: bool = False) -> TrialRun:
         config = spaces.apply_params(self.config, self.study.space, params)
+        update = {"context": config.data.context}
+        refuse_oversized(config, self.signature.model_copy(update=update))
         return TrialRun(number, config, self.config.tune.folds or 1, is_final)
 
     def reopen(self, number: int) -> TrialRun:

@@ -16,8 +16,10 @@ import pytest
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data.dataset import load_dataset
-from slipstream.data.io import columns
+from slipstream.data.io import columns, compression
 from slipstream.data.io.files import read_file, read_files
+from slipstream.inspection.api import inspect_path
+from slipstream.phases import listen_to_progress
 
 TEXT = "t,a\n1,1.5\n2,2.5\n3,x\n"
 
@@ -137,3 +139,91 @@ def test_unpacked_files_are_removed_when_the_process_ends(tmp_path):
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     subprocess.run([sys.executable, "-c", code, path], check=True, env=environment)
     assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["gz", "zip"])
+def test_a_file_that_is_made_to_fill_a_disk_is_refused(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(compression, "ANY_RATIO_BYTES", 1 << 20)
+    content = "t,a\n" + "1,2\n" * 2_000_000
+    if kind == "gz":
+        path = write_gzip(tmp_path / "bomb.csv.gz", content)
+    else:
+        path = tmp_path / "bomb.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("bomb.csv", content)
+    said = refuse(path)
+    assert f"{path}: unpacks to more than 200 times its size of 0.0 MB" in said
+    assert "unpack it yourself" in said
+    assert not list(compression._make_folder().rglob("bomb.csv"))
+
+
+def test_more_than_the_disk_holds_is_refused_before_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(compression, "MAX_DISK_SHARE", 1e-12)
+    for path in (
+        write_gzip(tmp_path / "a.csv.gz", TEXT * 100),
+        write_zip(tmp_path / "a.zip", a_csv=TEXT * 100),
+    ):
+        assert f"{path}: unpacks to" in (said := refuse(path))
+        assert "set TMPDIR to another folder, or unpack it yourself" in said
+
+
+def test_progress_of_unpacking_is_reported(tmp_path):
+    path = write_gzip(tmp_path / "a.csv.gz", "t,a\n" + "1,2.5\n" * 500_000)
+    reports = []
+    with listen_to_progress(lambda text, share: reports.append((text, share))):
+        read_file(path, name=path.name)
+    shares = [share for text, share in reports if text == "unpacking a.csv.gz"]
+    assert len(shares) > 1
+    assert shares == sorted(shares)
+    assert 0 < shares[0] <= shares[-1] <= 1
+    assert reports[-1] == ("", None)
+
+
+def test_what_a_killed_process_has_unpacked_is_removed_by_the_next_one(tmp_path):
+    path = write_gzip(tmp_path / "a.csv.gz")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    code = (
+        "import sys, os, signal; from pathlib import Path; "
+        "from slipstream.data.io.compression import unpack; "
+        "unpack(Path(sys.argv[1]), {'.csv': ''}); print('unpacked', flush=True); {}"
+    )
+    environment = os.environ | {"TMPDIR": str(folder)}
+
+    def start(then):
+        command = [sys.executable, "-c", code.replace("{}", then), path]
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    with start("sys.stdin.read()") as alive, start("sys.stdin.read()") as killed:
+        for process in (alive, killed):
+            assert process.stdout.readline() == b"unpacked\n"
+        killed.kill()
+        killed.wait()
+        assert len(list(folder.iterdir())) == 2
+        with start("os.kill(os.getpid(), signal.SIGKILL)") as third:
+            third.wait()
+        (folder / "slipstream-unpacked-link").symlink_to(tmp_path)
+        left = [one for one in folder.iterdir() if not one.is_symlink()]
+        assert len(left) == 2  # of the one that lives, and of the third
+        with start("") as fourth:
+            fourth.communicate()
+        assert fourth.returncode == 0
+        assert len(list(folder.iterdir())) == 2
+        alive.stdin.close()
+    assert [one.name for one in folder.iterdir()] == ["slipstream-unpacked-link"]
+    assert path.exists()
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "x.csv")
+    os.mkfifo(tmp_path / "x.csv.gz")
+    (tmp_path / "device.csv").symlink_to("/dev/zero")
+    for name in ("x.csv", "x.csv.gz", "device.csv"):
+        said = refuse(tmp_path / name)
+        assert f"{name}: is a FIFO, a socket or a device, not a regular file (data.path)" in said
+        with pytest.raises(UserError, match="not a regular file"):
+            inspect_path(str(tmp_path / name))
+    (tmp_path / "a.csv").write_text(TEXT)
+    assert [table.name for table in read_files([str(tmp_path)])] == ["a.csv"]

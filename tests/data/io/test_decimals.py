@@ -70,11 +70,46 @@ def test_a_certain_decimal_comma_needs_no_setting(tmp_path, cells, wanted):
 def test_one_column_may_settle_it_for_the_others(tmp_path):
     columns = {"a": AMBIGUOUS, "b": ["1,5", "2", "3", "4"]}
     assert numbers(read(tmp_path, columns)) == [900, 1.199, 850, 1.02]
-    columns["c"] = ["1.5", "2", "3", "4"]
-    source = read(tmp_path, columns)
-    assert numbers(source, "b") == [1.5, 2, 3, 4]
-    assert numbers(source, "c") == [1.5, 2, 3, 4]
-    with pytest.raises(UserError, match=r'line 3, column "a": "1,199" .*data.decimal'):
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+@pytest.mark.parametrize("cells", [["200", "2,89", "201", "202"], ["1,5", "2,5", "3,5", "4,5"]])
+def test_a_comma_is_refused_where_other_numbers_have_a_point(tmp_path, separator, cells):
+    """One of the two is a slip, or the points are none; nobody can tell."""
+    columns = {"a": ["0.25", "1.25", "2.25", "3.25"], "b": cells, "c": AMBIGUOUS}
+    source = read(tmp_path, columns, separator=separator)
+    assert numbers(source, "a") == [0.25, 1.25, 2.25, 3.25]
+    line = next(i for i, cell in enumerate(cells) if "," in cell) + 2
+    with pytest.raises(UserError) as caught:
+        numbers(source, "b")
+    assert str(caught.value) == (
+        f't.csv, line {line}, column "b": "{cells[line - 2]}" has a comma, but other numbers of '
+        'the file have a decimal point, as "0.25" in line 2, column "a"; write all numbers with '
+        'one decimal mark, or set data.decimal = "," if the points are none, or leave the column '
+        "out of data.inputs"
+    )
+    with pytest.raises(UserError, match=r'line 3, column "c": "1,199" has a comma'):
+        numbers(source, "c")
+
+
+def test_a_mix_within_a_column_is_refused(tmp_path):
+    source = read(tmp_path, {"a": ["0.25", "1,25", "7"], "b": list("567")})
+    assert typed.is_numeric(source, "a")
+    with pytest.raises(UserError, match=r'line 3, column "a": "1,25" has a comma, but other numb'):
+        numbers(source)
+
+
+def test_a_setting_reads_commas_beside_points_that_are_none(tmp_path):
+    columns = {"clock": ["12.30", "12.45", "13.00"], "a": ["1,5", "2,5", "3"]}
+    assert numbers(read(tmp_path, columns, decimal=",")) == [1.5, 2.5, 3]
+
+
+def test_files_with_other_marks_are_refused_as_one_table(tmp_path):
+    (tmp_path / "x.csv").write_text("id;a\n1;1,5\n1;2,5\n")
+    (tmp_path / "y.csv").write_text("id;a\n2;0.5\n2;900\n")
+    data = configs.load({"data": {"path": str(tmp_path), "id": "id"}}).data
+    (source,) = files.read_tables(data, None)
+    with pytest.raises(UserError, match=r'y.csv, line 2, column "a": "0.5" has a point, but the c'):
         numbers(source)
 
 

@@ -48,3 +48,27 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
         pa.parquet.write_table(pa.table({name: [start, start + 1] for name in names}), path)
         source = read_file(path, name="t")
         assert source.read_column("c7").to_pylist() == [start, start + 1]
+
+
+def test_an_arrow_file_with_offsets_beyond_its_end_is_refused(tmp_path):
+    """Arrow follows them out of the file, which ends the process."""
+    path = tmp_path / "t.arrow"
+    texts = pa.array(["rest", "charge", "rest"]).dictionary_encode()
+    with pa.ipc.new_file(str(path), pa.schema([("s", texts.type)])) as file:
+        file.write_table(pa.table({"s": texts}))
+    content = path.read_bytes()
+    offsets = np.array([0, 4, 10], dtype=np.int32).tobytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, np.array([0, 2**30, 10], np.int32).tobytes()))
+    table = disk.read_arrow(path, "t.arrow")
+    with pytest.raises(UserError, match=r"t\.arrow: cannot be read as Arrow: .*offset"):
+        columns.read_column(table, "s", "data.inputs")
+
+
+def test_the_name_of_a_column_that_is_not_utf_8_is_refused(tmp_path):
+    path = tmp_path / "t.arrow"
+    with pa.ipc.new_file(str(path), pa.schema([("voltage", pa.float64())])) as file:
+        file.write_table(pa.table({"voltage": [1.0, 2.0]}))
+    path.write_bytes(path.read_bytes().replace(b"voltage", b"volt\xe4ge"))
+    with pytest.raises(UserError, match="the name of a column is not UTF-8"):
+        disk.read_arrow(path, "t.arrow")

@@ -16,8 +16,9 @@ SKIPPED = {locks.NAME, locks.WITHOUT_FLOCK, WATCHED, PREVIEW, LISTING}
 
 
 def list_names(folder: Path) -> list[str]:
-    """List the files of a run, except locks, temporary and hidden ones."""
-    names = (path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file())
+    """List the files of a run, except locks, temporary and hidden ones; links are not followed."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    names = (path.relative_to(folder) for path in sorted(files))
     return [
         name.as_posix()
         for name in names

@@ -13,12 +13,16 @@ import pyarrow.compute as pc
 
 from slipstream.data.io import decimals, times
 from slipstream.data.io.layout import NULLS
+from slipstream.data.io.options import MIXED
 from slipstream.data.io.table import DataTable, MemoryReader, release_memory
 from slipstream.errors import UserError
 from slipstream.text import find_nearest, format_count
 
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
+PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+FIRST_SECOND, PAST_SECOND = -62_135_596_800, 253_402_300_800
+"""The years 1 to 9999, in seconds from 1970 on"""
 HEAD_ROWS = 1000
 
 
@@ -68,7 +72,8 @@ def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
                 "numbers or text"
             ) from None
     if pa.types.is_duration(values.type):
-        values = pc.divide(values.cast(pa.duration("ns")).cast(pa.int64()).cast(pa.float64()), 1e9)
+        per_second = PER_SECOND[values.type.unit]
+        values = pc.divide(values.cast(pa.int64()).cast(pa.float64(), safe=False), per_second)
     if is_text(values.type) and table.delimiter is None:  # a CSV's text was checked when read
         try:
             values.validate(full=True)
@@ -166,8 +171,24 @@ def read_times(
     if values.null_count:
         row = pc.index(pc.is_null(values), True).as_py()
         raise UserError(f"{table.locate_cell(row, name)}: the time is missing")
-    plain = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
-    return np.asarray(plain.cast(pa.int64()).to_numpy(), dtype=np.int64)
+    return _read_microseconds(table, name, values)
+
+
+def _read_microseconds(
+    table: DataTable, name: str, values: pa.ChunkedArray
+) -> npt.NDArray[np.int64]:
+    """Return dates and timestamps in microseconds; those outside of the years 1 to 9999, which
+    overflow here or elsewhere, are refused."""
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.timestamp("s" if values.type == pa.date32() else "ms"))
+    counts = np.asarray(values.cast(pa.int64()).to_numpy(), dtype=np.int64)
+    seconds = counts / PER_SECOND[values.type.unit]
+    wild = np.flatnonzero((seconds < FIRST_SECOND) | (seconds >= PAST_SECOND))
+    if len(wild):
+        cell = table.locate_cell(int(wild[0]), name)
+        raise UserError(f"{cell}: the time is not within the years 1 to 9999; correct it")
+    scale = 1e6 / PER_SECOND[values.type.unit]
+    return counts * int(scale) if scale >= 1 else counts // int(1 / scale)
 
 
 def _read_number_times(table: DataTable, name: str, setting: str) -> npt.NDArray[np.float64]:
@@ -212,7 +233,7 @@ def _to_numbers(table: DataTable, values: pa.ChunkedArray) -> pa.ChunkedArray | 
     numbers = None if table.decimal == "," else _cast(values, pa.float64())
     if numbers is not None:
         return numbers
-    text = decimals.normalize_decimals(clean_text(values), table.decimal, table.delimiter)
+    text = decimals.normalize_decimals(clean_text(values), table.decimal)
     numbers = _cast(text, pa.float64())
     if numbers is None and pc.any(pc.starts_with(text, "+")).as_py():
         return _cast(pc.replace_substring_regex(text, r"^\+", ""), pa.float64())
@@ -223,10 +244,11 @@ def _parse_numbers(table: DataTable, name: str, values: pa.ChunkedArray) -> pa.C
     numbers = _to_numbers(table, values)
     if numbers is not None:
         return numbers
-    text = decimals.normalize_decimals(clean_text(values), table.decimal, table.delimiter)
+    text = decimals.normalize_decimals(clean_text(values), table.decimal)
     row = pc.index(pc.match_substring_regex(text, decimals.NUMBER), False).as_py()
     cell = values[row].as_py().strip()
-    wrong = decimals.explain_mark(cell, table.decimal) or "is not a number; correct it"
+    point = table.find_cell(row, decimals.POINT) if table.decimal == MIXED else None
+    wrong = decimals.explain_mark(cell, table.decimal, point) or "is not a number; correct it"
     raise UserError(
         f'{table.locate_cell(row, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
         "data.inputs"

@@ -1,29 +1,52 @@
 """Compressed files, gzip and ZIP archives with one table inside, text in other encodings, and
 copies of files in object storage.
 
-They are written to a temporary folder that is removed when the process ends, so that readers map
-them into memory, and read them by row group, like any other file.
+They are written to a temporary folder, so that readers map them into memory, and read them by row
+group, like any other file. The folder is removed when the process ends; that of a process that was
+killed, by the next one that unpacks something.
 """
 
+from __future__ import annotations
+
+import atexit
 import gzip
+import os
 import shutil
+import stat
+import struct
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from slipstream.errors import UserError
 from slipstream.object_storage import PARALLEL, AnyPath, ObjectPath, explain
+from slipstream.phases import report_progress
+from slipstream.runs import lock as locks
 
 SUFFIXES = (".gz", ".zip")
 MOST_NAMES = 5
-BLOCK_CHARACTERS = 1 << 20
-ERRORS = (zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, NotImplementedError)
-"""What damaged files raise"""
+BLOCK_BYTES, BLOCK_CHARACTERS = 1 << 20, 1 << 20
+MAX_RATIO, ANY_RATIO_BYTES = 200, 256 << 20
+"""How many times its size a file may unpack to, from so many bytes on. Tables of measurements
+unpack to 3 to 30 times their size, a file that is made to fill a disk to up to a thousand times."""
+MAX_DISK_SHARE = 0.8
+"""Of the free space of the temporary folder"""
+FOLDER = "slipstream-unpacked-"
+ERRORS = (
+    *(zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, struct.error),
+    *(IndexError, ValueError, RuntimeError),
+)
+"""What damaged files raise; zipfile lets some errors of its own pass"""
+
+
+class DamagedArchiveError(Exception):
+    """What is packed cannot be unpacked."""
 
 
 class UnpackedFile(NamedTuple):
@@ -67,6 +90,9 @@ def unpack_objects(paths: Sequence[ObjectPath], formats: Collection[str]) -> Non
 
 
 def _download(path: ObjectPath) -> UnpackedFile:
+    size = path.stat().st_size
+    if size > (free := _find_room()):
+        raise _explain_room(path, size, free)
     target = _make_path(path.name)
     path.download(target)
     return UnpackedFile(target, str(path))
@@ -83,7 +109,7 @@ def _write_once(path: AnyPath, encoding: str, write: Callable[[], UnpackedFile])
     if key not in _unpacked:
         try:
             _unpacked[key] = write()
-        except ERRORS as error:
+        except (DamagedArchiveError, *ERRORS) as error:
             raise UserError(f"{path}: cannot be unpacked ({error}); it is damaged") from None
         except OSError as error:
             if isinstance(path, ObjectPath) and error.errno is None:
@@ -96,13 +122,12 @@ def _write_once(path: AnyPath, encoding: str, write: Callable[[], UnpackedFile])
 
 
 def _transcode(path: Path, encoding: str) -> UnpackedFile:
-    target = _make_path(path.name)
     line = 1
-    with target.open("w", encoding="utf-8", newline="") as file:
+    with _make_file(path.name) as (target, file):
         try:
             with path.open(encoding=encoding, newline="") as content:
                 while block := content.read(BLOCK_CHARACTERS):
-                    file.write(block)
+                    file.write(block.encode())
                     line += block.count("\n")
         except UnicodeError as error:
             raise UserError(
@@ -118,18 +143,20 @@ def _unpack_gzip(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
             f"{path}: the name does not say what is inside; rename it, as in {inner}.csv.gz "
             f"({', '.join(formats)})"
         )
+    size = path.stat().st_size
     opened = path.open("rb") if isinstance(path, Path) else path.open_stream()
     with opened as packed, gzip.open(packed) as content:
         try:
             content.peek(1)
         except gzip.BadGzipFile:
             raise UserError(f"{path}: is not gzip data; correct the ending of its name") from None
-        return UnpackedFile(_copy(content, inner.name), str(path))
+        copy = _copy(path, content, inner.name, size, lambda _: packed.tell() / size)
+        return UnpackedFile(copy, str(path))
 
 
 def _unpack_zip(path: Path, formats: Collection[str]) -> UnpackedFile:
     with zipfile.ZipFile(path) as archive:
-        members = [one for one in archive.infolist() if not one.is_dir() and not _is_hidden(one)]
+        members = [one for one in archive.infolist() if not _is_hidden(one) and not one.is_dir()]
         tables = [one for one in members if Path(one.filename).suffix.lower() in formats]
         if not tables:
             raise UserError(f"{path}: contains no {', '.join(formats)} file")
@@ -143,27 +170,108 @@ def _unpack_zip(path: Path, formats: Collection[str]) -> UnpackedFile:
         table = tables[0]
         if table.flag_bits & 1:
             raise UserError(f"{path}: is encrypted; unpack it first")
+        if table.file_size > (free := _find_room()):
+            raise _explain_room(path, table.file_size, free)
         with archive.open(table) as content:
-            return UnpackedFile(
-                _copy(content, Path(table.filename).name), f"{path}/{table.filename}"
-            )
+            name, size = Path(table.filename).name, max(table.file_size, 1)
+            copy = _copy(path, content, name, table.compress_size, lambda done: done / size)
+            return UnpackedFile(copy, f"{path}/{table.filename}")
 
 
 def _is_hidden(member: zipfile.ZipInfo) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in Path(member.filename).parts)
+    parts = Path(member.filename).parts
+    return not parts or any(part.startswith((".", "__MACOSX")) for part in parts)
 
 
-def _copy(content: gzip.GzipFile | IO[bytes], name: str) -> Path:
-    path = _make_path(name)
-    with path.open("wb") as file:
-        shutil.copyfileobj(content, file, 1 << 20)
-    return path
+def _copy(
+    path: AnyPath,
+    content: gzip.GzipFile | IO[bytes],
+    name: str,
+    packed_bytes: int,
+    find_share: Callable[[int], float],
+) -> Path:
+    """Write what a file unpacks to, block by block; one that would fill the disk is refused."""
+    limit = max(MAX_RATIO * packed_bytes, ANY_RATIO_BYTES)
+    free = _find_room()
+    done = 0
+    with _make_file(name) as (target, file):
+        while block := _read_block(content):
+            file.write(block)
+            done += len(block)
+            if done > limit:
+                raise UserError(
+                    f"{path}: unpacks to more than {MAX_RATIO} times its size of "
+                    f"{packed_bytes / 1e6:,.1f} MB, as a file does that is made to fill a disk; if "
+                    "it is what you expect, unpack it yourself"
+                )
+            if done > free:
+                raise _explain_room(path, done, free)
+            report_progress(f"unpacking {path.name}", find_share(done))
+        report_progress("")
+    return target
+
+
+def _read_block(content: gzip.GzipFile | IO[bytes]) -> bytes:
+    try:
+        return content.read(BLOCK_BYTES)
+    except OSError as error:  # bz2 raises one without a number for what is damaged
+        if error.errno is not None:
+            raise
+        raise DamagedArchiveError(str(error)) from None
+
+
+@contextmanager
+def _make_file(name: str) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Make a file in the temporary folder, which is removed if it does not become whole."""
+    target = _make_path(name)
+    try:
+        with target.open("wb") as file:
+            yield target, file
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _find_room() -> int:
+    """Return how many bytes may be unpacked."""
+    return int(MAX_DISK_SHARE * shutil.disk_usage(_make_folder()).free)
+
+
+def _explain_room(path: AnyPath, needed: int, room: int) -> UserError:
+    return UserError(
+        f"{path}: unpacks to {needed / 1e9:,.1f} GB or more, but {tempfile.gettempdir()} has room "
+        f"for {room / 1e9:,.1f} GB; set TMPDIR to another folder, or unpack it yourself"
+    )
 
 
 def _make_path(name: str) -> Path:
-    return Path(tempfile.mkdtemp(dir=_make_folder().name)) / name
+    return Path(tempfile.mkdtemp(dir=_make_folder())) / name
 
 
 @cache
-def _make_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="slipstream-")
+def _make_folder() -> Path:
+    """Make the folder of this process, and remove those of processes that were killed."""
+    for leftover in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        with suppress(OSError):
+            status = leftover.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == _get_user():
+                locks.remove_leftover(leftover)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+        try:
+            locks.acquire(folder)
+        except UserError:
+            if folder.exists():
+                raise
+            continue  # another process took it for a leftover
+        atexit.register(_remove_folder, folder, os.getpid())
+        return folder
+
+
+def _get_user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0  # Windows has none, and says 0 for all
+
+
+def _remove_folder(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # not in a fork
+        shutil.rmtree(folder, ignore_errors=True)

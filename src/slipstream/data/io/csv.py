@@ -305,7 +305,7 @@ def _refuse_bad_text(path: Path) -> None:
                 raise UserError(f"{path}, line {at}: {fix}") from None
 
 
-def summarize_error(error: Exception) -> str:
+def summarize_error(error: BaseException) -> str:
     """Return the first line of an error of Arrow's."""
     return str(error).strip().split("\n", 1)[0]
 

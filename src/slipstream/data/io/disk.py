@@ -42,11 +42,11 @@ def read_arrow(path: Path, name: str) -> DataTable:
     try:
         _open_arrow.cache_clear()  # a file of the same name may be another one by now
         table = _open_arrow(path)
+        names = tuple(table.column_names)
     except ERRORS as error:
         raise _explain(path, "Arrow", error) from None
     counts = [batch.num_rows for batch in table.to_batches()]
     groups = tuple(np.cumsum([0, *counts[:-1]]).tolist())
-    names = tuple(table.column_names)
     source = SourceFile(name, table.num_rows, len(names), path, "Arrow")
     return make_table(_ArrowReader(path), source, names, groups)
 
@@ -54,6 +54,8 @@ def read_arrow(path: Path, name: str) -> DataTable:
 def _explain(path: AnyPath, kind: str, error: Exception) -> UserError:
     if isinstance(path, ObjectPath) and isinstance(error, OSError):
         return explain(path, error)
+    if isinstance(error, UnicodeDecodeError):
+        return UserError(f"{path}: the name of a column is not UTF-8 text; write the file again")
     return UserError(f"{path}: cannot be read as {kind}: {summarize_error(error)}")
 
 
@@ -132,14 +134,22 @@ class _ArrowReader:
         return _open_arrow(self.path).schema.field(name).type
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
-        return _open_arrow(self.path).column(name).slice(begin, end - begin)
+        values = _open_arrow(self.path).column(name).slice(begin, end - begin)
+        if not (pa.types.is_primitive(values.type) or pa.types.is_decimal(values.type)):
+            try:  # Arrow follows the offsets and codes of a file wherever they lead
+                values.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise _explain(self.path, "Arrow", error) from None
+        return values
 
 
 @lru_cache(maxsize=16)
 def _open_arrow(path: Path) -> Any:
     with pa.memory_map(str(path)) as memory:
         try:
-            return pa.ipc.open_file(memory).read_all()
+            table = pa.ipc.open_file(memory).read_all()
         except pa.ArrowInvalid:
             memory.seek(0)
-            return pa.ipc.open_stream(memory).read_all()
+            table = pa.ipc.open_stream(memory).read_all()
+    table.validate()  # that buffers are as long as the number of rows demands
+    return table

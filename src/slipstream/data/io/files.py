@@ -1,10 +1,14 @@
 """The files that a config names, each read as its ending says."""
 
 import codecs
-from collections.abc import Iterable, Iterator, Sequence
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
@@ -12,6 +16,7 @@ from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data.io import columns, compression, csv, decimals, disk, marks
 from slipstream.data.io.compression import UnpackedFile, is_readable
 from slipstream.data.io.formats import excel, matlab
+from slipstream.data.io.formats.isolated import read_isolated, stop_reading
 from slipstream.data.io.layout import describe_layout
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import (
@@ -23,6 +28,7 @@ from slipstream.data.io.table import (
 )
 from slipstream.errors import UserError
 from slipstream.object_storage import AnyPath, ObjectPath, name_below, parse_path, to_pure
+from slipstream.phases import report_progress
 from slipstream.text import find_nearest
 
 READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
@@ -164,9 +170,52 @@ def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[D
         objects = [one for one in files if isinstance(one, ObjectPath) and not _is_parquet(one)]
         if len(objects) > 1:
             compression.unpack_objects(objects, READERS)
-        for file in files:
-            name = name_below(file, folder).as_posix()
-            yield from read_parts(file, name=name, options=options)
+        for file in open_files(folder, files, options):
+            yield from file.read()
+
+
+class OpenFile(NamedTuple):
+    """A file that can be read, and perhaps is being read already."""
+
+    path: AnyPath
+    name: str
+    read: Callable[[], list[DataTable]]
+
+
+def open_files(
+    folder: AnyPath, files: Sequence[AnyPath], options: ReadOptions
+) -> Iterator[OpenFile]:
+    """Yield the files in order, and report how far reading them has come.
+
+    Workbooks and MATLAB files, which take their time, are read ahead, several at a time.
+    """
+    from slipstream.machine import count_available_cores  # imports psutil, which a server does not
+
+    num_ahead = count_available_cores()
+    sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+    is_done = False
+    with ThreadPoolExecutor(num_ahead) as pool:
+
+        def prepare(path: AnyPath) -> OpenFile:
+            name = name_below(path, folder).as_posix()
+            read = partial(read_parts, path, name=name, options=options)
+            is_slow = READERS.get(path.suffix.lower()) in ("excel", "matlab") and len(files) > 1
+            return OpenFile(path, name, pool.submit(read).result if is_slow else read)
+
+        try:
+            ahead = deque(map(prepare, files[:num_ahead]))
+            for i in range(len(files)):
+                file = ahead.popleft()
+                count = f" ({i + 1:,} of {len(files):,})" if len(files) > 1 else ""
+                report_progress(f"reading {file.name}{count}", sum(sizes[:i]) / max(sum(sizes), 1))
+                yield file
+                ahead.extend(map(prepare, files[i + num_ahead : i + num_ahead + 1]))
+            is_done = True
+        finally:
+            report_progress("")
+            if not is_done:
+                pool.shutdown(wait=False, cancel_futures=True)
+                stop_reading()
 
 
 def _is_parquet(path: AnyPath) -> bool:
@@ -254,16 +303,26 @@ def read_parts(
         head = read_head(unpacked.path, setting)
         return _read_plain(unpacked.path, name + inner, head, options)
     except UserError as error:
-        raise _rename(error, unpacked) from None
+        raise restore_name(error, unpacked) from None
 
 
-def _rename(error: UserError, unpacked: UnpackedFile) -> UserError:
+def restore_name(error: UserError, unpacked: UnpackedFile) -> UserError:
+    """Return an error about a temporary file as one about the file that it was made from."""
     return UserError(str(error).replace(str(unpacked.path), unpacked.label))
 
 
 def read_head(path: Path, setting: str) -> bytes:
-    """Return how a file begins; one that is absent or empty is refused."""
+    """Return how a file begins; one that is absent or empty is refused.
+
+    So is what is no regular file: a FIFO or a device may have no end, or wait for a writer forever.
+    """
     try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UserError(
+                f"{path}: is a FIFO, a socket or a device, not a regular file ({setting}); write "
+                "the data to a file"
+            )
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
@@ -307,9 +366,11 @@ def _read_plain(path: Path, name: str, head: bytes, options: ReadOptions) -> lis
         case "parquet":
             table = disk.read_parquet(path, name)
         case "excel":
-            return excel.read_excel(path, name, head, options)
+            excel.refuse_other_files(path, head)
+            return read_isolated("excel", path, name, options)
         case "matlab":
-            table = matlab.read_matlab(path, name, head, options)
+            plain = matlab.read_matlab(path, name, head, options)
+            table = plain or read_isolated("matlab", path, name, options)[0]
         case _:
             table = disk.read_arrow(path, name)
     return [replace(table, decimal=table.decimal or options.decimal)]
@@ -322,7 +383,7 @@ def _read_text(path: Path, name: str, head: bytes, options: ReadOptions) -> Data
     try:
         return _read_csv(unpacked.path, name, read_head(unpacked.path, ""), options)
     except UserError as error:
-        raise _rename(error, unpacked) from None
+        raise restore_name(error, unpacked) from None
 
 
 def _read_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:

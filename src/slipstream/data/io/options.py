@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from slipstream.config import Data
+if TYPE_CHECKING:  # a process that reads workbooks starts in half the time without the settings
+    from slipstream.config import Data
+
+MIXED = "mixed"
+"""The decimal mark of a file in which some numbers have a comma and others a point"""
 
 
 class ReadOptions(NamedTuple):

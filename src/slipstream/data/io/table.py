@@ -6,6 +6,7 @@ column.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ import pyarrow as pa
 from slipstream.checksums import group_by_content
 from slipstream.data.io import csv
 from slipstream.data.io.memory import to_arrow
+from slipstream.data.io.options import MIXED
 from slipstream.errors import UserError
 from slipstream.object_storage import AnyPath
 
@@ -135,16 +137,32 @@ class DataTable:
         """Return the rows from `begin` to before `end`."""
         return replace(self, first_row=self.first_row + begin, num_rows=end - begin)
 
-    def locate_row(self, row: int) -> str:
-        """Name the file and the line of a row."""
+    def find_file(self, row: int) -> tuple[SourceFile, int]:
+        """Return the file that holds a row, and the row among those of the file."""
         row += self.first_row
         if self.source_rows is not None:
             row = int(self.source_rows[row])
         for file in self.files[:-1]:
             if row < file.num_rows:
-                return file.locate_row(row)
+                return file, row
             row -= file.num_rows
-        return self.files[-1].locate_row(row)
+        return self.files[-1], row
+
+    def locate_row(self, row: int) -> str:
+        """Name the file and the line of a row."""
+        file, row = self.find_file(row)
+        return file.locate_row(row)
+
+    def find_cell(self, row: int, pattern: str) -> str | None:
+        """Name the first cell that matches a pattern, of the text file that holds a row."""
+        file, _ = self.find_file(row)
+        if not isinstance(file.path, Path) or file.delimiter is None:
+            return None
+        for line, _, cells in csv.iter_records(file.path, file.delimiter):
+            for name, cell in zip(self.column_names, cells, strict=False):
+                if line > file.header_lines and re.match(pattern, cell.strip()):
+                    return f'"{cell.strip()}" in line {line}, column "{name}"'
+        return None
 
     def locate_cell(self, row: int, column: str) -> str:
         return f'{self.locate_row(row)}, column "{column}"'
@@ -275,7 +293,7 @@ def concatenate_tables(tables: Sequence[DataTable]) -> DataTable:
         _concatenate_readers(tuple(tables), file_column),
         tuple(file for table in tables for file in table.files),
         delimiter=next((t.delimiter for t in tables if t.delimiter not in (None, ",")), None),
-        decimal=marks.pop() if len(marks) == 1 else None,
+        decimal=marks.pop() if len(marks) == 1 else MIXED if marks else None,
         row_groups=tuple(
             first + group
             for first, table in zip(first_rows, tables, strict=False)

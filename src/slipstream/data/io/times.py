@@ -1,6 +1,7 @@
 """Text as times: ISO 8601, or the format that `data.time_format` gives."""
 
 import re
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -129,7 +130,11 @@ def find_formats(text: pa.ChunkedArray) -> list[str | None]:
 
 
 def _list_fitting(text: pa.ChunkedArray) -> list[str]:
-    formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
+    first = str(text[0]) if len(text) else ""
+    if re.fullmatch(r"[+-]?\d*[.,]?\d*(?:[eE][+-]?\d+)?", first):  # a number: 20240131 at most
+        formats: Iterable[str] = ("%Y%m%d",)
+    else:
+        formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
     return [one for one in formats if _fits(text.slice(0, 1), one) and _fits(text, one)]
 
 

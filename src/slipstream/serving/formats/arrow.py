@@ -26,6 +26,8 @@ def read_arrow(body: bytes, limits: ServerLimits) -> pa.Table:
         table.validate(full=True)  # offsets and indices of a hostile body point anywhere
     except (pa.ArrowException, OSError, struct.error, EOFError) as error:
         raise RequestError(400, f"{NOT_ARROW}: {error}") from None
+    except UnicodeDecodeError:
+        raise RequestError(400, "the name of a column is not UTF-8 text") from None
     return table
 
 

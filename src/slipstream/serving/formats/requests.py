@@ -80,7 +80,10 @@ def _to_table(content: Any, limits: ServerLimits) -> pa.Table:
         (first, count), *others = lengths.items()
         name, other = next(one for one in others if one[1] != count)
         raise UserError(f'column "{first}" has {count} values, column "{name}" has {other}')
-    return pa.table({name: _to_array(name, values) for name, values in columns.items()})
+    try:
+        return pa.table({name: _to_array(name, values) for name, values in columns.items()})
+    except UnicodeEncodeError:  # half of a character: "\\ud800"
+        raise UserError("the name of a column is not Unicode text") from None
 
 
 def _turn(rows: list[Any], limits: ServerLimits) -> dict[str, list[Any]]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
+from slipstream.data.io.table import DataTable
 from slipstream.data.series import Floats, Ints, Times
 from slipstream.errors import UserError
 from slipstream.portable.stream import Stream, StreamPrediction
@@ -43,7 +45,7 @@ class RowSteps:
         table = reader.read_table(source)
         self._time, gaps = reader.read_times(table, state)
         self._notes = tuple(reader.describe_gaps(state, gaps))
-        columns = [table.read_column(one).to_pylist() for one in table.column_names]
+        columns = [_list_values(table, one) for one in table.column_names]
         self._rows = [
             dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
         ]
@@ -89,6 +91,15 @@ class RowSteps:
         state = StreamState(self._before.num_rows + len(self._rows), missing, self._arrays)
         ends = np.array(list(self._predictions), dtype=np.int64)
         return SteppedRows(values, ends, self._time, state, self._notes)
+
+
+def _list_values(table: DataTable, name: str) -> list[Any]:
+    try:
+        values: list[Any] = table.read_column(name).to_pylist()
+    except (pa.ArrowException, OverflowError, ValueError, LookupError) as error:
+        # a date beyond year 9999, a zone that does not exist, text that is not UTF-8
+        raise UserError(f'column "{name}": a value is out of range ({error})') from None
+    return values
 
 
 def _select(prediction: StreamPrediction) -> Floats:

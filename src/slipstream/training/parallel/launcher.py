@@ -26,6 +26,8 @@ from slipstream.workers.processes import STDERR, WorkerProcess, WorkerProcesses
 MODULE = "slipstream.training.parallel.main"
 OPENED, FINISHED = "opened", "finished"
 """Events of the processes to this one: the run folder exists, is complete, or can be resumed"""
+MAX_PER_CORE = 8
+"""Processes on a CPU, each of which takes half a gigabyte"""
 MAX_STARTS = 3
 """Starts without a newer checkpoint"""
 SETTLE_S = 1.0
@@ -63,8 +65,14 @@ def check_job(config: Config, data: Any) -> None:
             "engine.data_parallel: each process reads the data itself; set data.path instead of "
             "passing a table, or set engine.data_parallel = 1"
         )
+    count, most = config.engine.data_parallel, MAX_PER_CORE * machine.count_available_cores()
     if machine.choose_device(config.engine.device).type == "cuda":
-        check_gpus(config.engine.data_parallel)
+        check_gpus(count)
+    elif count > most:
+        raise UserError(
+            f"engine.data_parallel is {count:,}; on {most // MAX_PER_CORE} CPU cores it can be "
+            f"{most} at most, and pays up to the number of cores"
+        )
 
 
 def launch(task: RankTask, watch: Callable[[Event], None] | None) -> FinishedRun:

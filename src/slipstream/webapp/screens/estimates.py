@@ -105,8 +105,7 @@ def _measure_job(
     config: Config, rows: int, num_numbers: int, share: float | None, device: str
 ) -> JobSize:
     from slipstream.config import Signature
-    from slipstream.portable.cost import guess_step_s
-    from slipstream.portable.networks.shapes import list_shapes
+    from slipstream.portable.cost import count_weights, guess_step_s
 
     data, train, model = config.data, config.train, config.model
     names = data.inputs or tuple(f"input {i}" for i in range(max(num_numbers, 1)))
@@ -125,7 +124,7 @@ def _measure_job(
         classes=tuple(map(str, range(USUAL_CLASSES))) if data.task == "classify" else (),
         future=data.future,
     )
-    parameters = sum(math.prod(shape) for shape in list_shapes(model, signature).values())
+    parameters = count_weights(model, signature)
     windows = max(rows * (share or _find_train_share(config, rows)) / data.stride, 1.0)
     batch = (USUAL_BATCH if train.batch == "auto" else train.batch) * train.accumulate
     steps = math.ceil(windows / batch) * train.max_epochs * train.repeats

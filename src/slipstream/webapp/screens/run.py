@@ -231,11 +231,12 @@ def _find_file(request: Request, name: str) -> Path:
 
 
 def pack_folder(root: Path, folder: Path, base: Path) -> bytes:
-    """Return the files of a folder as a ZIP archive, named from `base` on; no link leads out of
-    `root`."""
+    """Return the files of a folder below `root` as a ZIP archive, named from `base` on; links are
+    left out."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*")):
-            if path.is_file() and paths.is_below(root.resolve(), path.resolve()):
+            is_own = not path.is_symlink() and paths.is_below(root.resolve(), path.resolve())
+            if path.is_file() and is_own:
                 archive.write(path, path.relative_to(base))
     return packed.getvalue()

@@ -119,7 +119,7 @@ def _parse(values: pa.ChunkedArray, table: DataTable, only_text: bool) -> _Parse
         clean = clean_text(values)
         if only_text:
             return _Parsed(np.full(len(clean), np.nan), clean.drop_null())
-        numbers, others = parse_cells(clean, table.decimal, table.delimiter)
+        numbers, others = parse_cells(clean, table.decimal)
         return _Parsed(_to_floats(numbers), others)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = values.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)

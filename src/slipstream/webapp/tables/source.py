@@ -221,6 +221,6 @@ def _find_kind(table: DataTable, name: str, head: Mapping[str, Any]) -> str:
             return word
     if name in head and is_text(kind):
         profile = ColumnProfile(name)
-        profile.add(head[name], table.decimal, table.delimiter)
+        profile.add(head[name], table.decimal)
         return profile.kind
     return "text"

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
+import os
+import re
 import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data.io import columns
 from slipstream.data.io.files import read_file, read_parts, read_tables
+from slipstream.data.io.formats import isolated
 from slipstream.data.io.options import ReadOptions
 from slipstream.data.io.table import find_duplicates
 from tests.workbooks import Fault, Formula, write_workbook
@@ -143,3 +149,62 @@ def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fastexcel", None)
     with pytest.raises(UserError, match=r't.xlsx: .* read it: pip install "slipstream\[excel\]"'):
         read(path)
+
+
+def replace_sheet(path, change):
+    """Change the XML of the first sheet of a workbook."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, change(content) if name.endswith("sheet1.xml") else content)
+    return path
+
+
+def test_a_cell_far_away_ends_another_process(tmp_path):
+    """All cells in between would take 1.7 TB; the library ends the process that asks for it."""
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": ROWS})
+    replace_sheet(path, lambda text: text.replace(b'r="C6"', b'r="XFD1048576"'))
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert f"{path}: cannot be read as a workbook: the process that reads it ended by" in str(
+        caught.value
+    )
+    assert "needs too much memory: save it again, or export it as CSV" in str(caught.value)
+    assert read(write_workbook(tmp_path / "t.xlsx", {"Data": ROWS})).num_rows == 5
+
+
+def test_what_the_library_prints_is_a_part_of_the_error(tmp_path, capfd):
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": ROWS})
+    replace_sheet(path, lambda text: re.sub(rb"<sheetData>.*</sheetData>", b"", text))
+    with pytest.raises(UserError) as caught:
+        read(path)
+    printed = "'worksheet' not a valid worksheet"
+    said = f'{path}: sheet "Data" is empty (the library that reads it reports: {printed})'
+    assert str(caught.value) == said
+    assert capfd.readouterr() == ("", "")
+
+
+def test_forks_and_threads_read_at_the_same_time(tmp_path):
+    """A fork must not talk to the process that its parent has started."""
+    paths = [write_workbook(tmp_path / f"{i}.xlsx", {"Data": ROWS[: i + 2]}) for i in range(4)]
+    counts = [1, 2, 3, 4]
+    assert [read(path).num_rows for path in paths] == counts
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda path: read(path).num_rows, paths)) == counts
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        assert pool.map(count_rows, paths) == counts
+    assert [read(path).num_rows for path in paths] == counts
+
+
+def count_rows(path):
+    return read(path).num_rows
+
+
+def test_a_process_that_has_ended_meanwhile_is_started_again(tmp_path):
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": ROWS})
+    assert read(path).num_rows == 5
+    for child in isolated._waiting[os.getpid()]:
+        child.process.kill()
+        child.process.wait()
+    assert read(path).num_rows == 5

@@ -2,6 +2,7 @@
 
 import logging
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,12 @@ ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 INSTALL = 'pip install "slipstream[excel]"'
 
 
-def read_excel(path: Path, name: str, head: bytes, options: ReadOptions) -> list[DataTable]:
-    """Read the sheets that the options name, or the only one with rows, each as a table."""
-    workbook = _open(path, head)
+def read_excel(path: Path, name: str, options: ReadOptions) -> list[DataTable]:
+    """Read the sheets that the options name, or the only one with rows, each as a table.
+
+    Called in a process of its own (`isolated`): a damaged workbook can end it.
+    """
+    workbook = _open(path)
     sheets, empty = _select_sheets(path, workbook, options.sheets)
     tables = []
     for number, sheet in enumerate(sheets):
@@ -44,17 +48,21 @@ def read_excel(path: Path, name: str, head: bytes, options: ReadOptions) -> list
     return tables
 
 
-def _open(path: Path, head: bytes) -> Any:
+def refuse_other_files(path: Path, head: bytes) -> None:
+    """Refuse what is no workbook that can be read, by how the file begins."""
     if head.startswith(OLD_FORMAT) and path.suffix.lower() != ".xls":
         if ENCRYPTED in path.read_bytes():
             raise UserError(f"{path}: is protected by a password; save it without one")
         raise UserError(f"{path}: is a workbook of the old format; rename it to .xls")
     if b"\0" not in head and not head.startswith(b"PK"):
         raise UserError(f"{path}: is a text file, not a workbook; rename it to .csv")
-    try:
-        import fastexcel
-    except ImportError:
-        raise UserError(f"{path}: is an Excel workbook; to read it: {INSTALL}") from None
+    if find_spec("fastexcel") is None:
+        raise UserError(f"{path}: is an Excel workbook; to read it: {INSTALL}")
+
+
+def _open(path: Path) -> Any:
+    import fastexcel
+
     try:
         return fastexcel.read_excel(str(path))
     except fastexcel.FastExcelError as error:

@@ -8,14 +8,45 @@ value holds for every row.
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 MOST_LISTED = 12
+MAX_DENSE = 50_000_000
+"""Values of a sparse matrix, zeros included, up to which it is read"""
 STEP = re.compile(r"(?P<name>[^.(){}]+)(?:[({](?P<number>\d+)[)}])?")
 """A name on the way to a variable, with the element of an array of structs or cells: cell(2)"""
+
+
+class Unread(NamedTuple):
+    """A value without numbers or text, such as a function."""
+
+    kind: str
+
+
+class Sparse(NamedTuple):
+    """A sparse matrix: the places and the values of what is not zero."""
+
+    shape: tuple[int, int]
+    rows: Any
+    columns: Any
+    values: Any
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def toarray(self) -> Any:
+        full = np.zeros(self.shape, self.dtype)
+        full[self.rows, self.columns] = self.values
+        return full
 
 
 class MatColumns(NamedTuple):
@@ -73,7 +104,7 @@ def to_columns(value: Any, name: str = "") -> MatColumns | None:
     fields = get_fields(value)
     if fields is None and getattr(getattr(value, "dtype", None), "names", None):
         return _read_elements(value)
-    return _select_columns(dict(_flatten(fields if fields is not None else {name: value})))
+    return select_columns(dict(_flatten(fields if fields is not None else {name: value})))
 
 
 def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -88,7 +119,7 @@ def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield f"{prefix}{name}", value
 
 
-def _select_columns(fields: dict[str, Any]) -> MatColumns | None:
+def select_columns(fields: dict[str, Any]) -> MatColumns | None:
     """Select the fields of the usual length, with matrices column by column."""
     cells = {name: to_values(value) for name, value in fields.items()}
     arrays = {name: some for name, some in cells.items() if some is not None and some.size}
@@ -155,6 +186,8 @@ def to_values(value: Any) -> Any:
     Durations become seconds. None for what has no such form.
     """
     if hasattr(value, "toarray"):
+        if prod(value.shape) > MAX_DENSE:
+            return None
         value = value.toarray()
     if hasattr(value, "categories"):
         value = np.asarray(value)
@@ -205,13 +238,15 @@ def to_arrow(columns: Mapping[str, Any]) -> pa.Table:
         elif values.dtype.kind == "M":
             arrays[name] = pa.array(values.astype("datetime64[us]"))
         else:
-            native = values.astype(values.dtype.newbyteorder("="), copy=False)
-            arrays[name] = pa.array(np.ascontiguousarray(native))
+            # a copy: the rest of what was read need not stay in memory
+            arrays[name] = pa.array(np.array(values, values.dtype.newbyteorder("=")))
     return pa.table(arrays)
 
 
 def describe(value: Any) -> str:
     """Describe a value of MATLAB in a few words: its size and type."""
+    if isinstance(value, Unread):
+        return value.kind
     if is_table(value):
         return f"table with {', '.join(map(str, value.columns[:MOST_LISTED]))}".removesuffix(
             " with "

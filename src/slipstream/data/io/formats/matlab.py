@@ -1,10 +1,12 @@
-"""MATLAB files: version 4 to 7.2 through scipy; 7.3, tables and datetimes through mat-io."""
+"""MATLAB files: version 4 to 7.2 by `mat_files`; 7.3, tables and datetimes through mat-io."""
 
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from slipstream.data.io.csv import summarize_error
+from slipstream.data.io.formats.mat_files import DamagedError, find_byte_order, read_mat_file
 from slipstream.data.io.formats.mat_values import (
     MatColumns,
     describe,
@@ -12,6 +14,7 @@ from slipstream.data.io.formats.mat_values import (
     get_fields,
     is_table,
     list_content,
+    select_columns,
     to_arrow,
     to_columns,
 )
@@ -26,10 +29,56 @@ INSTALL = 'pip install "slipstream[matlab]"'
 MOST_NAMES = 5
 
 
-def read_matlab(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:
-    """Read a variable's fields as columns: the one that is named, or the only one there is."""
+def read_matlab(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable | None:
+    """Read a variable's fields as columns: the one that is named, or the only one there is.
+
+    None where the file needs mat-io, which `read_objects` uses, in a process of its own.
+    """
     version = _find_version(path, head)
-    values = _load(path, version)
+    if version == "7.3":
+        _require_matio(path, "is a MATLAB 7.3 file, which is HDF5")
+        return None
+    try:
+        read = read_mat_file(path, version)
+    except DamagedError as error:
+        raise _explain(path, error) from None
+    except MemoryError:
+        raise _explain(path, DamagedError("it needs more memory than there is")) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if read.has_objects:
+        _require_matio(path, "holds tables, datetimes or other objects of MATLAB")
+        return None
+    return _make_table(path, name, version, read.values, options)
+
+
+def read_objects(path: Path, name: str, options: ReadOptions) -> list[DataTable]:
+    """Read a file of version 7.3, or one with tables and other objects, as one table.
+
+    Called in a process of its own (`isolated`): a damaged file can end it.
+    """
+    with path.open("rb") as file:
+        version = _find_version(path, file.read(USER_BLOCK + len(HDF5)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about options of pandas, formats of durations
+        import matio
+
+        try:
+            values = matio.load_from_mat(str(path), add_table_attrs=True)
+        except Exception as error:  # what a damaged file raises has no type of its own
+            raise _explain(path, error) from None
+    named = {key: value for key, value in values.items() if not key.startswith("__")}
+    return [_make_table(path, name, version, named, options)]
+
+
+def _require_matio(path: Path, what: str) -> None:
+    if find_spec("matio") is None:
+        raise UserError(f"{path}: {what}; to read it: {INSTALL}")
+
+
+def _make_table(
+    path: Path, name: str, version: str, values: dict[str, Any], options: ReadOptions
+) -> DataTable:
     variable, read = _choose(path, values, options.variable)
     notes = [f"left out: {', '.join(read.left_out[:MOST_NAMES])}"] if read.left_out else []
     if len(read.left_out) > MOST_NAMES:
@@ -61,7 +110,7 @@ def _find_version(path: Path, head: bytes) -> str:
             f"{path}: is an HDF5 file, but none of MATLAB's; save it in MATLAB, or export it as "
             "CSV or Parquet"
         )
-    if head.startswith(b"MATLAB 5"):
+    if find_byte_order(head) is not None or head.startswith(b"MATLAB 5"):
         return "5"
     if head[:4] == b"PK\x03\x04" or b"\0" not in head:
         what = "a ZIP or Excel file" if head.startswith(b"PK") else "a text file"
@@ -70,47 +119,11 @@ def _find_version(path: Path, head: bytes) -> str:
     return "4"
 
 
-def _load(path: Path, version: str) -> dict[str, Any]:
-    """Return all variables of a file."""
-    if version == "7.3":
-        return _load_with_matio(path, "is a MATLAB 7.3 file, which is HDF5")
-    from scipy.io import loadmat
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about objects, which mat-io reads
-            values = loadmat(path)
-    except Exception as error:  # scipy raises what it meets: a damaged file has no type of its own
-        raise _explain(path, error) from None
-    if "__function_workspace__" in values:
-        return _load_with_matio(path, "holds tables, datetimes or other objects of MATLAB")
-    return _drop_internal(values)
-
-
-def _load_with_matio(path: Path, what: str) -> dict[str, Any]:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about options of pandas
-            import matio
-    except ImportError:
-        raise UserError(f"{path}: {what}; to read it: {INSTALL}") from None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about formats of durations and other details
-            return _drop_internal(matio.load_from_mat(str(path), add_table_attrs=True))
-    except Exception as error:
-        raise _explain(path, error) from None
-
-
 def _explain(path: Path, error: Exception) -> UserError:
     return UserError(
         f"{path}: cannot be read as a MATLAB file: {summarize_error(error)}; save it again in "
         "MATLAB, or export it as CSV or Parquet"
     )
-
-
-def _drop_internal(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if not name.startswith("__")}
 
 
 def _choose(path: Path, values: dict[str, Any], variable: str | None) -> tuple[str, MatColumns]:
@@ -152,11 +165,6 @@ def _choose(path: Path, values: dict[str, Any], variable: str | None) -> tuple[s
 
 def _read_vectors(values: dict[str, Any]) -> MatColumns | None:
     """Return the columns of a file without a struct; nothing if it has structs without columns."""
-    import numpy as np
-
     if any(get_fields(value) is not None for value in values.values()) or not values:
         return None
-    struct = np.empty((1, 1), dtype=[(name, object) for name in values])
-    for name, value in values.items():
-        struct[0, 0][name] = value
-    return to_columns(struct)
+    return select_columns(values)
