@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,7 @@ import pytest
 import slipstream
 from slipstream import UserError
 from slipstream import config as configs
+from slipstream import runs
 from slipstream.data.dataset import load_dataset
 from slipstream.inspection import reading
 from slipstream.inspection.api import inspect_path
@@ -227,3 +230,14 @@ def test_simulated_data_can_be_inspected():
     _, columns, config = inspected("simulated:cell")
     assert config.data.targets is not None
     assert all(columns[name]["role"] == "target" for name in config.data.targets)
+
+
+def test_a_proposal_with_an_infinite_tolerance_survives_json(tmp_path):
+    days = [str(np.datetime64("2024-01-01") + i * 7 // 5) for i in range(ROWS)]  # without weekends
+    found, _, config = inspected(write_csv(tmp_path / "w.csv", make_columns(date=days)))
+    assert config.data.gap_tolerance == math.inf
+    values = json.loads(runs.to_json(found.to_dict()))["config"]
+    assert values["data"]["gap_tolerance"] == "inf"
+    assert configs.load(configs.from_json_values(values)) == config
+    assert configs.load(values) == config
+    assert slipstream.inspect(str(tmp_path / "w.csv")).config["data"]["gap_tolerance"] == math.inf

@@ -70,10 +70,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
+        from slipstream.config import to_json_values  # pydantic takes a while
+
         rows = [row.to_dict() for row in self.runs]
         return {
             "runs": rows,
-            "settings": self.settings,
+            "settings": to_json_values(self.settings),
             "metrics": self.metrics,
             "notes": self.notes,
             "paired": self.paired,

@@ -4,11 +4,20 @@ import ast
 import hashlib
 import inspect
 import itertools
+import math
 import os
 import textwrap
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
+
+
+
+def _parse_infinity(value: Any) -> Any:
+    """Return the number that the text "inf" stands for in JSON, which has no other way to write it;
+    any other value as it is."""
+    return math.inf if isinstance(value, str) and value == "inf" else value
+
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Scalar = str | int | float | bool
@@ -16,8 +25,10 @@ Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
 Marks = Annotated[tuple[str | int | float, ...], Field(strict=False)]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(strict=False, min_length=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
+PositiveFloat = Annotated[float, BeforeValidator(_parse_infinity), Field(gt=0)]
+"""Also `inf`"""
+PositiveFinite = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Weights = Annotated[tuple[PositiveFinite, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Interval = Annotated[tuple[Finite, Finite], Field(strict=False)]

@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from slipstream.config.base import Fraction, Names, PositiveFloat, Section
+from slipstream.config.base import Fraction, Names, PositiveFinite, PositiveFloat, Section
 from slipstream.config.explanation import explain, format_value
 from slipstream.text import find_nearest
 
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_S |= {"w": 7 * 86400.0}
 DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
-Duration = PositiveFloat | str
+Duration = PositiveFinite | str
 """Seconds (the time column's own unit where times are numbers), or a text such as "15min" """
 
 
@@ -66,7 +66,7 @@ class FilterStep(Section):
     """The columns to filter."""
     rows: PositiveInt | None = None
     """Length in rows: the window, or the span of an exponential average."""
-    cutoff_hz: PositiveFloat | None = None
+    cutoff_hz: PositiveFinite | None = None
     """Cut-off frequency of a Butterworth filter, below half of the sampling rate."""
     order: PositiveInt | None = None
     """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import CLASS_LOSSES, PositiveFloat, Section, match_pattern
+from slipstream.config.base import CLASS_LOSSES, PositiveFinite, Section, match_pattern
 from slipstream.config.data import Data
 from slipstream.config.engine import Engine
 from slipstream.config.explanation import format_value
@@ -46,7 +46,7 @@ class PredictFilter(Section):
     rows: PositiveInt | None = None
     """Length in rows: the window, the span of an exponential average, or the period of the cut-off
     of a Butterworth filter."""
-    cutoff_hz: PositiveFloat | None = None
+    cutoff_hz: PositiveFinite | None = None
     """Cut-off frequency of a Butterworth filter, instead of `rows`; needs `data.time`."""
     order: PositiveInt | None = None
     """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""

@@ -6,7 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from slipstream.config.base import Fraction, NonNegative, PositiveFloat, Section, Weights
+from slipstream.config.base import (
+    Fraction,
+    NonNegative,
+    PositiveFinite,
+    PositiveFloat,
+    Section,
+    Weights,
+)
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Chance = Annotated[float, Field(gt=0, le=1)]
@@ -38,7 +45,7 @@ class Train(Section):
     shifts the probabilities too."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimizer."""
-    lr: PositiveFloat = 1e-3
+    lr: PositiveFinite = 1e-3
     """Learning rate, before the schedule."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of sgd."""
@@ -77,7 +84,7 @@ class Train(Section):
     """Epochs at a low learning rate after `patience` has run out, from the best weights so far and
     with a new optimizer state; 0 is none. They come on top of `epochs`, and all of them are
     trained. The best weights of both phases are the model."""
-    exploit_lr: PositiveFloat = 1e-5
+    exploit_lr: PositiveFinite = 1e-5
     """Learning rate at the start of these epochs."""
     exploit_lr_min: NonNegative = 1e-7
     """Learning rate at their end; it falls along a cosine."""
@@ -109,7 +116,7 @@ class Train(Section):
     are left out come from there, and inputs are scaled as they were there."""
     freeze_epochs: Annotated[int, Field(ge=0)] = 10
     """With `init_from`: epochs at the start in which the encoder is frozen."""
-    encoder_lr: PositiveFloat = 0.3
+    encoder_lr: PositiveFinite = 0.3
     """With `init_from`: the encoder's learning rate afterwards, as a multiple of `lr`."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With `init_from`: factor of that rate from each layer of the encoder to the one below it; 1

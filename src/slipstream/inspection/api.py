@@ -56,7 +56,7 @@ class Findings:
             ],
             "columns": [self._describe(one) for one in self.survey.columns.values()],
             "problems": [one._asdict() for one in self.problems],
-            "config": self.proposal.config,
+            "config": configs.to_json_values(self.proposal.config),
             "toml": self.proposal.to_toml(),
         }
 

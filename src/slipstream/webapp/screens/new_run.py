@@ -112,7 +112,7 @@ async def read_findings(
 
 def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
     """Return the columns of a file, its problems, and the form that it suggests."""
-    suggested = Config.model_validate(findings["config"])
+    suggested = Config.model_validate(configs.from_json_values(findings["config"]))
     columns = [
         {key: column.get(key) for key in ("name", "type", "unit", "role")}
         for column in findings["columns"]

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+from slipstream import config as configs
 from slipstream.config import SIMULATED, Config
 from slipstream.config.data import find_matches
 from slipstream.errors import UserError
@@ -67,4 +68,4 @@ def list_columns(findings: Findings) -> list[Column]:
 
 def get_proposal(findings: Findings) -> Config:
     """Return the config that `slipstream inspect` proposes."""
-    return Config.model_validate(findings["config"])
+    return Config.model_validate(configs.from_json_values(findings["config"]))

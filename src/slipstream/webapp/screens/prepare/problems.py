@@ -142,7 +142,7 @@ def _list_fixes(
         yield Fix("Leave such rows out", [{"set": {"data.missing": "drop"}}])
     elif kind in ("code", "no numbers") and remark["values"]:
         marks = [*_list_marks(draft), *remark["values"]]
-        texts = {"data.na": to_json(list(dict.fromkeys(marks)), indent=None)}
+        texts = {"data.na": forms.format_toml(list(dict.fromkeys(marks)))}
         if not draft.get("data.missing"):
             texts["data.missing"] = "forward"
         yield Fix("Read it as missing", [{"set": texts}])
