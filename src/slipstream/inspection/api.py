@@ -94,8 +94,8 @@ class Findings:
             "time_format": source.format,
             "first": ends[0],
             "last": ends[1],
-            "step": order.step,
-            "gaps": order.gaps,
+            "step": self.proposal.order.step,
+            "gaps": self.proposal.order.gaps,
         }
 
     def list_courses(self) -> dict[str, Course]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tomli_w
 
 from slipstream.inspection.profiles import BOOLEAN, NUMBER, ColumnProfile
 from slipstream.inspection.survey import SeriesColumns, Survey
+from slipstream.inspection.times import SortedTimes
 from slipstream.object_storage import parse_path
+from slipstream.text import format_count
 
 CONTEXT, HORIZON = 96, 24
 EPOCHS = 20
@@ -34,6 +36,9 @@ class Proposal:
         self.survey, self.path = survey, path
         self.series = survey.find_series_columns()
         self.reasons: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        """Lines of the config that stand there as comments, by the setting, with the reason"""
+        self.order = self._sort_times()
         self.roles: dict[str, str] = {}
         self.data: dict[str, Any] = {"path": path, **settings}
         if survey.has_sheets and "sheet" not in settings:
@@ -73,13 +78,42 @@ class Proposal:
             return
         for name in survey.time.columns:
             self.roles[name] = "time"
-        disorder = len(order.disorder) if series is None else series.disorder
-        if disorder or order.unreadable:
-            return  # problems say so; rows are then taken in the order of the file
         columns = survey.time.columns
-        self.data["time"] = columns[0] if len(columns) == 1 else list(columns)
+        settings: dict[str, Any] = {"time": columns[0] if len(columns) == 1 else list(columns)}
         if survey.time.format is not None:
-            self.data["time_format"] = survey.time.format
+            settings["time_format"] = survey.time.format
+        if self.why_no_time:
+            self.left_out = {_format_line(*one): "" for one in settings.items()}
+            self.left_out[next(iter(self.left_out))] = f"left out: {self.why_no_time}"
+            return
+        self.data |= settings
+        if self.num_disordered:
+            self.data["unsorted"] = "sort"
+            rows = format_count(self.num_disordered, "row")
+            self.reasons["unsorted"] = f"{rows} earlier than the row above"
+
+    def _sort_times(self) -> SortedTimes:
+        """Return the step and the gaps of the time, within each series and in its order."""
+        order, series = self.survey.order, self.series
+        starts: Sequence[int] = order.file_starts if series is None else series.starts
+        found = order.sort(starts) if starts else None
+        return found or SortedTimes(order.step, order.gaps, order.repeated * (series is None))
+
+    @property
+    def num_disordered(self) -> int:
+        """Rows whose time is not after that of the row above, within a series."""
+        order = self.survey.order
+        return order.backward + order.repeated if self.series is None else self.series.disorder
+
+    @property
+    def why_no_time(self) -> str:
+        """Why the config leaves the time out, although there is one; "" where it does not."""
+        order = self.survey.order
+        if order.unreadable:
+            return f"{format_count(order.unreadable, 'cell')} of it cannot be read as a time"
+        if self.num_disordered and self.order.repeated:
+            return f"{format_count(self.order.repeated, 'row')} with the time of another row"
+        return ""
 
     def _choose_columns(self) -> None:
         columns = self.survey.columns
@@ -142,7 +176,7 @@ class Proposal:
         self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
         self.reasons["context"] = "rows that the model sees"
         self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
-        gaps, window = survey.order.gaps, self.data["context"] + self.data["horizon"]
+        gaps, window = self.order.gaps, self.data["context"] + self.data["horizon"]
         if "time" in self.data and gaps > max(count, MANY_GAPS, survey.num_rows / (8 * window)):
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
@@ -154,7 +188,7 @@ class Proposal:
     def to_toml(self, path: str | None = None) -> str:
         """Format the config as TOML, each choice with its reason; `path` replaces that of the
         data."""
-        reasons = self.reasons | MODEL_REASONS
+        reasons, left_out = self.reasons | MODEL_REASONS, self.left_out.items()
         lines = ["# Written by slipstream inspect: a config to begin with."]
         for section, settings in self.config.items():
             lines += ["", f"[{section}]"]
@@ -163,6 +197,8 @@ class Proposal:
                     value = path
                 reason = reasons.get(name, "")
                 lines.append(_format_line(name, value) + (f"  # {reason}" if reason else ""))
+                if (section, name) == ("data", "path"):
+                    lines += [f"# {one}" + f"  # {why}" * bool(why) for one, why in left_out]
         return "\n".join(lines) + "\n"
 
 

@@ -117,14 +117,12 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
         {key: column.get(key) for key in ("name", "type", "unit", "role")}
         for column in findings["columns"]
     ]
-    problems = [
-        one if isinstance(one, str) else str(one.get("message", one))
-        for one in findings["problems"]
-    ]
     return {
         "columns": columns,
         "rows": findings["rows"],
-        "problems": problems,
+        "problems": [
+            {"column": one["column"], "message": one["message"]} for one in findings["problems"]
+        ],
         "values": forms.fill(suggested) | {"name": clean_name(path.stem)},
     }
 

@@ -63,7 +63,25 @@ def list_problems(
         answer = _find_answer(kind, remark, draft, roles, findings)
         fixes = [] if answer else list(_list_fixes(kind, remark, draft, findings))
         problems.append(DraftProblem(remark["message"], remark["column"], kind, fixes, answer))
-    return [*_check_draft(draft, columns), *problems]
+    return [*_check_draft(draft, columns), *_check_time(findings, draft), *problems]
+
+
+def _check_time(findings: Findings, draft: Draft) -> Iterator[DraftProblem]:
+    """Yield that the draft does without a time which the data have, unless a problem says why."""
+    time = findings["time"]
+    kinds = {remark.get("kind") for remark in findings["problems"]}
+    if time is None or draft.get("data.time") or kinds & {"unreadable", "repeated", "disorder"}:
+        return
+    message = "holds the time, which is not used: rows are taken in the order of the file"
+    fix = Fix("Use it as the time", [{"set": _list_time_settings(findings)}])
+    yield DraftProblem(message, " and ".join(time["time_columns"]), "no time", [fix])
+
+
+def _list_time_settings(findings: Findings) -> dict[str, str]:
+    time = findings["time"]
+    names = time["time_columns"]
+    text = names[0] if len(names) == 1 else to_json(names, indent=None)
+    return {"data.time": text, "data.time_format": time["time_format"] or ""}
 
 
 def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProblem]:
@@ -125,9 +143,17 @@ def _find_answer(
             is_sorted = kind == "disorder" and draft.get("data.unsorted") == "sort" and bool(time)
             if is_sorted:
                 return 'data.unsorted = "sort"'
-            return "the time is not used" if kind == "repeated" and not time else ""
+            is_other = bool(time) and " and ".join(time) != column
+            return f"the time is {' and '.join(time)}" if is_other else ""
         case "unreadable":
-            return "" if column in time or " and ".join(time) == column else "it is not the time"
+            is_other = bool(time) and column not in time and " and ".join(time) != column
+            return f"the time is {' and '.join(time)}" if is_other else ""
+        case "swapped":
+            chosen = draft.get("data.time_format")
+            if not time or " and ".join(time) != column:
+                return "it is not the time"
+            is_chosen = chosen != (findings["time"]["time_format"] or "")
+            return f'data.time_format = "{chosen}"' if is_chosen else ""
         case "no time":
             return f"the time is {' and '.join(time)}" if time else ""
     return ""
@@ -153,12 +179,12 @@ def _list_fixes(
             step = {"step": "resample", "every": f"{every:.12g}"}
             yield Fix(f"Resample every {every:.6g}", [{"add": step, "at": 0}])
     elif kind == "disorder":
-        time = findings["time"]
-        names = time["time_columns"]
-        texts = {"data.time": names[0] if len(names) == 1 else to_json(names, indent=None)}
-        texts |= {"data.time_format": time["time_format"] or "", "data.unsorted": "sort"}
+        texts = _list_time_settings(findings) | {"data.unsorted": "sort"}
         yield Fix("Sort the rows by time", [{"set": texts}])
-    elif kind in ("repeated", "unreadable"):
+    elif kind == "swapped":
+        for text in remark["values"]:
+            yield Fix(f"Read it as {text}", [{"set": {"data.time_format": str(text)}}])
+    elif kind in ("repeated", "unreadable") and draft.get("data.time"):
         yield Fix("Do without the time", [{"set": {"data.time": "", "data.time_format": ""}}])
     if kind in (*NOT_INPUTS, "missing", "code", "no numbers") and column is not None:
         yield Fix("Ignore the column", [{"role": [column, IGNORE]}])
