@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tomli_w
@@ -150,15 +151,17 @@ class Proposal:
 
     def find_copied(self, column: ColumnProfile) -> str | None:
         """The name of an earlier column with the same values, if there is one."""
-        if not column.moments.count:
-            return None
-        digest = column.digest.digest()
-        for name, other in self.survey.columns.items():
-            if name == column.name:
-                return None
-            if other.digest.digest() == digest and other.moments.count:
-                return name
-        return None
+        first = self._firsts.get(column.digest.digest()) if column.moments.count else None
+        return first if first != column.name else None
+
+    @cached_property
+    def _firsts(self) -> dict[bytes, str]:
+        """The first column of each content."""
+        firsts: dict[bytes, str] = {}
+        for name, one in self.survey.columns.items():
+            if one.moments.count:
+                firsts.setdefault(one.digest.digest(), name)
+        return firsts
 
     def _choose_split(self) -> None:
         """Choose windows that fit into the series, and the sets."""

@@ -44,7 +44,7 @@ MOST_PREVIEW = 1 << 20
 def format_message(kind: str, data: Any, id_: str | None = None) -> bytes:
     """Return one message of an event stream."""
     head = f"id: {id_}\n" if id_ else ""
-    return f"{head}event: {kind}\ndata: {runs.to_json(data, indent=None)}\n\n".encode()
+    return f"{head}event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
 class Feed:

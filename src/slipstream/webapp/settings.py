@@ -80,11 +80,11 @@ def check_form(
     except ConfigError as error:
         return Checked(None, {".".join(one.path): one.message for one in error.problems})
     except UserError as error:
-        return Checked(None, {_find_setting(str(error), command): str(error)})
+        return Checked(None, {find_setting(str(error), command): str(error)})
     return Checked(config, {})
 
 
-def _find_setting(message: str, command: str) -> str:
+def find_setting(message: str, command: str) -> str:
     """Return the setting that a message begins with."""
     match = re.match(r"tune\.space|[a-z_.]+", message)
     known = ("tune.space", *(control.setting for control in forms.list_controls(command)))

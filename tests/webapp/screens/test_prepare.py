@@ -297,8 +297,9 @@ PROBLEMS = {
 def test_each_fix_makes_its_problem_go_away(site, kind):
     write_table(site.workspace.folder / "load.csv", cell=PROBLEMS[kind])
     state = change(site, begin(site), {"set": {"data.context": "8", "data.horizon": "2"}})
-    if kind not in ("gaps", "disorder"):  # the proposal has an answer to the others
+    if kind != "gaps":  # the proposal has an answer to the others
         texts = {"data.inputs": '["load", "wind"]', "data.na": "", "data.missing": ""}
+        texts["data.unsorted"] = ""
         if kind in ("repeated", "unreadable"):
             texts["data.time"] = "time"
         state = change(site, state, {"set": texts})
@@ -314,6 +315,54 @@ def test_each_fix_makes_its_problem_go_away(site, kind):
         split = site.post("/api/prepare/split", {"draft": fixed["draft"]}).json
         named = [one["title"] for one in split.get("fixes", ())]
         assert "error" not in split, (fix, split["error"], named)
+
+
+@pytest.mark.parametrize("kind", ["repeated", "unreadable"])
+def test_a_draft_leaves_no_time_out_in_silence(site, kind):
+    write_table(site.workspace.folder / "load.csv", cell=PROBLEMS[kind])
+    state = begin(site)
+    assert "data.time" not in state["draft"]["settings"]
+    (problem,) = (one for one in state["problems"] if one["kind"] == kind)
+    assert (problem["column"], problem["answer"]) == ("time", "")
+    assert "data.time is left out" in problem["message"]
+    (fix,) = problem["fixes"]
+    assert fix["title"] == "Do without the time"
+    accepted = change(site, state, *fix["change"])
+    (problem,) = (one for one in accepted["problems"] if one["kind"] == kind)
+    assert problem["answer"] == "the time is not used"
+
+
+def test_days_that_run_backwards_are_sorted_and_a_time_that_is_taken_out_is_told(site):
+    def reverse(hour, number, text):
+        return f"{20 - hour // 24:02d}.01.2024 {hour % 24:02d}:00" if number == 0 else text
+
+    write_table(site.workspace.folder / "load.csv", cell=reverse)
+    state = begin(site)
+    settings = state["draft"]["settings"]
+    assert (settings["data.time"], settings["data.unsorted"]) == ("time", "sort")
+    assert settings["data.time_format"] == "%d.%m.%Y %H:%M"
+    (problem,) = (one for one in state["problems"] if one["kind"] == "disorder")
+    assert problem["answer"] == 'data.unsorted = "sort"'
+    without = change(site, state, {"set": dict.fromkeys(("data.time", "data.unsorted"), "")})
+    (problem,) = (one for one in without["problems"] if one["kind"] == "disorder")
+    assert (problem["answer"], problem["fixes"][0]["title"]) == ("", "Sort the rows by time")
+    again = change(site, without, *problem["fixes"][0]["change"])
+    assert again["draft"]["settings"] == settings
+
+
+def test_an_ordered_time_that_is_not_used_is_told(site):
+    write_table(site.workspace.folder / "load.csv")
+    state = change(site, begin(site), {"set": {"data.time": ""}})
+    (problem,) = (one for one in state["problems"] if one["kind"] == "no time")
+    assert "rows are taken in the order of the file" in problem["message"]
+    use, leave = problem["fixes"]
+    assert change(site, state, *use["change"])["draft"]["settings"]["data.time"] == "time"
+    (after,) = (
+        one
+        for one in change(site, state, *leave["change"])["problems"]
+        if one["kind"] == "no time"
+    )
+    assert after["answer"] == "the time is not used"
 
 
 def test_a_target_among_the_inputs_and_a_target_of_text_are_fixed(site):

@@ -131,7 +131,8 @@ def find_formats(text: pa.ChunkedArray) -> list[str | None]:
 
 
 def _list_fitting(text: pa.ChunkedArray) -> list[str]:
-    if len(text) and NUMBER.fullmatch(str(text[0])):  # 120 formats of 1,000 columns take long
+    first = text[0].as_py() if len(text) else None
+    if first is None or NUMBER.fullmatch(first):  # 120 formats of 1,000 columns take long
         return []
     formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
     return [one for one in formats if _fits(text.slice(0, 1), one) and _fits(text, one)]

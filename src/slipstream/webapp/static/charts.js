@@ -96,7 +96,7 @@ export class Chart {
       bands,
       ...(this.options.time ? {tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), "UTC")} : {}), // as the file has them
       legend: {show: false},
-      cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false},
+      cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false, bind: uPlot.followDrag()},
       hooks: {drawClear: [plot => {
         for (const {from, to, colour: name} of this.options.regions ?? []) {
           const {left, top, width, height} = plot.bbox;

@@ -219,6 +219,19 @@ async def dates(request: Request) -> Response:
     return await _answer(request, draft.set(dict.fromkeys(SPLIT, "")), compute)
 
 
+async def ready(request: Request) -> Response:
+    """Whether the draft can be trained on its data: rows and windows, or what is wrong."""
+    workspace = get_workspace(request)
+    draft, _ = await _read(request)
+    try:
+        config = await run_in_threadpool(_require_config, workspace, draft)
+        return reply(await findings_of.check_ready(workspace, config))
+    except UserError as error:
+        message = str(error)
+        fixes = [asdict(one) for one in problems.find_fixes(message, draft, ())]
+        return reply({"error": message, "fixes": fixes, "step": steps.find_number(message)})
+
+
 async def save(request: Request) -> Response:
     """Save a draft as a config file in the folder; another one is not replaced unasked."""
     workspace = get_workspace(request)

@@ -73,8 +73,17 @@ def _check_time(findings: Findings, draft: Draft) -> Iterator[DraftProblem]:
     if time is None or draft.get("data.time") or kinds & {"unreadable", "repeated", "disorder"}:
         return
     message = "holds the time, which is not used: rows are taken in the order of the file"
+    name, kind = " and ".join(time["time_columns"]), "no time"
+    if kind in draft.accepted:
+        yield DraftProblem(message, name, kind, answer="the time is not used")
+        return
     fix = Fix("Use it as the time", [{"set": _list_time_settings(findings)}])
-    yield DraftProblem(message, " and ".join(time["time_columns"]), "no time", [fix])
+    yield DraftProblem(message, name, kind, [fix, _do_without_time(kind)])
+
+
+def _do_without_time(kind: str) -> Fix:
+    settings = dict.fromkeys(("data.time", "data.time_format", "data.unsorted"), "")
+    return Fix("Do without the time", [{"set": settings}, {"accept": kind}])
 
 
 def _list_time_settings(findings: Findings) -> dict[str, str]:
@@ -113,6 +122,8 @@ def _find_answer(
 ) -> str:
     """Say what the draft does about a problem."""
     column, time = remark["column"], draft.get_names("data.time")
+    if kind in draft.accepted and not time:
+        return "the time is not used"
     role = roles.get(column or "", IGNORE)
     is_used = role in (TARGET, OUTPUT, "input", "static", "future")
     if kind in NOT_INPUTS:
@@ -184,8 +195,8 @@ def _list_fixes(
     elif kind == "swapped":
         for text in remark["values"]:
             yield Fix(f"Read it as {text}", [{"set": {"data.time_format": str(text)}}])
-    elif kind in ("repeated", "unreadable") and draft.get("data.time"):
-        yield Fix("Do without the time", [{"set": {"data.time": "", "data.time_format": ""}}])
+    if kind in ("disorder", "repeated", "unreadable"):
+        yield _do_without_time(kind)
     if kind in (*NOT_INPUTS, "missing", "code", "no numbers") and column is not None:
         yield Fix("Ignore the column", [{"role": [column, IGNORE]}])
 
