@@ -6,6 +6,7 @@ from slipstream.runs.config import (
     flatten_settings,
     format_config,
     is_intact,
+    list_changed_targets,
     load_config,
 )
 from slipstream.runs.files import (
@@ -70,6 +71,7 @@ __all__ = [
     "get_cache_folder",
     "get_log_size",
     "is_intact",
+    "list_changed_targets",
     "is_watched",
     "list_worker_folders",
     "load_config",

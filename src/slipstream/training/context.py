@@ -97,7 +97,13 @@ def load_dataset(
     replay = encoders.select_limits(encoder, settings) if encoder else None
     dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
     make_window_filter(settings, dataset)  # refuses one that does not fit
-    before = (*checks.find_suspicious(dataset), *list_unused(settings))
+    targets = {"prepare": settings.data.prepare, "targets": dataset.signature.targets}
+    changed = () if dataset.signature.masked else runs.list_changed_targets(targets)
+    before = (
+        *checks.find_suspicious(dataset),
+        *(one.describe() for one in changed),
+        *list_unused(settings),
+    )
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:
         return None, dataset

@@ -350,6 +350,25 @@ def test_days_that_run_backwards_are_sorted_and_a_time_that_is_taken_out_is_told
     assert again["draft"]["settings"] == settings
 
 
+def test_a_filtered_target_is_told_and_can_be_filtered_into_another_column(site):
+    write_table(site.workspace.folder / "load.csv")
+    step = {"step": "filter", "kind": "ema", "columns": '["load"]', "rows": "12"}
+    state = change(site, begin(site), {"set": {"data.targets": '["load"]'}}, {"add": step})
+    (problem,) = (one for one in state["problems"] if one["kind"] == "target")
+    assert problem["column"] == "load"
+    assert "which makes it easier to predict" in problem["message"]
+    (fix,) = problem["fixes"]
+    fixed = change(site, state, *fix["change"])
+    assert not [one for one in fixed["problems"] if one["kind"] == "target"]
+    assert fixed["draft"]["steps"][0]["into"] == '["load_filtered"]'
+    roles = {one["name"]: one["role"] for one in fixed["columns"]}
+    assert (roles["load"], roles["load_filtered"]) == ("target", "input")
+    limited = {"step": "clip", "columns": '["load"]', "high": "0.5"}
+    state = change(site, fixed, {"add": limited})
+    (problem,) = (one for one in state["problems"] if one["kind"] == "target")
+    assert "is limited to a range" in problem["message"]
+
+
 def test_an_ordered_time_that_is_not_used_is_told(site):
     write_table(site.workspace.folder / "load.csv")
     state = change(site, begin(site), {"set": {"data.time": ""}})

@@ -107,11 +107,15 @@ def _describe(
 ) -> dict[str, Any]:
     """Return the draft after a change with its columns, problems, config file and command."""
     present = findings_of.list_columns(findings) if findings else []
-    columns = [*present, *steps.list_created(workspace, draft, present)]
-    draft = apply_change(
-        draft, change, lambda one, column, role: roles.set_role(one, columns, column, role)
-    )
-    columns = [*present, *steps.list_created(workspace, draft, present)]
+
+    def list_all(one: Draft) -> list[Column]:
+        return [*present, *steps.list_created(workspace, one, present)]
+
+    def set_role(one: Draft, column: str, role: str) -> Draft:
+        return roles.set_role(one, list_all(one), column, role)
+
+    draft = apply_change(draft, change, set_role)
+    columns = list_all(draft)
     checked = settings.check_form(workspace, to_form(workspace, draft))
     wrong = dict(checked.problems)
     if checked.config is not None and findings:

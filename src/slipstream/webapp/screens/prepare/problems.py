@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.runs import to_json
+from slipstream.runs.config import ChangedTarget, list_changed_targets
 from slipstream.webapp import forms
-from slipstream.webapp.screens.prepare.draft import Draft, parse_value
+from slipstream.webapp.screens.prepare.draft import Draft, format_names, list_names, parse_value
 from slipstream.webapp.screens.prepare.findings import Findings
 from slipstream.webapp.screens.prepare.roles import (
     IGNORE,
@@ -107,6 +108,9 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
             change: Change = [{"set": {"data.task": "classify", "data.horizon": ""}}]
             change += [{"role": [name, OUTPUT]}]
             yield DraftProblem(message, name, "target", [Fix("Predict classes", change)])
+    data = {"prepare": draft.steps, "targets": targets or None}
+    for one in list_changed_targets(_parse_columns(data)):
+        yield DraftProblem(one.describe(), one.target, "target", _list_filter_fixes(one, draft))
     roles = get_roles(draft, columns)
     for column in columns:
         if column.made_by is not None and roles[column.name] == IGNORE:
@@ -115,6 +119,29 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
             yield DraftProblem(message, column.name, "unused", fixes)
     if not targets and not draft.get("data.labels"):
         yield DraftProblem("no column is a target; click one", None, "no target")
+
+
+def _parse_columns(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return steps of a draft with their lists of columns, which are texts there, as lists."""
+    keys = ("columns", "into")
+    steps = [
+        step | {key: list_names(step[key]) for key in keys if key in step}
+        for step in data["prepare"]
+    ]
+    return {"prepare": steps, "targets": data["targets"]}
+
+
+def _list_filter_fixes(changed: ChangedTarget, draft: Draft) -> list[Fix]:
+    """Return the fix that filters into a new column, which is an input, where a step can do so."""
+    step = draft.steps[changed.number - 1]
+    columns = list_names(step.get("columns", ""))
+    if changed.step != "filter" or step.get("into", "").strip() or not columns:
+        return []
+    names = [f"{name}_filtered" for name in columns]
+    added = step | {"into": format_names(names)}
+    change: Change = [{"remove": changed.number - 1}, {"add": added, "at": changed.number - 1}]
+    change += [{"role": [name, INPUT]} for name in names]
+    return [Fix(f"Filter into {', '.join(names)}", change)]
 
 
 def _find_answer(
