@@ -29,7 +29,7 @@ SUMMARIES = {"probe": "summary.json"}
 LISTED = {
     *("path", "targets", "labels", "horizon", "kind"),
     *("objective", "epochs", "repeats", "init_from"),
-    *("step", "columns", "into", "name", "value"),
+    *("prepare", "step", "columns", "into", "name", "value"),
 }
 """Settings of [data], its steps, [model] and [train] that a row shows, or that pruning needs"""
 LOG_END = 16384
