@@ -34,7 +34,7 @@ INCOMPARABLE = {
     "train.batch": 'the batch size by "auto"; list numbers',
 }
 """Settings whose trials one score cannot compare, and what they change"""
-SAME_MODEL = ("engine", "tune", "pretrain", "predict", "name", "out")
+SAME_MODEL = ("engine", "tune", "pretrain", "predict", "follow", "name", "out")
 """Settings and sections that do not change the model"""
 
 

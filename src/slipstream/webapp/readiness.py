@@ -147,7 +147,7 @@ def _count_rows(data: Data, every: Sequence[Path], report: Report) -> Counter[st
                 length = len(next(iter(batch.values()))) if batch else 0
                 keys = [batch[name].cast("string").to_pylist() for name in ids]
                 if keys:
-                    counts.update(Counter(" ".join(map(str, one)) for one in zip(*keys, strict=True)))
+                    counts.update(" ".join(map(str, one)) for one in zip(*keys, strict=True))
                 else:
                     counts[file.name + table.sheet] += length
         done += file.stat().st_size

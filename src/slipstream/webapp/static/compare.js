@@ -32,6 +32,7 @@ function drawCurves() {
     ...banded.flatMap(() => [{colour: "c1", hidden: true}, {colour: "c1", hidden: true}])];
   curveChart.options.values = x === "seconds" ? (_, ticks) => ticks.map(tick => formatSeconds(tick)) : undefined;
   curveChart.options.steps = x === "seconds" ? null : undefined;
+  curveChart.options.label = x === "seconds" ? "" : "epoch";
   curveChart.columns = [xs, ...shown.map(run => spread(run, "val")), ...banded.flatMap(run => [spread(run, "low"), spread(run, "high")])];
   curveChart.rebuild();
 }

@@ -1,5 +1,6 @@
-"""What is known of the data that a form or a draft names: what `slipstream inspect` finds, and whether
-a config can be trained on them. Each is found out once, while the files stay as they are."""
+"""What is known of the data that a form or a draft names: what `slipstream inspect` finds, and
+whether a config can be trained on them. Each is found out once, while the files stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from slipstream.config import SIMULATED, Config
 from slipstream.config.data import find_matches
 from slipstream.errors import UserError
 from slipstream.runs import to_json
-from slipstream.webapp import paths
+from slipstream.webapp import paths, settings
 from slipstream.webapp.screens.prepare.draft import Draft
 from slipstream.webapp.screens.prepare.roles import Column
 from slipstream.webapp.workspace import Workspace
@@ -96,6 +97,7 @@ def _read_state(workspace: Workspace, name: str) -> tuple[tuple[str, int, int], 
     if name.startswith(SIMULATED):
         return ()
     path = paths.resolve_below(workspace.folder, name)
+    settings.refuse_path(workspace, settings.NamedPath("data.path", name))
     files = [path]
     if path.is_dir():
         files = [path / one for one in paths.list_tables(path)]
@@ -123,8 +125,8 @@ def get_proposal(findings: Findings) -> Config:
 
 
 async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
-    """Return the rows and windows that a run of a config would have, as `readiness.check_data` does;
-    a UserError says why it could not be trained. The code is that of training."""
+    """Return the rows and windows that a run of a config would have, as `readiness.check_data`
+    does; a UserError says why it could not be trained. The code is that of training."""
     names = [*config.data.paths, config.data.labels or ""]
     names += [str(getattr(step, "path", "")) for step in config.data.prepare]
     states = [_read_state(workspace, name) for name in filter(None, names)]
