@@ -55,7 +55,10 @@ class Findings:
                 for file in self.survey.files
             ],
             "columns": [self._describe(one) for one in self.survey.columns.values()],
-            "problems": [one._asdict() for one in self.problems],
+            "problems": [
+                one._asdict() | {"values": configs.to_json_values(one.values)}
+                for one in self.problems
+            ],
             "config": configs.to_json_values(self.proposal.config),
             "toml": self.proposal.to_toml(),
         }

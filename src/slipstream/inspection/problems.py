@@ -8,7 +8,7 @@ from typing import NamedTuple
 from slipstream.checksums import group_by_content
 from slipstream.data.io import files
 from slipstream.inspection.profiles import EMPTY, NUMBER, TEXT, TIME, ColumnProfile
-from slipstream.inspection.proposal import Proposal
+from slipstream.inspection.proposal import INFINITE, Proposal
 from slipstream.object_storage import parse_path
 from slipstream.text import format_count, format_number
 
@@ -139,6 +139,9 @@ def _describe(
             f"{code.high:.6g}; it seems to mean missing (data.na)"
         )
         yield "code", message, int(code.value) if code.value.is_integer() else code.value
+    if column.num_infinite:
+        count = format_count(column.num_infinite, "infinite value")
+        yield "infinite", f"{count}, which no model can read (data.na)", *INFINITE
     if column.kind == NUMBER and column.num_texts and role != "time":
         texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MOST_NAMED))
         marks = column.find_marks()

@@ -96,6 +96,7 @@ class ColumnProfile:
     trace: RunningCourse = field(default_factory=RunningCourse)
     sample: Sample = field(default_factory=Sample)
     runs: Runs = field(default_factory=Runs)
+    num_infinite: int = 0
     num_texts: int = 0
     """Cells that are neither missing nor a number"""
     texts: Counter[str] = field(default_factory=Counter)
@@ -138,6 +139,7 @@ class ColumnProfile:
         known = numbers[~np.isnan(numbers)]
         self.num_missing += len(numbers) - len(known)
         finite = known[np.isfinite(known)]
+        self.num_infinite += len(known) - len(finite)
         self.moments.add(finite)
         numbers = np.where(np.isfinite(numbers), numbers, np.nan)
         self.trace.add(numbers)

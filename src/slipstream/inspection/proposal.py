@@ -26,6 +26,7 @@ TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
+INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
 
@@ -63,6 +64,8 @@ class Proposal:
         codes = {code.value for one in self.survey.columns.values() for code in one.find_codes()}
         marks = {mark for one in self.survey.columns.values() for mark in one.find_marks()}
         values = [int(one) if one.is_integer() else one for one in sorted(codes)] + sorted(marks)
+        if any(one.num_infinite for one in self.survey.columns.values()):
+            values += INFINITE
         if values:
             self.data["na"] = values
             self.reasons["na"] = "seem to mean missing"

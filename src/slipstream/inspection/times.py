@@ -42,6 +42,8 @@ MAX_TIMES = 5_000_000
 """Rows whose times are remembered, to find out what sorting them gives"""
 MIN_RISING = 0.9
 """Share of the first steps that go one way in a column of numbers that is taken for the time"""
+MAX_UNREADABLE = 0.1
+"""Share of the first cells that may be no times in a column that is named like one"""
 SURE_NAMES = re.compile(r"^(time|date|datetime|timestamp|zeit|datum)([ _(\[].*)?$", re.I)
 """Names of a time whose rows may be in any order"""
 
@@ -100,6 +102,8 @@ def _find_text(head: Columns, batch: Columns) -> TimeSource | None:
     clocks = {name: mark for name, text in texts.items() if (mark := _find_clock(text))}
     for name, text in texts.items():
         formats = find_formats(text) if name not in clocks and len(text) else []
+        if not formats and NAMES.search(name):
+            formats = _find_most(text)
         if not formats:
             continue
         other = None
@@ -115,6 +119,15 @@ def _find_text(head: Columns, batch: Columns) -> TimeSource | None:
                 return TimeSource((name, clock), f"{date} {mark}", True, other)
         return TimeSource((name,), first, True, other)
     return None
+
+
+def _find_most(text: pa.ChunkedArray) -> list[str | None]:
+    """Return the format that most cells have, where some are no times."""
+    for at in sorted({0, len(text) // 2, len(text) - 1} if len(text) else ()):
+        for one in find_formats(text.slice(at, 1)):
+            if parse_known_times(text, one).null_count <= MAX_UNREADABLE * len(text):
+                return [one]
+    return []
 
 
 def _rank_formats(text: pa.ChunkedArray, formats: Sequence[str | None]) -> list[str | None]:

@@ -279,6 +279,7 @@ def disorder(hour, number, text):
 
 PROBLEMS = {
     "missing": lambda hour, number, text: "" if number == 2 and hour % 50 == 7 else text,
+    "infinite": lambda hour, number, text: "-inf" if number == 2 and hour % 50 == 7 else text,
     "code": lambda hour, number, text: "-999" if number == 2 and hour % 20 == 7 else text,
     "no numbers": lambda hour, number, text: "bad" if number == 2 and hour % 50 == 7 else text,
     "constant": lambda _, number, text: "5" if number == 2 else text,
@@ -519,3 +520,11 @@ def test_a_file_too_large_for_a_request_is_said_so(site, monkeypatch):
     state = begin(site)
     assert "MB" in site.post("/api/prepare/split", {"draft": state["draft"]}).json["error"]
     assert "error" not in site.post("/api/prepare/preview", {"draft": state["draft"]}).json
+
+
+def test_a_file_without_numbers_has_no_preview_but_a_reason(site):
+    (site.workspace.folder / "texts.csv").write_text("a,b\n" + "x,y\n" * 50)
+    state = begin(site, "texts.csv")
+    answer = site.post("/api/prepare/preview", {"draft": state["draft"]})
+    assert answer.status == 200
+    assert "has no column of numbers to draw" in answer.json["error"]

@@ -147,12 +147,13 @@ async def estimate(request: Request) -> Response:
     if checked.config is None:
         return reply({})
     rows, numbers = (body.get(name) for name in ("rows", "numbers"))
-    if not all(isinstance(one, int) and 0 <= one <= MOST_ROWS for one in (rows, numbers)):
-        raise UserError(f"rows and numbers: expected integers up to {MOST_ROWS:,}")
+    windows = body.get("windows")
+    counts = (rows, numbers, windows or 0)
+    if not all(isinstance(one, int) and 0 <= one <= MOST_ROWS for one in counts):
+        raise UserError(f"rows, numbers and windows: expected integers up to {MOST_ROWS:,}")
+    sizes = int(rows or 0), int(numbers or 0), windows
     return reply(
-        await run_in_threadpool(
-            estimates.estimate_job, workspace, checked.config, int(rows or 0), int(numbers or 0)
-        )
+        await run_in_threadpool(estimates.estimate_job, workspace, checked.config, *sizes)
     )
 
 

@@ -152,15 +152,16 @@ async function checkData(number) {
   if (answer.sample_rows) parts.push(`Columns were compared on the first ${answer.sample_rows.toLocaleString("en")} rows${answer.rows ? `, lengths on all ${answer.rows.toLocaleString("en")}` : ""}.`);
   if (answer.unchecked) parts.push(`${answer.unchecked}.`);
   find("#counts").textContent = parts.join(" ");
+  if (answer.windows) estimate(number, answer.windows.train);
 }
 
 // How long the job will take, and how much memory: a range, and what it rests on.
-async function estimate(number) {
+async function estimate(number, windows = null) {
   if (!find("#estimate")) return; // searches use this form too
   let answer = {};
   try {
     const numbers = columns.filter(column => column.type === "number").length;
-    answer = await ask("/api/estimate", {settings: collect(), rows, numbers});
+    answer = await ask("/api/estimate", {settings: collect(), rows, numbers, windows});
   } catch { /* the form says what is wrong */ }
   if (number !== checks) return;
   find("#estimate").hidden = !answer.seconds;

@@ -57,11 +57,14 @@ async def find_file(workspace: Workspace, name: str, overrides: Sequence[str] = 
         _known[key] = await _inspect(workspace, name, overrides)
         while len(_known) > MOST_FINDINGS:
             _known.popitem(last=False)
+    if "error" in _known[key]:
+        raise UserError(str(_known[key]["error"]).replace(f"{workspace.folder}/", ""))
     return _known[key]
 
 
 async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) -> Findings:
-    """Run `slipstream inspect` in a process of its own, since a file may be large."""
+    """Run `slipstream inspect` in a process of its own, since a file may be large; return what it
+    prints, also its message where a file cannot be read."""
     path = name
     if not name.startswith(SIMULATED):
         path = str(paths.resolve_below(workspace.folder, name))
@@ -87,8 +90,6 @@ async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) ->
         findings: dict[str, Any] = json.loads(output)
     except ValueError:
         raise UserError("the file could not be read") from None
-    if "error" in findings:
-        raise UserError(str(findings["error"]).replace(f"{workspace.folder}/", ""))
     return findings
 
 

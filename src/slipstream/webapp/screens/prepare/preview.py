@@ -76,6 +76,8 @@ def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str
         after, more = _run(config.data, steps[:number], table)
         written = plan_steps(config.data.model_copy(update={"prepare": steps[:number]})).steps[-1]
     every = [name for name in after.column_names if read_type.get(name, True)]
+    if not every:
+        raise UserError(f"{table.files[0].name}: has no column of numbers to draw")
     series = [one.name for one in iter_ordered(after, _strip(config.data))]
     column = wanted.column if wanted.column in every else ""
     if not column and number:

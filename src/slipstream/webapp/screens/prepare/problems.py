@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream import config as configs
 from slipstream.runs import to_json
 from slipstream.runs.config import ChangedTarget, list_changed_targets
 from slipstream.webapp import forms
@@ -29,7 +30,12 @@ from slipstream.webapp.screens.prepare.roles import (
 Change = list[dict[str, Any]]
 NOT_INPUTS = ("empty", "text", "constant", "counter", "copy")
 """Kinds of columns that are no inputs"""
+MARKED = ("code", "no numbers", "infinite")
+"""Kinds of problems whose values `data.na` may list"""
 SETTING = re.compile(r'((?:data|model|train|engine)\.[a-z_.]+) = (\[[^\]\n]*\]|"[^"\n]*"|-?[\w.]+)')
+LEFT_OUT = re.compile(
+    r'column "(?P<column>[^"]+)": .*leave the column out of (?P<setting>data\.[a-z]+)', re.S
+)
 UNNEEDED = re.compile(r'input "(?P<column>.+?)" .*data\.ignore', re.S)
 
 
@@ -156,15 +162,15 @@ def _find_answer(
     if kind in NOT_INPUTS:
         is_class = kind == "text" and draft.get("data.task") == "classify" and role == OUTPUT
         return f"its role is {role}" if not is_used or is_class else ""
-    if kind in ("missing", "code", "no numbers") and not is_used:
+    if kind in ("missing", *MARKED) and not is_used:
         return f"its role is {role}"
     match kind:
         case "missing":
             policy = draft.get("data.missing")
             return f'data.missing = "{policy}"' if policy in ("forward", "drop") else ""
-        case "code" | "no numbers":
-            marks = _list_marks(draft)
-            is_marked = bool(remark["values"]) and all(one in marks for one in remark["values"])
+        case "code" | "no numbers" | "infinite":
+            marks, values = _list_marks(draft), configs.from_json_values(remark["values"])
+            is_marked = bool(values) and all(one in marks for one in values)
             return "data.na lists it" if is_marked else ""
         case "gaps":
             if not time:
@@ -204,8 +210,8 @@ def _list_fixes(
     if kind == "missing":
         yield Fix("Repeat the last value", [{"set": {"data.missing": "forward"}}])
         yield Fix("Leave such rows out", [{"set": {"data.missing": "drop"}}])
-    elif kind in ("code", "no numbers") and remark["values"]:
-        marks = [*_list_marks(draft), *remark["values"]]
+    elif kind in MARKED and remark["values"]:
+        marks = [*_list_marks(draft), *configs.from_json_values(remark["values"])]
         texts = {"data.na": forms.format_toml(list(dict.fromkeys(marks)))}
         if not draft.get("data.missing"):
             texts["data.missing"] = "forward"
@@ -224,7 +230,7 @@ def _list_fixes(
             yield Fix(f"Read it as {text}", [{"set": {"data.time_format": str(text)}}])
     if kind in ("disorder", "repeated", "unreadable"):
         yield _do_without_time(kind)
-    if kind in (*NOT_INPUTS, "missing", "code", "no numbers") and column is not None:
+    if kind in (*NOT_INPUTS, "missing", *MARKED) and column is not None:
         yield Fix("Ignore the column", [{"role": [column, IGNORE]}])
 
 
@@ -251,6 +257,11 @@ def find_fixes(message: str, draft: Draft, columns: Sequence[Column]) -> list[Fi
             Fix(f"Set {setting} = {text}", [{"set": {setting: text}}])
             for setting, text in together.items()
         ]
+    match = LEFT_OUT.search(message)
+    if match and match["column"] in (names := draft.get_names(match["setting"])):
+        rest = [name for name in names if name != match["column"]]
+        change: Change = [{"set": {match["setting"]: format_names(rest)}}]
+        fixes.append(Fix(f"Leave {match['column']} out of {match['setting']}", change))
     match = UNNEEDED.search(message)
     if match and match["column"] in find_used(draft, columns):
         fixes.append(Fix("Ignore the column", [{"role": [match["column"], IGNORE]}]))
