@@ -36,7 +36,7 @@ INCOMPARABLE = {
 """Settings whose trials one score cannot compare, and what they change"""
 MAX_GRID = 1_000_000
 """Combinations of a grid"""
-SAME_MODEL = ("engine", "tune", "pretrain", "predict", "name", "out")
+SAME_MODEL = ("engine", "tune", "pretrain", "predict", "follow", "name", "out")
 """Settings and sections that do not change the model"""
 
 
@@ -222,5 +222,9 @@ def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_params(choices: Sequence[Any]) -> list[Any]:
-    """Return choices as trials have them: one that is a list becomes its JSON text."""
-    return [json.dumps(one) if isinstance(one, (list, tuple)) else one for one in choices]
+    """Return choices as trials have them, in Optuna's study and as JSON: one that is a list becomes
+    its JSON text, a number that is not finite "inf"."""
+    return [
+        json.dumps(one) if isinstance(one, (list, tuple)) else configs.to_json_values(one)
+        for one in choices
+    ]

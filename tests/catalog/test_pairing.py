@@ -72,8 +72,10 @@ def test_other_truths_or_targets_cannot_be_compared(tmp_path, noise):
     result = pair_runs(folders, context=5)
     assert result.rows == []
     assert result.notes == [
-        "b and a were tested on different rows, so their errors cannot be compared"
+        "b and a have different true values in the same rows (of other data, or changed by "
+        "data.prepare), so their errors cannot be compared"
     ]
+    assert result.incomparable == ["b"]
 
 
 def test_too_few_windows_have_no_intervals(tmp_path, noise):

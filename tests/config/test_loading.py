@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 import tomllib
 from pathlib import Path
 
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream import UserError
+from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.config import Config, Data, Train
 from slipstream.config.base import read_descriptions
@@ -304,3 +306,49 @@ def test_what_several_processes_cannot_train_is_refused(sections, message):
     engine = {"data_parallel": 2} | sections.get("engine", {})
     with pytest.raises(UserError, match=message):
         configs.load(sections | {"engine": engine})
+
+
+TEXTS = st.one_of(st.text(max_size=5), st.sampled_from(["inf", "-inf", "nan", '"inf"', '""nan""']))
+SETTING_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), TEXTS),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(SETTING_VALUES)
+def test_every_value_comes_back_from_strict_json(value):
+    text = runs.to_json(configs.to_json_values(value))
+    assert repr(configs.from_json_values(json.loads(text))) == repr(value)
+
+
+def test_a_config_comes_back_from_strict_json():
+    config = Config.model_validate(
+        {
+            "data": {
+                "path": ["a.csv", "inf"],
+                "gap_tolerance": math.inf,
+                "na": [-200, "inf", math.inf, math.nan],
+                "where": {"cell": ["nan", -math.inf], "x": 1.5},
+                "split": {"walk_forward": 3},
+                "prepare": [{"step": "clip", "columns": ["inf"], "low": -1.5}],
+            },
+            "train": {"clip": math.inf, "minutes": math.inf, "quantiles": [0.1, 0.5]},
+            "tune": {"space": {"train.clip": [1.0, math.inf], "model.hidden": [[8, 4], 16]}},
+        }
+    )
+    values = json.loads(runs.to_json(configs.to_json_values(config)))
+    again = Config.model_validate(configs.from_json_values(values))
+    assert configs.to_toml(again) == configs.to_toml(config)
+    assert repr(again) == repr(config)
+
+
+def test_infinity_as_json_has_it_is_accepted_where_only_numbers_are():
+    config = configs.load({"data": {"gap_tolerance": "inf"}, "train": {"clip": "inf"}})
+    assert (config.data.gap_tolerance, config.train.clip) == (math.inf, math.inf)
+    assert "should be a number" in message({"data": {"gap_tolerance": "-inf"}})
+
+
+@pytest.mark.parametrize("setting", ["train.lr", "train.exploit_lr", "predict.filter.cutoff_hz"])
+def test_a_rate_is_finite(setting):
+    assert f"{setting} is inf; it should be a finite number" in message({}, f"{setting}=inf")

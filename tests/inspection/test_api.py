@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
+import math
 import zipfile
+from datetime import datetime
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError
+from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.data.dataset import load_dataset
 from slipstream.data.io import csv, files
@@ -163,8 +166,14 @@ def test_disorder_and_gaps_of_the_time(tmp_path):
     dates = columns["date"]
     columns["date"] = [*dates[:200], dates[50], *dates[201:]]
     found, _, config = inspected(write_csv(tmp_path / "t.csv", columns))
-    assert "1 row not later than the row above" in messages(found, "date")
+    assert "1 row with the time of another row, so that data.time is left out" in messages(
+        found, "date"
+    )
     assert config.data.time is None
+    assert (
+        '# time = "date"  # left out: 1 row with the time of another row\n'
+        in found.to_dict()["toml"]
+    )
     assert load_dataset(config).num_windows["train"] > 0
     columns["date"] = [*dates[:200], *(one.replace("2024", "2025") for one in dates[200:])]
     found, _, config = inspected(write_csv(tmp_path / "u.csv", columns))
@@ -308,3 +317,88 @@ def test_reading_many_files_is_reported_and_stays_in_order(tmp_path):
     shares = [share for _, share in reports[:-1]]
     assert shares == sorted(shares)
     assert reports[-1] == ("", None)
+
+
+def test_a_proposal_with_an_infinite_tolerance_survives_json(tmp_path):
+    days = [str(np.datetime64("2024-01-01") + i * 7 // 5) for i in range(ROWS)]  # without weekends
+    found, _, config = inspected(write_csv(tmp_path / "w.csv", make_columns(date=days)))
+    assert config.data.gap_tolerance == math.inf
+    values = json.loads(runs.to_json(found.to_dict()))["config"]
+    assert values["data"]["gap_tolerance"] == "inf"
+    assert configs.load(configs.from_json_values(values)) == config
+    assert configs.load(values) == config
+    assert slipstream.inspect(str(tmp_path / "w.csv")).config["data"]["gap_tolerance"] == math.inf
+
+
+def make_days(rows, days=20):
+    """Columns whose days run backwards, the hours of each forwards."""
+    columns = make_columns(rows)
+    per_day = rows // days
+    order = [day * per_day + i for day in reversed(range(days)) for i in range(per_day)]
+    return {name: [values[i] for i in order] for name, values in columns.items()}, columns
+
+
+@pytest.mark.parametrize(
+    "form", ["%Y-%m-%d %H:%M", "%d.%m.%Y %H:%M", "%m/%d/%Y %I:%M %p", "%d/%m/%Y %H:%M"]
+)
+@pytest.mark.parametrize("order", ["days backwards", "descending", "shuffled"])
+def test_an_unsorted_file_is_sorted_with_its_time_format(tmp_path, order, form):
+    sorted_ = make_columns()
+    columns, _ = make_days(ROWS)
+    if order != "days backwards":
+        places = list(range(ROWS))[::-1]
+        if order == "shuffled":
+            places = np.random.default_rng(1).permutation(ROWS).tolist()
+        columns = {name: [values[i] for i in places] for name, values in sorted_.items()}
+    for one in (columns, sorted_):
+        moments = [datetime.fromisoformat(text) for text in one["date"]]
+        one["date"] = [moment.strftime(form) for moment in moments]
+    found, described, config = inspected(write_csv(tmp_path / "t.csv", columns))
+    assert (config.data.time, config.data.unsorted) == ("date", "sort")
+    assert config.data.time_format == (None if form.startswith("%Y") else form)
+    assert (described["date"]["step"], described["date"]["gaps"]) == (900.0, 0)
+    assert 'sort them by time (data.unsorted = "sort")' in messages(found, "date")
+    path = write_csv(tmp_path / "sorted.csv", sorted_)
+    data = {"time": "date", "time_format": config.data.time_format, "unsorted": "error"}
+    other = configs.replace_settings(config, data=data | {"path": path})
+    one, two = (load_dataset(each).compute_fingerprint() for each in (config, other))
+    assert one == two
+
+
+def test_a_time_in_numbers_may_run_backwards(tmp_path):
+    columns = make_columns()
+    del columns["date"]
+    for name, numbers in {
+        "seconds": range(ROWS, 0, -1),
+        "time_s": np.random.default_rng(0).permutation(ROWS) / 10,
+    }.items():
+        _, _, config = inspected(write_csv(tmp_path / "t.csv", {name: list(numbers)} | columns))
+        assert (config.data.time, config.data.unsorted) == (name, "sort")
+    values = np.random.default_rng(0).normal(size=ROWS).tolist()
+    _, _, config = inspected(write_csv(tmp_path / "t.csv", {"response_time": values} | columns))
+    assert config.data.time is None
+    assert "response_time" in config.data.inputs
+
+
+def test_day_and_month_that_may_be_swapped_are_told(tmp_path):
+    columns = make_columns(40)
+    months = [f"01/{1 + i % 12:02d}/{2000 + i // 12}" for i in range(40)]
+    found, _, config = inspected(write_csv(tmp_path / "t.csv", columns | {"date": months}))
+    assert config.data.time_format == "%d/%m/%Y"
+    assert '"%m/%d/%Y" fits as well' in messages(found, "date")
+    days = [str(np.datetime64("2024-01-01") + i) for i in range(40)]
+    days = [f"{day[5:7]}/{day[8:]}/{day[:4]}" for day in days]
+    found, _, config = inspected(write_csv(tmp_path / "t.csv", columns | {"date": days}))
+    assert config.data.time_format == "%m/%d/%Y"
+    assert messages(found, "date") == ""
+
+
+def test_a_time_with_cells_that_are_none_is_left_out_with_a_reason(tmp_path):
+    columns = make_columns()
+    columns["date"][300] = "unknown"
+    found, _, config = inspected(write_csv(tmp_path / "t.csv", columns))
+    assert config.data.time is None
+    assert "1 cell cannot be read as a time, so that data.time is left out" in messages(
+        found, "date"
+    )
+    assert '# time = "date"  # left out: 1 cell of it cannot be read' in found.to_dict()["toml"]

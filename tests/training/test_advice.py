@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.cli.commands import app
 from slipstream.doctor import examine_job
+from slipstream.reporting.page import report
 from slipstream.training import advice
 from tests.conftest import small_config, small_dataset, waves
 
@@ -125,3 +127,33 @@ def test_the_doctor_examines_a_job(path, tmp_path):
     assert any("model.patch = 4 has no effect" in note for note in findings["notes"])
     assert len(findings["advice"]["trials"]) == 3
     assert findings["windows"]["train"] > 0
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        ({"step": "filter", "kind": "ema", "columns": ["a"], "rows": 4}, "filtered"),
+        ({"step": "formula", "name": "a", "value": "mean(a, 4)"}, "filtered"),
+        ({"step": "clip", "columns": ["a"], "high": 1.0}, "limited"),
+        ({"step": "filter", "kind": "ema", "columns": ["a"], "rows": 4, "into": "slow"}, None),
+    ],
+)
+def test_a_target_that_steps_make_easier_is_noted_in_terminal_report_and_table(
+    tmp_path, step, what
+):
+    data = {"time": "time", "targets": ["a"], "context": 8, "horizon": 2, "prepare": [step]}
+    config = small_config(tmp_path, data=data, train={"epochs": 1})
+    result = slipstream.train(config, drifting(), quiet=True)
+    found = [note for note in result.summary["notes"] if 'the target "a"' in note]
+    row = slipstream.list_runs(tmp_path)[0]
+    if what is None:
+        assert found == []
+        assert row.data == "a table in memory: a +2"
+        return
+    (note,) = found
+    assert f'the target "a" is {what}' in note
+    assert "cannot be compared with scores on them" in note
+    assert f"({step['step']})" in note
+    page = report(result.run).read_text(encoding="utf-8")
+    assert note in html.unescape(page)
+    assert row.data == f"a table in memory: a ({what}) +2"

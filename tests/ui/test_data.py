@@ -22,6 +22,16 @@ def upload(page, app, name, content):
     )
 
 
+def drag(page, area, begin, end, *, down=0):
+    """Drag over a part of a plot, and so many pixels down beside that."""
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * begin, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * end, box["y"] + 40 + down, steps=6)
+    page.mouse.up()
+
+
 def test_a_bad_file_is_shown_with_its_problem_and_nothing_else_breaks(page, app, folder):
     page.goto(app.url)
     upload(page, app, "notes.pdf", "text")
@@ -51,13 +61,21 @@ def test_an_upload_is_previewed_plotted_and_zoomed(page, app):
     expect(page.locator("#range")).to_have_text("2024-01-01 00:00:00 to 2024-01-01 00:49:59")
     expect(page.locator("#columns svg")).to_have_count(2)
     expect(page.locator("#matrix tbody tr")).to_have_count(2)
+    expect(page.locator("#remarks li")).to_have_count(1)  # they move what is below them
     area = plot.locator(".u-over")
-    area.scroll_into_view_if_needed()
-    box = area.bounding_box()
-    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40, steps=4)
-    page.mouse.up()
+    drag(page, area, 1 / 4, 1 / 2)
+    expect(plot).to_have_attribute("data-rows", re.compile("^75.$"))
+    page.click("[data-zoom=all]")
+    expect(plot).to_have_attribute("data-rows", "3000")
+    # the pointer may leave the plot, as where the page moves under it
+    drag(page, area, 1 / 4, 1 / 2, down=400)
+    expect(plot).to_have_attribute("data-rows", re.compile("^75.$"))
+    page.click("[data-zoom=all]")
+    expect(plot).to_have_attribute("data-rows", "3000")
+    drag(page, area, 3 / 4, 5 / 4, down=-400)
+    expect(plot).to_have_attribute("data-rows", re.compile("^75.$"))
+    page.click("[data-zoom=all]")
+    drag(page, area, 1 / 4, 1 / 2)
     expect(plot).to_have_attribute("data-rows", re.compile("^75.$"))
     page.click("[data-zoom=in]")
     expect(plot).to_have_attribute("data-rows", re.compile("^37.$"))

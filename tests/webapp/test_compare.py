@@ -119,6 +119,21 @@ def test_runs_on_other_rows_are_compared_with_a_warning(site, pair):
     assert list(lines.json["lines"]) == ["runs/two"]
 
 
+def test_no_winner_is_marked_between_runs_whose_targets_differ(site, pair):
+    both = "/compare" + link("runs/one", "runs/two")
+    assert 'class="number best"' in site.get(both).text
+    table = pq.read_table(pair[1] / "predictions.parquet").to_pandas()
+    table["y"] = table["y"].rolling(12, min_periods=1).mean()
+    pq.write_table(pa.Table.from_pandas(table), pair[1] / "predictions.parquet")
+    page = site.get(both).text
+    assert "have different true values in the same rows" in page
+    assert 'class="number best"' not in page
+    assert "No value is marked as the best" in page
+    answer = site.get("/api/compare/predictions" + link("runs/one", "runs/two")).json
+    assert answer["truth_of"] == "runs/one"
+    assert answer["truth"] == pq.read_table(pair[0] / "predictions.parquet")["y"].to_pylist()
+
+
 def test_markup_in_names_is_text(site, pair):
     odd = pair[1].rename(pair[1].with_name(MARKUP))
     write_predictions(odd, 1.0, series=MARKUP * 500)

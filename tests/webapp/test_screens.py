@@ -169,7 +169,9 @@ def test_data_outside_of_the_folder_are_refused(site, path):
 def test_data_in_object_storage_are_refused(site, path):
     answer = check(site, data__path=path)
     assert "is in object storage" in answer["problems"][""]
-    assert site.get(f"/api/inspect?path={quote(path)}").status == 404
+    refused = site.get(f"/api/inspect?path={quote(path)}")
+    assert refused.status == 400
+    assert "is in object storage" in refused.json["error"]
 
 
 @pytest.mark.parametrize("setting", ["train.init_from", "data.labels"])

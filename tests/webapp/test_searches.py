@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import tomllib
 from urllib.parse import quote
@@ -286,7 +287,7 @@ def test_the_best_settings_are_those_that_retraining_chose(site):
     folder = write_search(site.workspace.folder)
     add_trial(folder, 0, 0.5)
     add_trial(folder, 1, 0.75)
-    assert describe_search(folder)["best"] == 0
+    assert (describe_search(folder)["best"], describe_search(folder)["chosen"]) == (0, None)
     losses = {"losses": [1.0, 1.0], "mean": 1.0, "sd": 0.1}
     retrained = [
         {"trial": 1, "what": "trial 1", "params": PARAMS, "chosen": True} | losses,
@@ -294,7 +295,7 @@ def test_the_best_settings_are_those_that_retraining_chose(site):
     ]
     finish_search(folder, retrained=retrained)
     runs.Run(folder).append("end", seconds=3.0)
-    assert describe_search(folder)["best"] == 1
+    assert (describe_search(folder)["best"], describe_search(folder)["chosen"]) == (0, 1)
     assert "trial 1 (chosen)" in site.get("/search/job-1").text
 
 
@@ -486,6 +487,19 @@ def test_any_trial_can_be_sent_to_a_new_run(site):
     assert site.get(f"/new?start={quote('trial:4:job-1')}").status == 404
     add_trial(folder, 5, 0.5, params=PARAMS | {"model.kind": "other"})
     assert "does not fit" in site.get(f"/new?start={quote('trial:5:job-1')}").text
+
+
+def test_an_infinite_choice_is_shown_edited_and_sent_to_a_new_run(site):
+    space = {"train.clip": [1.0, math.inf]}
+    folder = write_search(site.workspace.folder, space=space)
+    assert search_space.to_params(space["train.clip"]) == [1.0, "inf"]
+    add_trial(folder, 1, 0.5, params={"train.clip": "inf"})
+    (axis,) = site.get("/api/trials/job-1").json["axes"]
+    assert axis["choices"] == ["1.0", "inf"]
+    assert settings.load_start(site.workspace, "trial:1:job-1").train.clip == math.inf
+    assert site.get(f"/search/new?start={quote('run:job-1')}").status == 200
+    assert spaces.list_rows(space)[0]["choices"] == "1.0, inf"
+    assert spaces.parse_rows(spaces.list_rows(space)) == space
 
 
 def test_a_pretraining_is_a_config_and_a_command(site):

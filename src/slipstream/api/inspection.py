@@ -45,7 +45,7 @@ class Inspection:
         self.files: list[dict[str, Any]] = self.summary["files"]
         self.columns: list[dict[str, Any]] = self.summary["columns"]
         self.problems: list[dict[str, Any]] = self.summary["problems"]
-        self.config: dict[str, Any] = self.summary["config"]
+        self.config: dict[str, Any] = findings.proposal.config
         self.toml: str = self.summary["toml"]
 
     @speak_python

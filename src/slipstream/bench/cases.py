@@ -39,7 +39,7 @@ class Case:
     @property
     def settings(self) -> dict[str, Any]:
         """Every setting, for the record; of paths only the names of the files."""
-        settings = self.config.model_dump(mode="json")
+        settings: dict[str, Any] = configs.to_json_values(self.config.model_dump())
         path = settings["data"]["path"]
         names = [Path(one).name for one in ([path] if isinstance(path, str) else path or [])]
         settings["data"]["path"] = names

@@ -17,7 +17,12 @@ from slipstream.catalog.scores import (
     read_spread,
 )
 from slipstream.errors import UserError
-from slipstream.reporting.formatting import format_metric, format_number, format_value
+from slipstream.reporting.formatting import (
+    describe_step,
+    format_metric,
+    format_number,
+    format_value,
+)
 from slipstream.run_names import OUT
 from slipstream.runs import flatten_settings
 from slipstream.stats import HIGHER_IS_BETTER
@@ -67,16 +72,21 @@ class Comparison:
     metrics: list[dict[str, Any]]
     notes: list[str]
     paired: list[dict[str, Any]] = field(default_factory=list)
+    incomparable: list[str] = field(default_factory=list)
+    """Runs whose errors are not those of the first one's task: of other data, targets or rows"""
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as JSON has it."""
+        from slipstream.config import to_json_values  # pydantic takes a while
+
         rows = [row.to_dict() for row in self.runs]
         return {
             "runs": rows,
-            "settings": self.settings,
+            "settings": to_json_values(self.settings),
             "metrics": self.metrics,
             "notes": self.notes,
             "paired": self.paired,
+            "incomparable": self.incomparable,
         }
 
     def to_pandas(self) -> Any:
@@ -136,9 +146,13 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
     configs = (_read_settings(one) for one in files)
     settings = list_differences(dict(zip(labels, configs, strict=True)))
     paired = _pair_runs(dict(zip(labels, files, strict=True)))
-    is_same_data = len({row.data for row in rows}) == 1
-    notes = [*_list_notes(rows), *(paired.notes if is_same_data else ())]
-    return Comparison(rows, settings, list(_iter_metrics(labels, files)), notes, paired.rows)
+    notes = [*_list_notes(rows), *paired.notes]
+    other_data = [
+        label for label, row in zip(labels, rows, strict=True) if row.data != rows[0].data
+    ]
+    incomparable = list(dict.fromkeys([*other_data, *paired.incomparable]))
+    metrics = list(_iter_metrics(labels, files, incomparable))
+    return Comparison(rows, settings, metrics, notes, paired.rows, incomparable)
 
 
 def _pair_runs(files: Mapping[str, RunFiles]) -> PairedResult:
@@ -179,7 +193,11 @@ def list_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Settings]
     return rows
 
 
-def _iter_metrics(labels: Sequence[str], files: Sequence[RunFiles]) -> Iterator[dict[str, Any]]:
+def _iter_metrics(
+    labels: Sequence[str], files: Sequence[RunFiles], incomparable: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield one row per run and metric; errors of another task have no difference from the
+    first."""
     first: dict[str, Mapping[str, Any]] = {}
     for label, one in zip(labels, files, strict=True):
         if one.summary is None:
@@ -193,7 +211,8 @@ def _iter_metrics(labels: Sequence[str], files: Sequence[RunFiles]) -> Iterator[
                 continue
             row: dict[str, Any] = {"run": label, "metric": metric, "test": test}
             if spread := read_spread(spreads, metric):
-                row |= _describe_spread(spread, metric, first.get(metric))
+                base = None if label in incomparable else first.get(metric)
+                row |= _describe_spread(spread, metric, base)
                 if label == labels[0]:
                     first[metric] = spread
             yield row
@@ -236,9 +255,11 @@ def tabulate_settings(comparison: Comparison) -> tuple[list[str], list[list[str]
 
 
 def format_setting(value: Any) -> str:
-    """Format the value of a setting; lists without brackets."""
+    """Format the value of a setting; lists without brackets, steps of `data.prepare` in words."""
     if isinstance(value, list):
-        return ", ".join(map(format_value, value))
+        return ", ".join(map(format_setting, value))
+    if isinstance(value, Mapping):
+        return describe_step(value) if "step" in value else str(dict(value))
     return "–" if value is None else format_value(value)
 
 

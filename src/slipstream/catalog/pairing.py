@@ -31,6 +31,11 @@ Array = npt.NDArray[Any]
 PREDICTIONS = "predictions.parquet"
 MOST_UNITS = 4_000
 """Windows that are resampled; of more, neighbours are joined first"""
+OTHER_ROWS = "were tested on different rows"
+OTHER_TARGETS = "predict different targets"
+OTHER_VALUES = (
+    "have different true values in the same rows (of other data, or changed by data.prepare)"
+)
 SAME_TRUTH = 1e-4
 """Relative to their spread, how far the true values of two runs may differ by rounding"""
 
@@ -40,6 +45,8 @@ class PairedResult(NamedTuple):
 
     rows: list[dict[str, Any]]
     notes: list[str]
+    incomparable: list[str]
+    """Runs that were tested on other rows, targets or true values than the first"""
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def pair_runs(folders: Mapping[str, Path], *, context: int) -> PairedResult:
     """Compare the predictions of runs with those of the first one, row by row."""
     tables = dict(_read_tables(folders))
     if len(tables) < 2:
-        return PairedResult([], [])
+        return PairedResult([], [], [])
     first = next(iter(tables))
     targets = _name_targets(tables[first])
     codes: dict[str, int] = {}
@@ -79,11 +86,14 @@ def pair_runs(folders: Mapping[str, Path], *, context: int) -> PairedResult:
         for label, table in tables.items()
         if _name_targets(table) == targets
     }
-    common, notes = _find_common(runs, first)
-    notes = [_describe_other(label, first) for label in tables if label not in runs] + notes
-    if len(common) < 2:
-        return PairedResult([], notes)
-    return PairedResult(list(_compare(common, first, context, notes)), notes)
+    others = {label: OTHER_TARGETS for label in tables if label not in runs}
+    common, notes = _find_common(runs, first, others)
+    notes = [
+        f"{label} and {first} {why}, so their errors cannot be compared"
+        for label, why in others.items()
+    ] + notes
+    rows = list(_compare(common, first, context, notes)) if len(common) > 1 else []
+    return PairedResult(rows, notes, list(others))
 
 
 def _read_tables(folders: Mapping[str, Path]) -> Iterator[tuple[str, Predictions]]:
@@ -135,13 +145,18 @@ def _compute_losses(table: Predictions, targets: Sequence[str]) -> tuple[Array, 
     return truth, {"log_loss": log_loss, "accuracy": np.where(unknown, np.nan, right)}
 
 
-def _find_common(runs: dict[str, TestRows], first: str) -> tuple[dict[str, TestRows], list[str]]:
-    """Return the rows that the comparable runs share."""
-    base, notes, selected = runs[first], [], {first: runs[first]}
+def _find_common(
+    runs: dict[str, TestRows], first: str, others: dict[str, str]
+) -> tuple[dict[str, TestRows], list[str]]:
+    """Return the rows that the comparable runs share; the reasons why others are not comparable are
+    added to `others`."""
+    base, notes, selected = runs[first], list[str](), {first: runs[first]}
     for label, other in runs.items():
         keys, mine, theirs = np.intersect1d(base.keys, other.keys, return_indices=True)
-        if not len(keys) or not _is_same(base.truth[mine], other.truth[theirs]):
-            notes.append(_describe_other(label, first))
+        if not len(keys):
+            others[label] = OTHER_ROWS
+        elif not is_same_truth(base.truth[mine], other.truth[theirs]):
+            others[label] = OTHER_VALUES
         elif label != first:
             selected[label] = other
     shared = base.keys
@@ -159,13 +174,10 @@ def _find_common(runs: dict[str, TestRows], first: str) -> tuple[dict[str, TestR
     return (common if len(shared) else {}), notes
 
 
-def _is_same(one: Array, other: Array) -> bool:
+def is_same_truth(one: Array, other: Array) -> bool:
+    """Whether the true values of two runs are the same, but for rounding."""
     spread = np.nanstd(one) if np.isfinite(one).any() else 0.0
     return bool(np.allclose(one, other, rtol=SAME_TRUTH, atol=SAME_TRUTH * spread, equal_nan=True))
-
-
-def _describe_other(label: str, first: str) -> str:
-    return f"{label} and {first} were tested on different rows, so their errors cannot be compared"
 
 
 def _compare(

@@ -29,8 +29,9 @@ SUMMARIES = {"probe": "summary.json"}
 LISTED = {
     *("path", "targets", "labels", "horizon", "kind"),
     *("objective", "epochs", "repeats", "init_from"),
+    *("prepare", "step", "columns", "into", "name", "value"),
 }
-"""Settings of [data], [model] and [train] that a row shows, or that pruning needs"""
+"""Settings of [data], its steps, [model] and [train] that a row shows, or that pruning needs"""
 LOG_END = 16384
 """Bytes at the end of a log in which the last epoch is looked for"""
 MAX_NAMES = 2
@@ -326,7 +327,10 @@ def describe_data(config: Mapping[str, Any]) -> str | None:
         return files
     targets = "labels" if data.get("labels") else _join(data.get("targets") or [], "targets")
     horizon = data.get("horizon") or 0
-    return f"{files}: {targets or 'every column'}" + (f" +{horizon}" if horizon else "")
+    # errors on changed values are others', so that such runs are grouped apart
+    words = dict.fromkeys(one.what for one in runs.list_changed_targets(data))
+    changed = f" ({', '.join(words)})" if words else ""
+    return f"{files}: {targets or 'every column'}{changed}" + (f" +{horizon}" if horizon else "")
 
 
 def _join(names: list[Any], unit: str) -> str:

@@ -114,11 +114,13 @@ def show(run: RunFolder, out: Out = None, as_json: Json = False, quiet: Quiet = 
     with handle_errors(as_json, quiet):
         from slipstream.catalog.details import show_run
         from slipstream.catalog.listing import find_row
+        from slipstream.config import to_json_values
         from slipstream.terminal.runs import print_run
 
         details = show_run(run, out=out or OUT)
         row = find_row(details["run"])
-        print_result(details, as_json, quiet, lambda _, console: print_run(details, row, console))
+        result = details | {"settings": to_json_values(details["settings"])}
+        print_result(result, as_json, quiet, lambda _, console: print_run(details, row, console))
 
 
 @runs_app.command()

@@ -5,11 +5,13 @@ from slipstream.config.data import SIMULATED, Data, Signature, Split, find_match
 from slipstream.config.engine import Engine
 from slipstream.config.explanation import ConfigError
 from slipstream.config.loading import (
+    from_json_values,
     list_differences,
     list_fixed_settings,
     load,
     load_demo,
     replace_settings,
+    to_json_values,
     to_toml,
 )
 from slipstream.config.model import Model
@@ -42,11 +44,13 @@ __all__ = [
     "describe_recurrent",
     "find_matches",
     "format_setting",
+    "from_json_values",
     "list_differences",
     "list_fixed_settings",
     "list_unused",
     "load",
     "load_demo",
     "replace_settings",
+    "to_json_values",
     "to_toml",
 ]

@@ -4,11 +4,19 @@ import ast
 import hashlib
 import inspect
 import itertools
+import math
 import os
 import textwrap
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+
+def _parse_infinity(value: Any) -> Any:
+    """Return the number that the text "inf" stands for in JSON, which has no other way to write it;
+    any other value as it is."""
+    return math.inf if isinstance(value, str) and value == "inf" else value
+
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 Scalar = str | int | float | bool
@@ -25,7 +33,7 @@ Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
 Sizes = Annotated[tuple[Width, ...], Field(strict=False, min_length=1, max_length=MAX_LAYERS)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-PositiveOrInf = Annotated[float, Field(gt=0)]
+PositiveOrInf = Annotated[float, BeforeValidator(_parse_infinity), Field(gt=0)]
 Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

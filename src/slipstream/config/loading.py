@@ -1,6 +1,7 @@
 """Load a config from TOML, a mapping and `section.key=value`; explain what is wrong in it."""
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
 ENCODER = (("train", "init_from"),)
 """The setting that names a run"""
+NONFINITE_TEXT = re.compile(r'("*)(?:-?inf|nan)\1')
+"""How JSON has a number that is not finite, and with quotes a text that reads so"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -159,6 +162,36 @@ def to_toml(config: Config, *, only_set: bool = False) -> str:
     while text != before:  # the innermost lists first
         before, text = text, re.sub(r"\[\n((?: +[^\n]*,\n)+?) *\]", _join_lines, text)
     return text
+
+
+def to_json_values(value: Any) -> Any:
+    """Return settings, or one of their values, as strict JSON can have them.
+
+    A number that is not finite becomes its text in TOML ("inf", "-inf", "nan"); a text that reads
+    so gets quotes. `from_json_values` returns exactly what there was, but tuples as lists.
+    """
+    if isinstance(value, Section):
+        value = value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {str(key): to_json_values(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_values(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    is_ambiguous = isinstance(value, str) and NONFINITE_TEXT.fullmatch(value) is not None
+    return f'"{value}"' if is_ambiguous else value
+
+
+def from_json_values(value: Any) -> Any:
+    """Return the settings that `to_json_values` has written."""
+    if isinstance(value, Mapping):
+        return {key: from_json_values(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [from_json_values(one) for one in value]
+    match = NONFINITE_TEXT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    return value[1:-1] if match[1] else float(value)
 
 
 def _join_lines(array: re.Match[str]) -> str:

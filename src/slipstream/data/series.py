@@ -589,9 +589,14 @@ def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[s
 def _describe_short(series: _TableSeries, data: Data, min_rows: int) -> str:
     rows = len(series.breaks)
     if data.short == "error":
-        raise UserError(
-            f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-            f'"{series.name}" has {format_count(rows, "row")} of the {min_rows} needed; add rows, '
-            'leave such series out (data.short = "drop"), or train with a shorter window'
-        )
+        refuse_short(series.name, rows, data, min_rows)
     return f'"{series.name}": left out, its {rows} rows are fewer than the {min_rows} of one window'
+
+
+def refuse_short(name: str, rows: int, data: Data, min_rows: int) -> None:
+    """Refuse a series with fewer rows than one window."""
+    raise UserError(
+        f"data.context is {data.context} and data.horizon {data.horizon}, but series "
+        f'"{name}" has {format_count(rows, "row")} of the {min_rows} needed; add rows, '
+        'leave such series out (data.short = "drop"), or train with a shorter window'
+    )

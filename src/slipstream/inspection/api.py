@@ -55,8 +55,11 @@ class Findings:
                 for file in self.survey.files
             ],
             "columns": [self._describe(one) for one in self.survey.columns.values()],
-            "problems": [one._asdict() for one in self.problems],
-            "config": self.proposal.config,
+            "problems": [
+                one._asdict() | {"values": configs.to_json_values(one.values)}
+                for one in self.problems
+            ],
+            "config": configs.to_json_values(self.proposal.config),
             "toml": self.proposal.to_toml(),
         }
 
@@ -94,8 +97,8 @@ class Findings:
             "time_format": source.format,
             "first": ends[0],
             "last": ends[1],
-            "step": order.step,
-            "gaps": order.gaps,
+            "step": self.proposal.order.step,
+            "gaps": self.proposal.order.gaps,
         }
 
     def list_courses(self) -> dict[str, Course]:

@@ -15,7 +15,7 @@ from slipstream.inspection.profiles import (
     ColumnProfile,
     looks_like_number,
 )
-from slipstream.inspection.proposal import Proposal
+from slipstream.inspection.proposal import INFINITE, Proposal
 from slipstream.object_storage import parse_path
 from slipstream.text import format_count, format_number
 
@@ -66,26 +66,41 @@ def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
 
 def _check_time(proposal: Proposal) -> Iterator[Remark]:
     survey, series = proposal.survey, proposal.series
-    order, source = survey.order, survey.time
+    order, source = proposal.order, survey.time
     if source is None:
         yield Remark(
             None, "no column of times was found; rows are taken in the order of the file", "no time"
         )
         return
     name = " and ".join(source.columns)
-    if order.unreadable:
-        count = format_count(order.unreadable, "cell")
-        message = f"{count} that is no time; correct them to use it as data.time"
+    where = "" if series is None else " within a series"
+    left_out = "data.time is left out, and rows are taken in the order of the file"
+    if survey.order.unreadable:
+        count = format_count(survey.order.unreadable, "cell")
+        message = f"{count} cannot be read as a time, so that {left_out}; correct them"
         yield Remark(name, message, "unreadable")
-    disorder = len(order.disorder) if series is None else series.disorder
-    if disorder:
-        where = "" if series is None else " within a series"
-        rows = format_count(disorder, "row")
+    elif proposal.num_disordered and order.repeated:
+        rows = format_count(order.repeated, "row")
         yield Remark(
             name,
-            f"{rows}{where} not later than the row above; sort the rows (data.unsorted = "
-            '"sort"), remove duplicates, or name the column that tells series apart (data.id)',
-            "repeated" if order.repeated and series is None else "disorder",
+            f"{rows} with the time of another row{where}, so that {left_out}; remove duplicates, "
+            "or name the column that tells series apart (data.id)",
+            "repeated",
+        )
+    elif proposal.num_disordered:
+        rows = format_count(proposal.num_disordered, "row")
+        yield Remark(
+            name,
+            f'{rows} earlier than the row above{where}; sort them by time (data.unsorted = "sort")',
+            "disorder",
+        )
+    if source.other_format is not None:
+        yield Remark(
+            name,
+            f'day and month may be swapped: read as data.time_format = "{source.format}"; '
+            f'"{source.other_format}" fits as well',
+            "swapped",
+            (source.other_format,),
         )
     if order.gaps:
         step = f"the usual step of {order.step:.6g}" + (" s" if source.is_date else "")
@@ -130,6 +145,9 @@ def _describe(
             f"{code.high:.6g}; it seems to mean missing (data.na)"
         )
         yield "code", message, int(code.value) if code.value.is_integer() else code.value
+    if column.num_infinite:
+        count = format_count(column.num_infinite, "infinite value")
+        yield "infinite", f"{count}, which no model can read (data.na)", *INFINITE
     if column.kind == NUMBER and column.num_texts and role != "time":
         texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MOST_NAMED))
         marks = column.find_marks()

@@ -103,6 +103,7 @@ class ColumnProfile:
     trace: RunningCourse = field(default_factory=RunningCourse)
     sample: Sample = field(default_factory=Sample)
     runs: Runs = field(default_factory=Runs)
+    num_infinite: int = 0
     num_texts: int = 0
     """Cells that are neither missing nor a number"""
     texts: Counter[str] = field(default_factory=Counter)
@@ -150,7 +151,9 @@ class ColumnProfile:
         if is_finite.all():
             self.moments.add(numbers)
         else:
-            self.num_missing += int(np.isnan(numbers).sum())
+            num_missing = int(np.isnan(numbers).sum())
+            self.num_missing += num_missing
+            self.num_infinite += int((~is_finite).sum()) - num_missing
             self.moments.add(numbers[is_finite])
             numbers = np.where(is_finite, numbers, np.nan)
         self.trace.add(numbers)

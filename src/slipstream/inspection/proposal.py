@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import tomli_w
 
 from slipstream.inspection.profiles import BOOLEAN, NUMBER, ColumnProfile
 from slipstream.inspection.survey import SeriesColumns, Survey
+from slipstream.inspection.times import SortedTimes
 from slipstream.object_storage import parse_path
+from slipstream.text import format_count
 
 CONTEXT, HORIZON = 96, 24
 EPOCHS = 20
@@ -23,6 +26,7 @@ TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
+INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
 
@@ -34,6 +38,9 @@ class Proposal:
         self.survey, self.path = survey, path
         self.series = survey.find_series_columns()
         self.reasons: dict[str, str] = {}
+        self.left_out: dict[str, str] = {}
+        """Lines of the config that stand there as comments, by the setting, with the reason"""
+        self.order = self._sort_times()
         self.roles: dict[str, str] = {}
         self.data: dict[str, Any] = {"path": path, **settings}
         if survey.has_sheets and "sheet" not in settings:
@@ -57,13 +64,15 @@ class Proposal:
         codes = {code.value for one in self.survey.columns.values() for code in one.find_codes()}
         marks = {mark for one in self.survey.columns.values() for mark in one.find_marks()}
         values = [int(one) if one.is_integer() else one for one in sorted(codes)] + sorted(marks)
+        if any(one.num_infinite for one in self.survey.columns.values()):
+            values += INFINITE
         if values:
             self.data["na"] = values
             self.reasons["na"] = "seem to mean missing"
 
     def _choose_rows(self) -> None:
         """Choose how rows are ordered and told apart."""
-        survey, order, series = self.survey, self.survey.order, self.series
+        survey, series = self.survey, self.series
         if series is not None:
             names = series.names
             self.data["id"] = names[0] if len(names) == 1 else list(names)
@@ -73,13 +82,42 @@ class Proposal:
             return
         for name in survey.time.columns:
             self.roles[name] = "time"
-        disorder = len(order.disorder) if series is None else series.disorder
-        if disorder or order.unreadable:
-            return  # problems say so; rows are then taken in the order of the file
         columns = survey.time.columns
-        self.data["time"] = columns[0] if len(columns) == 1 else list(columns)
+        settings: dict[str, Any] = {"time": columns[0] if len(columns) == 1 else list(columns)}
         if survey.time.format is not None:
-            self.data["time_format"] = survey.time.format
+            settings["time_format"] = survey.time.format
+        if self.why_no_time:
+            self.left_out = {_format_line(*one): "" for one in settings.items()}
+            self.left_out[next(iter(self.left_out))] = f"left out: {self.why_no_time}"
+            return
+        self.data |= settings
+        if self.num_disordered:
+            self.data["unsorted"] = "sort"
+            rows = format_count(self.num_disordered, "row")
+            self.reasons["unsorted"] = f"{rows} earlier than the row above"
+
+    def _sort_times(self) -> SortedTimes:
+        """Return the step and the gaps of the time, within each series and in its order."""
+        order, series = self.survey.order, self.series
+        starts: Sequence[int] = order.file_starts if series is None else series.starts
+        found = order.sort(starts) if starts else None
+        return found or SortedTimes(order.step, order.gaps, order.repeated * (series is None))
+
+    @property
+    def num_disordered(self) -> int:
+        """Rows whose time is not after that of the row above, within a series."""
+        order = self.survey.order
+        return order.backward + order.repeated if self.series is None else self.series.disorder
+
+    @property
+    def why_no_time(self) -> str:
+        """Why the config leaves the time out, although there is one; "" where it does not."""
+        order = self.survey.order
+        if order.unreadable:
+            return f"{format_count(order.unreadable, 'cell')} of it cannot be read as a time"
+        if self.num_disordered and self.order.repeated:
+            return f"{format_count(self.order.repeated, 'row')} with the time of another row"
+        return ""
 
     def _choose_columns(self) -> None:
         columns = self.survey.columns
@@ -116,15 +154,17 @@ class Proposal:
 
     def find_copied(self, column: ColumnProfile) -> str | None:
         """The name of an earlier column with the same values, if there is one."""
-        if not column.moments.count:
-            return None
-        digest = column.digest.digest()
-        for name, other in self.survey.columns.items():
-            if name == column.name:
-                return None
-            if other.digest.digest() == digest and other.moments.count:
-                return name
-        return None
+        first = self._firsts.get(column.digest.digest()) if column.moments.count else None
+        return first if first != column.name else None
+
+    @cached_property
+    def _firsts(self) -> dict[bytes, str]:
+        """The first column of each content."""
+        firsts: dict[bytes, str] = {}
+        for name, one in self.survey.columns.items():
+            if one.moments.count:
+                firsts.setdefault(one.digest.digest(), name)
+        return firsts
 
     def _choose_split(self) -> None:
         """Choose windows that fit into the series, and the sets."""
@@ -142,7 +182,7 @@ class Proposal:
         self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
         self.reasons["context"] = "rows that the model sees"
         self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
-        gaps, window = survey.order.gaps, self.data["context"] + self.data["horizon"]
+        gaps, window = self.order.gaps, self.data["context"] + self.data["horizon"]
         if "time" in self.data and gaps > max(count, MANY_GAPS, survey.num_rows / (8 * window)):
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
@@ -154,7 +194,7 @@ class Proposal:
     def to_toml(self, path: str | None = None) -> str:
         """Format the config as TOML, each choice with its reason; `path` replaces that of the
         data."""
-        reasons = self.reasons | MODEL_REASONS
+        reasons, left_out = self.reasons | MODEL_REASONS, self.left_out.items()
         lines = ["# Written by slipstream inspect: a config to begin with."]
         for section, settings in self.config.items():
             lines += ["", f"[{section}]"]
@@ -163,6 +203,8 @@ class Proposal:
                     value = path
                 reason = reasons.get(name, "")
                 lines.append(_format_line(name, value) + (f"  # {reason}" if reason else ""))
+                if (section, name) == ("data", "path"):
+                    lines += [f"# {one}" + f"  # {why}" * bool(why) for one, why in left_out]
         return "\n".join(lines) + "\n"
 
 

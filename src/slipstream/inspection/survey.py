@@ -46,6 +46,8 @@ class SeriesColumns(NamedTuple):
     """Rows of a series whose time is not after that of the row above"""
     is_mixed: bool = False
     """Whether the rows of different series take turns"""
+    starts: tuple[int, ...] = ()
+    """The first rows of the series; of mixed ones they are not known"""
 
 
 @dataclass
@@ -103,6 +105,9 @@ class Survey:
         order, used = self.order, self.time.columns if self.time else ()
         if self.time is None or not order.disorder:
             return None
+        whole = order.sort(order.file_starts)
+        if whole is not None and not whole.repeated and 2 * whole.gaps < len(order.disorder):
+            return None  # one series, whose rows are not sorted
         if order.repeated >= INTERLEAVED * order.num_rows:
             return self._find_mixed()
         names = [
@@ -128,7 +133,7 @@ class Survey:
         ends = [*starts[1:], self.num_rows]
         shortest = min(end - start for start, end in zip(starts, ends, strict=True))
         disorder = len(set(self.order.disorder) - set(starts))
-        return SeriesColumns(names, len(starts), shortest, disorder)
+        return SeriesColumns(names, len(starts), shortest, disorder, starts=tuple(starts))
 
     def _find_mixed(self) -> SeriesColumns | None:
         """Find a column of which every time has all values."""

@@ -19,6 +19,9 @@ Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, pa.ChunkedArray]
 
 HEAD_ROWS = 200
+"""Rows by which the columns of the time are found"""
+FORMAT_ROWS = 20_000
+"""Rows by which the format is found where the first ones leave it open"""
 NAMES = re.compile(r"(^|[^a-z])(time|date|datetime|timestamp|t|seconds|zeit|datum)([^a-z]|$)", re.I)
 PARTS = (
     (("year", "yyyy"), "%Y"),
@@ -35,8 +38,14 @@ GAP = 1.5
 """A step that is this many times the usual one is a gap, as by `data.gap_tolerance`"""
 MAX_DISORDER = 100_000
 """Rows out of order that are remembered"""
+MAX_TIMES = 5_000_000
+"""Rows whose times are remembered, to find out what sorting them gives"""
 MIN_RISING = 0.9
-"""Share of the first steps that do not go back in a column of numbers that is taken for the time"""
+"""Share of the first steps that go one way in a column of numbers that is taken for the time"""
+MAX_UNREADABLE = 0.1
+"""Share of the first cells that may be no times in a column that is named like one"""
+SURE_NAMES = re.compile(r"^(time|date|datetime|timestamp|zeit|datum)([ _(\[].*)?$", re.I)
+"""Names of a time whose rows may be in any order"""
 
 
 class TimeSource(NamedTuple):
@@ -47,6 +56,8 @@ class TimeSource(NamedTuple):
     """Of text that is not ISO 8601"""
     is_date: bool
     """Whether they are dates and times, not numbers"""
+    other_format: str | None = None
+    """A second format that the first rows have, with day and month swapped"""
 
     def read(self, batch: Columns, decimal: str | None) -> Floats:
         """Return the times of a batch, in seconds or in the column's unit; NaN where none reads."""
@@ -82,25 +93,58 @@ def find_time(batch: Columns, decimal: str | None) -> TimeSource | None:
     for name, values in head.items():
         if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
             return TimeSource((name,), None, is_date=True)
-    return _find_text(head) or _find_parts(head) or _find_number(head, decimal)
+    return _find_text(head, batch) or _find_parts(head) or _find_number(head, decimal)
 
 
-def _find_text(head: Columns) -> TimeSource | None:
+def _find_text(head: Columns, batch: Columns) -> TimeSource | None:
     """Find text that reads as times, or as dates beside a column of times of day."""
     texts = {name: join_text([one]) for name, one in head.items() if is_text(one.type)}
     clocks = {name: mark for name, text in texts.items() if (mark := _find_clock(text))}
     for name, text in texts.items():
         formats = find_formats(text) if name not in clocks and len(text) else []
+        if not formats and NAMES.search(name):
+            formats = _find_most(text)
         if not formats:
             continue
+        other = None
+        if len(formats) > 1:
+            formats = _rank_formats(join_text([batch[name].slice(0, FORMAT_ROWS)]), formats)
+            other = formats[1] if len(formats) > 1 else None
         first = formats[0]
         if clocks and first in (None, "%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d"):
             clock, mark = next(iter(clocks.items()))
             date = _find_date_format(text) if first is None else first
             if date is not None:
-                return TimeSource((name, clock), f"{date} {mark}", is_date=True)
-        return TimeSource((name,), first, is_date=True)
+                other = other and f"{other} {mark}"
+                return TimeSource((name, clock), f"{date} {mark}", True, other)
+        return TimeSource((name,), first, True, other)
     return None
+
+
+def _find_most(text: pa.ChunkedArray) -> list[str | None]:
+    """Return the format that most cells have, where some are no times."""
+    for at in sorted({0, len(text) // 2, len(text) - 1} if len(text) else ()):
+        for one in find_formats(text.slice(at, 1)):
+            if parse_known_times(text, one).null_count <= MAX_UNREADABLE * len(text):
+                return [one]
+    return []
+
+
+def _rank_formats(text: pa.ChunkedArray, formats: Sequence[str | None]) -> list[str | None]:
+    """Return the formats that fit the most cells, the likeliest first: that of which the fewest
+    rows run backwards, and whose steps are the most even. 01/02/2024 is in January or in
+    February."""
+    ranked = []
+    for place, one in enumerate(formats):
+        times = parse_known_times(text, one)
+        micros = times.drop_null().cast(pa.int64()).to_numpy()
+        steps = np.diff(micros).astype(np.float64)
+        uneven = float(np.abs(steps - np.median(steps)).mean()) if len(steps) else 0.0
+        ways = min(int((steps < 0).sum()), int((steps > 0).sum()))  # the latest may come first
+        ranked.append((times.null_count, ways, uneven, place, one))
+    ranked.sort(key=lambda entry: entry[:4])
+    fewest = ranked[0][0]
+    return [one for missing, *_, one in ranked if missing == fewest]
 
 
 def _find_date_format(text: pa.ChunkedArray) -> str | None:
@@ -136,17 +180,31 @@ def _find_parts(head: Columns) -> TimeSource | None:
 
 
 def _find_number(head: Columns, decimal: str | None) -> TimeSource | None:
-    """Find a column of numbers that is named like a time and goes forward."""
+    """Find a column of numbers that is named like a time and goes one way; one that is named
+    exactly so may have its rows in any order, if no two are the same."""
     for name, values in head.items():
         if not NAMES.search(name) or pa.types.is_dictionary(values.type):
             continue
         numbers = to_floats(values, decimal)
         steps = np.diff(numbers)
-        if not (steps > 0).any() or np.isnan(numbers).any():
+        if not steps.any() or np.isnan(numbers).any():
             continue
-        if (steps >= 0).mean() >= MIN_RISING:  # series that take turns share their times
+        # series that take turns share their times
+        is_ordered = max((steps >= 0).mean(), (steps < 0).mean()) >= MIN_RISING
+        is_sure = SURE_NAMES.match(name) and len(np.unique(numbers)) == len(numbers) > 2
+        if is_ordered or is_sure:
             return TimeSource((name,), None, is_date=False)
     return None
+
+
+class SortedTimes(NamedTuple):
+    """What the times are within each series once its rows are sorted."""
+
+    step: float | None
+    """The usual one"""
+    gaps: int
+    repeated: int
+    """Rows with the time of another row"""
 
 
 @dataclass
@@ -165,9 +223,28 @@ class TimeOrder:
     disorder: list[int] = field(default_factory=list)
     """Rows whose time is not after that of the row above: the first of them"""
     last: float = np.nan
+    file_starts: list[int] = field(default_factory=list)
+    """The first rows of files"""
+    times: list[Floats] = field(default_factory=list)
+    """Of all rows, unless there are too many"""
 
     def start_file(self) -> None:
         self.last = np.nan
+        self.file_starts.append(self.num_rows)
+
+    def sort(self, starts: Sequence[int]) -> SortedTimes | None:
+        """Return what the times are once the rows from each start to the next are sorted; None
+        where that is not known."""
+        if self.unreadable or not self.num_rows or self.num_rows > MAX_TIMES:
+            return None
+        times = np.concatenate(self.times)
+        series = np.searchsorted(np.asarray(starts), np.arange(len(times)), side="right")
+        order = np.lexsort((times, series))
+        steps = np.diff(times[order])[np.diff(series[order]) == 0]
+        forward = steps[steps > 0]
+        step = float(np.median(forward)) if len(forward) else None
+        gaps = int((forward > GAP * step).sum()) if step is not None else 0
+        return SortedTimes(step, gaps, int((steps == 0).sum()))
 
     def add(self, times: Floats) -> None:
         steps = np.diff(times, prepend=self.last)
@@ -178,6 +255,10 @@ class TimeOrder:
         if len(self.disorder) < MAX_DISORDER:
             self.disorder += (self.num_rows + np.flatnonzero(back | same)).tolist()
         self.num_rows += len(times)
+        if self.num_rows <= MAX_TIMES:
+            self.times.append(times)
+        else:
+            self.times.clear()
         self.unreadable += int(np.isnan(times).sum())
         self.backward += int(back.sum())
         self.repeated += int(same.sum())

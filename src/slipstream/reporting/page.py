@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,13 @@ from typing import Any
 from slipstream import __version__, runs
 from slipstream.errors import UserError
 from slipstream.reporting import probe, search, streaming, wording
-from slipstream.reporting.formatting import choose_layout, find_unit, format_number, sort_key
+from slipstream.reporting.formatting import (
+    MetricColumn,
+    choose_layout,
+    find_unit,
+    format_number,
+    sort_key,
+)
 from slipstream.reporting.plots import classification, encoder, errors, examples, training
 from slipstream.reporting.plots.chart import get_colour
 from slipstream.reporting.plots.predictions import read_predictions
@@ -182,8 +188,8 @@ def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
         what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
         results.append(("ensemble", what, summary["ensemble"]))
     results += [(name, one["what"], one) for name, one in summary["baselines"].items() if one]
-    columns = choose_layout(summary).columns
-    sorted_by = next(column for column in columns if column.key in ("mse", "log_loss"))
+    layout = choose_layout(summary)
+    columns, sorted_by = layout.columns, find_order(layout.columns)
     rows = [
         {
             "name": name,
@@ -191,7 +197,13 @@ def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
             "colour": get_colour(name),
             "cells": [format_number(column.read(one), column.decimals) for column in columns],
             "error": sorted_by.read(one),
+            "headline": layout.headline.read(one),
         }
         for name, what, one in results
     ]
     return sorted(rows, key=lambda row: sort_key(row["error"]))
+
+
+def find_order(columns: Sequence[MetricColumn]) -> MetricColumn:
+    """Return the metric by which the model and the baselines are sorted."""
+    return next(column for column in columns if column.key in ("mse", "log_loss"))

@@ -339,12 +339,12 @@ def describe_estimate(summary: dict[str, Any]) -> str:
     return f"{', '.join(parts)}; training took {format_seconds(estimate['took_s'])}{ran}"
 
 
-def describe_coverage(coverage: dict[str, float]) -> str:
+def describe_coverage(coverage: dict[str, float], whose: str = "") -> str:
     """State how many of the true values lie within the intervals."""
     parts = (
         f"{100 * part:.1f} % inside the {level} % interval" for level, part in coverage.items()
     )
-    return f"coverage: {', '.join(parts)}"
+    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}"
 
 
 def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
@@ -369,9 +369,10 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
             f"ensemble: test {name} {mean}, single model {single}; predict uses {used}, by "
             "validation error"
         )
-    coverage = (ensemble if summary["uses"] == "ensemble" else summary)["coverage"]
+    is_ensemble = summary["uses"] == "ensemble"
+    coverage = (ensemble if is_ensemble else summary)["coverage"]
     if coverage:
-        yield describe_coverage(coverage)
+        yield describe_coverage(coverage, "of the ensemble" if is_ensemble else "")
 
 
 def list_members(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:

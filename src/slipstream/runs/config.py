@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipstream.errors import UserError
 from slipstream.runs.folder import Run
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 CHECKSUM = "# SHA-256 of the lines above: "
 """Start of the last line, which an edit by hand leaves unchanged"""
+FILTERED, LIMITED = "filtered", "limited"
+SMOOTHING = re.compile(r"\b(?:mean|median|ema)\s*\(")
+"""Functions of formulas that smooth a column"""
 CHANGEABLE_ON_RESUME = {
     *("name", "out", "data.path", "data.labels", "train.epochs", "train.patience", "train.minutes"),
     *("train.exploit_epochs", "train.exploit_lr", "train.exploit_lr_min"),
@@ -132,6 +136,59 @@ def read_settings(run: Run) -> dict[str, Any]:
         raise UserError(
             f"{path}: is damaged: it is not valid TOML ({error}); restore it from a copy"
         ) from None
+
+
+class ChangedTarget(NamedTuple):
+    """A target that a step of `data.prepare` makes easier to predict than the file's values."""
+
+    number: int
+    """Of the step, from 1"""
+    step: str
+    target: str
+    what: str
+    """filtered or limited"""
+
+    def describe(self) -> str:
+        """Say what that means for the scores."""
+        name = f'data.prepare, step {self.number} ({self.step}): the target "{self.target}" is '
+        if self.what == FILTERED:
+            return (
+                f"{name}filtered, which makes it easier to predict: the scores are about the "
+                "filtered values, not about those of the file, and cannot be compared with scores "
+                "on them; to filter an input alone, write it to another column (into)"
+            )
+        return (
+            f"{name}limited to a range: the scores do not count how far the values of the file go "
+            "beyond it, and cannot be compared with scores on them"
+        )
+
+
+def list_changed_targets(data: Mapping[str, Any]) -> list[ChangedTarget]:
+    """List the targets that steps of `data.prepare` smooth or limit, by the settings of `[data]`.
+
+    Without `data.targets`, every input is one.
+    """
+    steps, targets = data.get("prepare"), data.get("targets")
+    changed = []
+    for number, step in enumerate(steps if isinstance(steps, (list, tuple)) else (), start=1):
+        values = step if isinstance(step, Mapping) else step.model_dump()
+        kind = str(values.get("step"))
+        columns = _to_list(values.get("columns"))
+        if kind == "filter":
+            what, written = FILTERED, _to_list(values.get("into")) or columns
+        elif kind in ("clip", "outliers"):
+            what, written = LIMITED, columns
+        elif kind == "formula" and SMOOTHING.search(str(values.get("value"))):
+            what, written = FILTERED, _to_list(values.get("name")) if targets else []
+        else:
+            continue
+        names = written if targets is None else [one for one in written if one in targets]
+        changed += [ChangedTarget(number, kind, str(name), what) for name in names]
+    return changed
+
+
+def _to_list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _format_settings(text: str) -> dict[str, str]:

@@ -100,13 +100,15 @@ def load_dataset(
     dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
     make_window_filter(settings, dataset)  # refuses one that does not fit
     recovery.refuse_oversized(settings, dataset.signature)
+    targets = {"prepare": settings.data.prepare, "targets": dataset.signature.targets}
+    changed = () if dataset.signature.masked else runs.list_changed_targets(targets)
     before = (
         *checks.find_suspicious(dataset),
+        *(one.describe() for one in changed),
         *list_unused(settings),
         *explain_point(settings),
+        *(describe_recurrent(settings.model) if settings.masked else ()),
     )
-    if settings.masked:
-        before = (*before, *describe_recurrent(settings.model))
     dataset = replace(dataset, notes=(*before, *dataset.notes))
     if encoder is None:
         return None, dataset

@@ -5,6 +5,7 @@ A control holds a text, as `--set section.key=value` does: what is empty is not 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -259,8 +260,8 @@ def format_toml(value: Any) -> str:
         return format_value(value)
     if isinstance(value, list | tuple):
         return "[" + ", ".join(format_toml(one) for one in value) + "]"
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return "inf" if value > 0 else "-inf"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return to_json(value, indent=None)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.catalog.rows import looks_like_run
+from slipstream.config.data import find_matches
 from slipstream.errors import UserError
 
 TABLES = (
@@ -18,6 +20,8 @@ PACKED = (".gz", ".zip")
 MOST_FILES = 2_000
 """Files that a list shows"""
 MOST_DEPTH = 5
+MOST_LOOKED_AT = 100_000
+"""Matches and links of one path that are looked at"""
 HIDDEN_FOLDERS = {"__pycache__", "node_modules", "venv"}
 
 
@@ -34,6 +38,32 @@ def resolve_below(folder: Path, relative: str) -> Path:
     if not is_below(folder, path):
         raise MissingError("there is no such file below the folder")
     return path
+
+
+def find_link_out(folder: Path, path: Path) -> Path | None:
+    """Return what a file, folder or pattern stands for that is not below the folder after resolving
+    links: itself, a match, or a link in it; None where there is nothing of that kind."""
+    candidates = itertools.chain([path], find_matches(path)[1], _list_links(path))
+    for one in itertools.islice(candidates, MOST_LOOKED_AT):
+        try:
+            if not is_below(folder, one.resolve()):
+                return one
+        except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
+            return one
+    return None
+
+
+def _list_links(folder: Path) -> Iterator[Path]:
+    """Yield the links in a folder and below it; what they lead to is not looked at."""
+    try:
+        entries = list(os.scandir(folder)) if folder.is_dir() else []
+    except OSError:
+        return
+    for entry in entries:
+        if entry.is_symlink():
+            yield Path(entry.path)
+        elif entry.is_dir():
+            yield from _list_links(Path(entry.path))
 
 
 def is_below(folder: Path, path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from importlib import resources
@@ -23,6 +24,10 @@ DEMOS = {forms.TRAIN: "demo", forms.TUNE: "search", forms.PRETRAIN: "bars"}
 """The embedded config of each command"""
 PATHS = ("data.path", "data.labels", "train.init_from")
 """Settings that name files or runs"""
+JOINED, TRACKER = "data.prepare", "follow.out"
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+"""How an address begins, also one of a file or a database"""
+MLFLOW = "MLFLOW_TRACKING_URI"
 REMOTE = ("is in object storage, which this app does not read", "use the command line for")
 MOST_NAME = 200
 MOST_TEXT = 100_000
@@ -80,11 +85,11 @@ def check_form(
     except ConfigError as error:
         return Checked(None, {".".join(one.path): one.message for one in error.problems})
     except UserError as error:
-        return Checked(None, {_find_setting(str(error), command): str(error)})
+        return Checked(None, {find_setting(str(error), command): str(error)})
     return Checked(config, {})
 
 
-def _find_setting(message: str, command: str) -> str:
+def find_setting(message: str, command: str) -> str:
     """Return the setting that a message begins with."""
     match = re.match(r"tune\.space|[a-z_.]+", message)
     known = ("tune.space", *(control.setting for control in forms.list_controls(command)))
@@ -114,23 +119,65 @@ def _format_path(workspace: Workspace, setting: str, text: str) -> str:
     is outside of it is not even looked at."""
     full = []
     for name in text.split("\n"):
-        if not name.startswith(SIMULATED):
-            refuse_url(name, *REMOTE)
-            refuse_outside(workspace, workspace.folder / name)
+        refuse_path(workspace, NamedPath(setting, name))
         full.append(name if name.startswith(SIMULATED) else str(workspace.folder / name))
     return OptionText(f"{setting}={to_json(full[0] if len(full) == 1 else full, indent=None)}")
 
 
-def refuse_outside(workspace: Workspace, path: Path) -> None:
-    """Refuse a path that is not below the folder after resolving links."""
-    refuse_url(path, *REMOTE)
-    try:
-        is_inside = paths.is_below(workspace.folder, path.resolve())
-    except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
-        is_inside = False
-    if not is_inside:
-        name = str(path)[:MOST_NAME]
-        raise UserError(f"{name}: is not below {workspace.folder}, the folder of this app")
+class NamedPath(NamedTuple):
+    """A path or an address in a config, and the setting that has it."""
+
+    setting: str
+    text: str
+
+
+def list_paths(config: Config) -> list[NamedPath]:
+    """Return every path and address of a config, also those among the choices of a search. `out` is
+    not among them: each job has a folder of its own."""
+    named = {
+        "data.path": config.data.paths,
+        "data.labels": (config.data.labels,),
+        JOINED: tuple(getattr(step, "path", None) for step in config.data.prepare),
+        "train.init_from": (config.train.init_from,),
+        TRACKER: (config.follow.out,),
+    }
+    for name, entry in config.tune.space.items():
+        values = entry if isinstance(entry, list | tuple) else ()
+        flat = [one for value in values for one in _flatten(value)]
+        if name in named:
+            named[name] = (*named[name], *flat)
+    return [NamedPath(name, text) for name, texts in named.items() for text in texts if text]
+
+
+def _flatten(value: Any) -> list[str]:
+    values = value if isinstance(value, list | tuple) else (value,)
+    return [one for one in values if isinstance(one, str)]
+
+
+def refuse_path(workspace: Workspace, path: NamedPath) -> None:
+    """Refuse a path that is not below the folder, or stands for something that is not, after
+    resolving links, and any address. This is the one check of all that a form, a draft, a search
+    space or a run that is resumed may name."""
+    name = path.text[:MOST_NAME]
+    if path.text.startswith(SIMULATED) and path.setting == "data.path":
+        return
+    if path.setting == TRACKER and ADDRESS.match(path.text):
+        if path.text == os.environ.get(MLFLOW):
+            return
+        raise UserError(
+            f"{TRACKER} = {to_json(name, indent=None)}: is an address, to which this app does not "
+            f"send; start the app with {MLFLOW} set to it, and leave {TRACKER} empty"
+        )
+    refuse_url(path.text, *REMOTE)
+    full = workspace.folder / path.text
+    out = paths.find_link_out(workspace.folder, full)
+    if out is None:
+        return
+    where = f"is not below {workspace.folder}, the folder of this app"
+    if out != full:
+        inner = str(out)[:MOST_NAME]
+        raise UserError(f"{name}: leads to {inner}, which {where} after resolving links")
+    raise UserError(f"{name}: {where}")
 
 
 def _require_data(config: Config) -> None:
@@ -139,12 +186,10 @@ def _require_data(config: Config) -> None:
 
 
 def refuse_unsafe(workspace: Workspace, config: Config) -> None:
-    """Refuse files outside of the folder, and classes to import unless the server allows them."""
-    joined = [getattr(step, "path", None) for step in config.data.prepare]
-    names = [*config.data.paths, config.data.labels, config.train.init_from, *joined]
-    for name in filter(None, names):
-        if not name.startswith(SIMULATED):
-            refuse_outside(workspace, Path(name))
+    """Refuse paths and addresses outside of the folder, and classes to import unless the server
+    allows them."""
+    for path in list_paths(config):
+        refuse_path(workspace, path)
     entry = config.tune.space.get("model.kind", ())
     choices = entry if isinstance(entry, list | tuple) else ()
     for kind in (config.model.kind, *map(str, choices)):

@@ -23,5 +23,7 @@ def show(request: Request) -> Response:
     if name not in {one.name for one in root.iterdir()} or name[name.rfind(".") :] not in TYPES:
         raise MissingError("there is no such file")
     body = root.joinpath(name).read_bytes()
+    if name == "uPlot.iife.min.js":
+        body += root.joinpath("uPlot.drag.js").read_bytes()
     media = TYPES[name[name.rfind(".") :]]
     return Response(body, media_type=media, headers={"cache-control": "no-cache"})

@@ -279,6 +279,7 @@ def disorder(hour, number, text):
 
 PROBLEMS = {
     "missing": lambda hour, number, text: "" if number == 2 and hour % 50 == 7 else text,
+    "infinite": lambda hour, number, text: "-inf" if number == 2 and hour % 50 == 7 else text,
     "code": lambda hour, number, text: "-999" if number == 2 and hour % 20 == 7 else text,
     "no numbers": lambda hour, number, text: "bad" if number == 2 and hour % 50 == 7 else text,
     "constant": lambda _, number, text: "5" if number == 2 else text,
@@ -297,8 +298,9 @@ PROBLEMS = {
 def test_each_fix_makes_its_problem_go_away(site, kind):
     write_table(site.workspace.folder / "load.csv", cell=PROBLEMS[kind])
     state = change(site, begin(site), {"set": {"data.context": "8", "data.horizon": "2"}})
-    if kind not in ("gaps", "disorder"):  # the proposal has an answer to the others
+    if kind != "gaps":  # the proposal has an answer to the others
         texts = {"data.inputs": '["load", "wind"]', "data.na": "", "data.missing": ""}
+        texts["data.unsorted"] = ""
         if kind in ("repeated", "unreadable"):
             texts["data.time"] = "time"
         state = change(site, state, {"set": texts})
@@ -314,6 +316,71 @@ def test_each_fix_makes_its_problem_go_away(site, kind):
         split = site.post("/api/prepare/split", {"draft": fixed["draft"]}).json
         named = [one["title"] for one in split.get("fixes", ())]
         assert "error" not in split, (fix, split["error"], named)
+
+
+@pytest.mark.parametrize("kind", ["repeated", "unreadable"])
+def test_a_draft_leaves_no_time_out_in_silence(site, kind):
+    write_table(site.workspace.folder / "load.csv", cell=PROBLEMS[kind])
+    state = begin(site)
+    assert "data.time" not in state["draft"]["settings"]
+    (problem,) = (one for one in state["problems"] if one["kind"] == kind)
+    assert (problem["column"], problem["answer"]) == ("time", "")
+    assert "data.time is left out" in problem["message"]
+    (fix,) = problem["fixes"]
+    assert fix["title"] == "Do without the time"
+    accepted = change(site, state, *fix["change"])
+    (problem,) = (one for one in accepted["problems"] if one["kind"] == kind)
+    assert problem["answer"] == "the time is not used"
+
+
+def test_days_that_run_backwards_are_sorted_and_a_time_that_is_taken_out_is_told(site):
+    def reverse(hour, number, text):
+        return f"{20 - hour // 24:02d}.01.2024 {hour % 24:02d}:00" if number == 0 else text
+
+    write_table(site.workspace.folder / "load.csv", cell=reverse)
+    state = begin(site)
+    settings = state["draft"]["settings"]
+    assert (settings["data.time"], settings["data.unsorted"]) == ("time", "sort")
+    assert settings["data.time_format"] == "%d.%m.%Y %H:%M"
+    (problem,) = (one for one in state["problems"] if one["kind"] == "disorder")
+    assert problem["answer"] == 'data.unsorted = "sort"'
+    without = change(site, state, {"set": dict.fromkeys(("data.time", "data.unsorted"), "")})
+    (problem,) = (one for one in without["problems"] if one["kind"] == "disorder")
+    assert (problem["answer"], problem["fixes"][0]["title"]) == ("", "Sort the rows by time")
+    again = change(site, without, *problem["fixes"][0]["change"])
+    assert again["draft"]["settings"] == settings
+
+
+def test_a_filtered_target_is_told_and_can_be_filtered_into_another_column(site):
+    write_table(site.workspace.folder / "load.csv")
+    step = {"step": "filter", "kind": "ema", "columns": '["load"]', "rows": "12"}
+    state = change(site, begin(site), {"set": {"data.targets": '["load"]'}}, {"add": step})
+    (problem,) = (one for one in state["problems"] if one["kind"] == "target")
+    assert problem["column"] == "load"
+    assert "which makes it easier to predict" in problem["message"]
+    (fix,) = problem["fixes"]
+    fixed = change(site, state, *fix["change"])
+    assert not [one for one in fixed["problems"] if one["kind"] == "target"]
+    assert fixed["draft"]["steps"][0]["into"] == '["load_filtered"]'
+    roles = {one["name"]: one["role"] for one in fixed["columns"]}
+    assert (roles["load"], roles["load_filtered"]) == ("target", "input")
+    limited = {"step": "clip", "columns": '["load"]', "high": "0.5"}
+    state = change(site, fixed, {"add": limited})
+    (problem,) = (one for one in state["problems"] if one["kind"] == "target")
+    assert "is limited to a range" in problem["message"]
+
+
+def test_an_ordered_time_that_is_not_used_is_told(site):
+    write_table(site.workspace.folder / "load.csv")
+    state = change(site, begin(site), {"set": {"data.time": ""}})
+    (problem,) = (one for one in state["problems"] if one["kind"] == "no time")
+    assert "rows are taken in the order of the file" in problem["message"]
+    use, leave = problem["fixes"]
+    assert change(site, state, *use["change"])["draft"]["settings"]["data.time"] == "time"
+    (after,) = (
+        one for one in change(site, state, *leave["change"])["problems"] if one["kind"] == "no time"
+    )
+    assert after["answer"] == "the time is not used"
 
 
 def test_a_target_among_the_inputs_and_a_target_of_text_are_fixed(site):
@@ -451,3 +518,11 @@ def test_a_file_too_large_for_a_request_is_said_so(site, monkeypatch):
     state = begin(site)
     assert "MB" in site.post("/api/prepare/split", {"draft": state["draft"]}).json["error"]
     assert "error" not in site.post("/api/prepare/preview", {"draft": state["draft"]}).json
+
+
+def test_a_file_without_numbers_has_no_preview_but_a_reason(site):
+    (site.workspace.folder / "texts.csv").write_text("a,b\n" + "x,y\n" * 50)
+    state = begin(site, "texts.csv")
+    answer = site.post("/api/prepare/preview", {"draft": state["draft"]})
+    assert answer.status == 200
+    assert "has no column of numbers to draw" in answer.json["error"]

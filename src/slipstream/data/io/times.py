@@ -131,7 +131,9 @@ def find_formats(text: pa.ChunkedArray) -> list[str | None]:
 
 def _list_fitting(text: pa.ChunkedArray) -> list[str]:
     first = str(text[0]) if len(text) else ""
-    if re.fullmatch(r"[+-]?\d*[.,]?\d*(?:[eE][+-]?\d+)?", first):  # a number: 20240131 at most
+    if re.fullmatch(
+        r"\s*[+-]?\d*[.,]?\d*(?:[eE][+-]?\d+)?\s*", first
+    ):  # a number: 20240131 at most
         formats: Iterable[str] = ("%Y%m%d",)
     else:
         formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)

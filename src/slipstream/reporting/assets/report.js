@@ -36,7 +36,7 @@
       tzDate: seconds => uPlot.tzDate(new Date(seconds * 1e3), "Etc/UTC"),
       scales: {x: {time: plot.dates}},
       legend: {show: false},
-      cursor: {sync: {key: `series-${plot.group}`, scales: ["x", null]}, drag: {x: true, y: false}, y: false},
+      cursor: {sync: {key: `series-${plot.group}`, scales: ["x", null]}, drag: {x: true, y: false}, y: false, bind: uPlot.followDrag()},
     };
     const legend = place.appendChild(document.createElement("div"));
     legend.className = "legend";

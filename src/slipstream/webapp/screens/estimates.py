@@ -71,11 +71,12 @@ class EarlierRun(NamedTuple):
 
 
 def estimate_job(
-    workspace: Workspace, config: Config, rows: int, num_numbers: int
+    workspace: Workspace, config: Config, rows: int, num_numbers: int, windows: int | None = None
 ) -> dict[str, Any]:
     """Return the ranges of seconds and bytes of a job, and what they rest on.
 
-    `rows` are those of the data, 0 where they are not known, `num_numbers` its columns of numbers.
+    `rows` are those of the data, 0 where they are not known, `num_numbers` its columns of numbers,
+    `windows` those of the training set where they were counted (of all folds together).
     """
     device = choose_queue(config.engine.device).partition(":")[0]
     earlier = _list_earlier(workspace, device)
@@ -85,6 +86,8 @@ def estimate_job(
         what = "a network of your own" if rows else "data that were not read yet"
         return {"basis": f"There is no estimate for {what}."}
     share = median([one.windows / one.rows for one in same]) if same else None
+    if windows:
+        share = windows * config.data.stride / rows / (config.data.split.walk_forward or 1)
     size = _measure_job(config, rows, num_numbers, share, device)
     alike = [one for one in earlier if one.kind == config.model.kind]
     seconds = _estimate_seconds(config, size, alike)

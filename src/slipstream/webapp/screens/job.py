@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import time
+import tomllib
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -12,7 +13,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from slipstream.errors import UserError
-from slipstream.webapp import paths
+from slipstream.runs.config import flatten_settings
+from slipstream.webapp import forms, paths
 from slipstream.webapp.jobs.store import FINISHED, OPEN, AppJob
 from slipstream.webapp.jobs.supervisor import stop_job
 from slipstream.webapp.pages import get_workspace, render, reply
@@ -30,12 +32,14 @@ def show(request: Request) -> Response:
         return RedirectResponse(f"/run/{quote(job.run)}", 303)
     if job.state == FINISHED and str(job.extra.get("page", "")).startswith("/result/"):
         return RedirectResponse(str(job.extra["page"]), 303)
+    config = read_config(workspace, job)
     return render(
         request,
         "job.html",
         job=job,
         command=format_command(job),
-        config=read_config(workspace, job),
+        config=config,
+        asked=list_asked(workspace, config),
     )
 
 
@@ -56,6 +60,18 @@ def read_config(workspace: Workspace, job: AppJob) -> str:
     for path in (workspace.store.jobs / job.id).glob("*.toml"):
         return path.read_text(encoding="utf-8")
     return ""
+
+
+def list_asked(workspace: Workspace, config: str) -> list[tuple[str, str]]:
+    """Return the settings of a job's config by their names, as a form has them."""
+    try:
+        settings = flatten_settings(tomllib.loads(config))
+    except (ValueError, RecursionError):  # half a file, or one that was edited
+        return []
+    folder = f"{workspace.folder}/"
+    return [
+        (name, forms.format_value(value).replace(folder, "")) for name, value in settings.items()
+    ]
 
 
 async def describe(request: Request) -> Response:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +18,11 @@ from slipstream.webapp import forms, paths, settings
 from slipstream.webapp.jobs.supervisor import choose_queue
 from slipstream.webapp.pages import get_workspace, read_object, render, reply
 from slipstream.webapp.screens import estimates
+from slipstream.webapp.screens.prepare import findings as findings_of
+from slipstream.webapp.screens.prepare import problems
+from slipstream.webapp.screens.prepare.draft import Draft
 from slipstream.webapp.workspace import Workspace
 
-INSPECT_S = 120.0
-"""How long a look into a file may take"""
 MOST_ROWS = 10**12
 
 
@@ -68,63 +65,27 @@ def _list_data(workspace: Workspace, config: Config | None) -> str:
 
 
 async def inspect_file(request: Request) -> Response:
-    """What a data file holds, and the settings that fit."""
+    """What a data file holds, and the settings that fit; further parameters say how it is read."""
     workspace = get_workspace(request)
     name = request.query_params.get("path", "")
-    findings = await read_findings(workspace, name)
-    return reply(_describe_findings(Path(name), findings))
-
-
-async def read_findings(
-    workspace: Workspace, name: str, overrides: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return what `slipstream inspect` says about a file, run in a process of its own, since a file
-    may be large; `overrides` say how it is read."""
-    path = name
-    if not name.startswith(SIMULATED):
-        path = str(paths.resolve_below(workspace.folder, name))
-        if not name or not (Path(path).exists() or configs.find_matches(Path(path))[1]):
-            raise paths.MissingError(f"{name}: there is no such file")
-    options = [word for one in overrides for word in ("--set", one)]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "slipstream", "inspect", path, "--json", *options),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        async with asyncio.timeout(INSPECT_S):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        raise UserError(f"{name}: reading it took more than {INSPECT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    try:
-        findings: dict[str, Any] = json.loads(output)
-    except ValueError:
-        raise UserError("the file could not be read") from None
-    if "error" in findings:
-        raise UserError(str(findings["error"]).replace(f"{workspace.folder}/", ""))
-    return findings
+    draft = Draft(dict(request.query_params))
+    found = await findings_of.find_file(workspace, name, findings_of.list_reading(draft))
+    return reply(_describe_findings(Path(name), found))
 
 
 def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
     """Return the columns of a file, its problems, and the form that it suggests."""
-    suggested = Config.model_validate(findings["config"])
+    suggested = findings_of.get_proposal(findings)
     columns = [
         {key: column.get(key) for key in ("name", "type", "unit", "role")}
         for column in findings["columns"]
     ]
-    problems = [
-        one if isinstance(one, str) else str(one.get("message", one))
-        for one in findings["problems"]
-    ]
     return {
         "columns": columns,
         "rows": findings["rows"],
-        "problems": problems,
+        "problems": [
+            {"column": one["column"], "message": one["message"]} for one in findings["problems"]
+        ],
         "values": forms.fill(suggested) | {"name": clean_name(path.stem)},
     }
 
@@ -137,6 +98,36 @@ async def check(request: Request) -> Response:
     if checked.config is None:
         return reply({"problems": checked.problems})
     return reply(describe_job(workspace, checked.config, forms.TRAIN))
+
+
+async def ready(request: Request) -> Response:
+    """Whether the form can be trained on its data."""
+    workspace = get_workspace(request)
+    form = (await read_object(request)).get("settings")
+    checked = await run_in_threadpool(settings.check_form, workspace, form)
+    return await answer_ready(request, checked, form)
+
+
+async def answer_ready(
+    request: Request, checked: settings.Checked, form: Any, command: str = forms.TRAIN
+) -> Response:
+    """Return the rows and windows of a job, or what is wrong by setting, with fixes: settings that
+    a message names."""
+    if checked.config is None:
+        return reply({"problems": checked.problems})
+    try:
+        found = await findings_of.check_ready(get_workspace(request), checked.config)
+    except UserError as error:
+        message = str(error)
+        fixes = [
+            {"title": fix.title, "set": change["set"]}
+            for fix in problems.find_fixes(message, Draft(form), ())
+            for change in fix.change
+            if "set" in change
+        ]
+        setting = settings.find_setting(message, command)
+        return reply({"problems": {setting: message}, "fixes": fixes})
+    return reply({"problems": {}, **found})
 
 
 def describe_job(workspace: Workspace, config: Config, command: str) -> dict[str, Any]:
@@ -156,13 +147,12 @@ async def estimate(request: Request) -> Response:
     if checked.config is None:
         return reply({})
     rows, numbers = (body.get(name) for name in ("rows", "numbers"))
-    if not all(isinstance(one, int) and 0 <= one <= MOST_ROWS for one in (rows, numbers)):
-        raise UserError(f"rows and numbers: expected integers up to {MOST_ROWS:,}")
-    return reply(
-        await run_in_threadpool(
-            estimates.estimate_job, workspace, checked.config, int(rows or 0), int(numbers or 0)
-        )
-    )
+    windows = body.get("windows")
+    counts = (rows, numbers, windows or 0)
+    if not all(isinstance(one, int) and 0 <= one <= MOST_ROWS for one in counts):
+        raise UserError(f"rows, numbers and windows: expected integers up to {MOST_ROWS:,}")
+    sizes = int(rows or 0), int(numbers or 0), windows
+    return reply(await run_in_threadpool(estimates.estimate_job, workspace, checked.config, *sizes))
 
 
 def format_job(config: Config) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import shlex
 import tomllib
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,12 +15,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 
+from slipstream import config as configs
 from slipstream import runs
 from slipstream.catalog.details import show_run
-from slipstream.catalog.rows import FINISHED, RUNNING, read_row
+from slipstream.catalog.rows import FINISHED, RUNNING, looks_like_run, read_row
+from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import choose_layout, format_number, sort_key
-from slipstream.webapp import paths
+from slipstream.run_names import find_kind
+from slipstream.webapp import paths, settings
 from slipstream.webapp.jobs.store import OPEN, read_object
 from slipstream.webapp.jobs.supervisor import choose_queue, stop_job, stop_run
 from slipstream.webapp.pages import get_workspace, render, reply
@@ -39,6 +44,7 @@ FILES = {
 }
 """What can be downloaded, by its fixed name"""
 MOST_EPOCHS = 100_000
+SEARCH = "search"
 
 
 def show(request: Request) -> Response:
@@ -67,15 +73,25 @@ def show(request: Request) -> Response:
         resume=details["next"] if row["state"] == "stopped" else "",
         epochs=_read_epochs(folder),
         can_resume=row["kind"] in ("train", "pretrain"),
+        parts=_list_parts(name, folder),
         is_open=job is not None and job.state in OPEN,
         error=job.error if job is not None else "",
     )
 
 
+def _list_parts(name: str, folder: Path) -> list[dict[str, str]]:
+    """Return the runs that a run without a log of its own, such as a probe, holds."""
+    if (folder / "events.jsonl").exists():
+        return []
+    inner = sorted(one for one in folder.iterdir() if one.is_dir() and looks_like_run(one))
+    return [{"name": one.name, "url": quote(f"{name}/{one.name}")} for one in inner]
+
+
 def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
     """Return the metrics of the model beside those of the baselines, the best first."""
     try:
-        columns = choose_layout(summary).columns
+        layout = choose_layout(summary)
+        columns = layout.columns
         results = [("model", summary)]
         if summary.get("ensemble"):
             results.append(("ensemble", summary["ensemble"]))
@@ -86,7 +102,12 @@ def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
             (name, [format_number(column.read(one), column.decimals) for column in columns])
             for name, one in results
         ]
-        return {"headings": [column.heading for column in columns], "rows": cells}
+        title = layout.description[0].upper() + layout.description[1:]
+        return {
+            "title": title,
+            "headings": [column.heading for column in columns],
+            "rows": cells,
+        }
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError):
         return None  # a pre-trained encoder, a search, or a run of another version
 
@@ -172,12 +193,25 @@ def submit_resume(workspace: Workspace, name: str, epochs: Any) -> str:
     open_job = workspace.store.find_by_run(name)
     if open_job is not None and open_job.state in OPEN:
         raise UserError("the run is in the queue already")
+    config = load_resumed(workspace, folder)
     job, _ = workspace.store.create_folder()
-    settings = tomllib.loads(paths.read_text(folder / "config.toml"))
-    device = str(settings.get("engine", {}).get("device", "auto"))
-    workspace.store.submit(job, command, device=choose_queue(device), name=row.name, run=name)
+    device = choose_queue(config.engine.device)
+    workspace.store.submit(job, command, device=device, name=row.name, run=name)
     workspace.supervisor.start_workers()
     return job
+
+
+def load_resumed(workspace: Workspace, folder: Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the config of a run to be resumed. It may come from elsewhere, so that what it names
+    is checked as a form is."""
+    config = configs.load(runs.load_config(runs.Run(folder)), overrides)
+    try:
+        settings.refuse_unsafe(workspace, config)
+    except UserError as error:
+        kind = {SEARCH: "tune"}.get(find_kind(folder), find_kind(folder))
+        command = f"slipstream {kind} --resume {shlex.quote(str(folder))}"
+        raise UserError(f"{error}; resume the run on the command line: {command}") from None
+    return config
 
 
 def show_report(request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from typing import Any
@@ -91,6 +92,8 @@ def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _format_number(value: float) -> str:
     """Return a number as one types it: 1e-4, not 0.0001; TOML reads 1e-4 as it reads 1.0e-4."""
+    if not math.isfinite(value):
+        return str(value)
     if isinstance(value, float) and (0 < abs(value) < 1e-2 or abs(value) >= 1e6):
         mantissa, _, exponent = f"{value!r}".partition("e")
         if not exponent:

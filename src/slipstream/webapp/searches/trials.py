@@ -134,9 +134,11 @@ def describe_search(folder: Path) -> dict[str, Any]:
         "ended": len(ended),
         "trials": trials,
         "axes": list_axes(_read_space(config, summary), trials),
-        "best": _find_chosen(summary, trials) if phase == ENDED else find_best(trials),
+        "best": find_best(trials),
+        "chosen": _find_chosen(summary, trials) if phase == ENDED else None,
         "phase": phase,
         **_measure_speed(events, total - len(ended)),
+        **(_read_speed(summary) if phase == ENDED else {}),
         "importances": _read_importances(summary),
         "seconds": summary.get("seconds"),
     }
@@ -183,11 +185,17 @@ def format_choice(value: Any) -> str:
 
 
 def _find_chosen(summary: Mapping[str, Any], trials: Iterable[Trial]) -> int | None:
-    """Return the trial that retraining chose, else the one with the lowest score."""
+    """Return the trial that retraining chose; it need not have the lowest score."""
     with suppress(*DAMAGE_ERRORS):
         if any(one["trial"] == (chosen := get_chosen(summary)["trial"]) for one in trials):
             return int(chosen)
-    return find_best(trials)
+    return None
+
+
+def _read_speed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trials an hour of a search that has ended, as its summary and report say them."""
+    value = summary.get("trials_per_hour")
+    return {"per_hour": value, "left_s": None} if isinstance(value, int | float) else {}
 
 
 def find_best(trials: Iterable[Trial]) -> int | None:

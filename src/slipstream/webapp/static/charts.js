@@ -2,7 +2,8 @@
 import {formatNumber, make} from "./common.js";
 
 export const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
-const EPOCHS = [0.1, 0.2, 0.5, ...[0, 1, 2, 3, 4].flatMap(power => [1, 2, 5].map(one => one * 10 ** power))];
+export const WHOLE = [0, 1, 2, 3, 4, 5].flatMap(power => [1, 2, 5].map(one => one * 10 ** power));
+const EPOCHS = (_, at, low, high) => high - low > 1 ? WHOLE : [0.1, 0.2, 0.5, ...WHOLE];
 
 // Ticks of a logarithmic axis. uPlot's own never end where the range begins just below a power of ten.
 function listPowers(_, at, low, high) {
@@ -10,7 +11,11 @@ function listPowers(_, at, low, high) {
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
     ticks.push(...factors.map(factor => factor * 10 ** power).filter(tick => tick >= low && tick <= high));
   }
-  return ticks;
+  if (ticks.length > 1) return ticks;
+  // a narrow range has hardly a round number in it: ticks at even distances
+  const rough = (high - low) / 4, size = 10 ** Math.floor(Math.log10(rough)), step = [1, 2, 5, 10].find(one => one * size >= rough) * size;
+  const first = Math.ceil(low / step);
+  return Array.from({length: Math.max(Math.floor(high / step) - first + 1, 0)}, (_, i) => (first + i) * step);
 }
 export const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const faint = name => `${colour(name)}33`;
@@ -39,7 +44,7 @@ export function makeKey(colour, dash = []) {
 }
 
 // A chart of lines over x: {lines: [{name, colour, dash?, band: [low, high]?, hidden?, dots?: no line, stepped?}], log, height,
-// values?: formats the numbers of the x axis, steps?: the distances of its ticks, time?: x in seconds since 1970,
+// label?: names the x axis, values?: formats its numbers, steps?: the distances of its ticks, time?: x in seconds since 1970,
 // onZoom?: gets the range that was dragged over, and nulls after a double click,
 // gaps?: leave missing values out of the lines, regions?: [{from, to, colour}] behind the lines}.
 export class Chart {
@@ -87,7 +92,7 @@ export class Chart {
     this.plot = new uPlot({
       width: this.width, height, tzDate,
       scales: {x: {time: Boolean(this.options.time)}, y: {distr: log ? 3 : 1, ...(log ? {range: (_, low, high) => low > 0 ? [low / 1.15, high * 1.15] : [1e-6, 1]} : {})}},
-      axes: [this.options.time ? {...axis, values: DATES, space: 90, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4, ...(log ? {splits: listPowers, filter: (_, ticks) => ticks} : {})}],
+      axes: [this.options.time ? {...axis, values: DATES, space: 90, size: 40, gap: 4} : {...axis, values: this.options.values ?? values, size: 28, gap: 4, ...(this.options.label ? {label: this.options.label, labelSize: 18, labelGap: 0, labelFont: FONT} : {}), incrs: this.options.steps === undefined ? EPOCHS : this.options.steps ?? undefined}, {...axis, values, size: 62, gap: 4, ...(log ? {splits: listPowers, filter: (_, ticks) => ticks} : {})}],
       series: [{}, ...lines.map(line => ({
         stroke: line.hidden ? "transparent" : colour(line.colour === "ink" ? "muted" : line.colour),
         width: line.hidden || line.dots ? 0 : 1.75, spanGaps: !this.options.gaps, dash: line.dash, ...(line.stepped ? {paths: uPlot.paths.stepped({align: 1})} : {}),
@@ -96,7 +101,7 @@ export class Chart {
       bands,
       ...(this.options.time ? {tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), "UTC")} : {}), // as the file has them
       legend: {show: false},
-      cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false},
+      cursor: {drag: {x: true, y: false, setScale: !this.options.onZoom}, y: false, bind: uPlot.followDrag()},
       hooks: {drawClear: [plot => {
         for (const {from, to, colour: name} of this.options.regions ?? []) {
           const {left, top, width, height} = plot.bbox;

@@ -22,13 +22,14 @@ export class RequestProblem extends Error {
   constructor(message, body) { super(message); this.body = body; }
 }
 
-export async function ask(path, body) {
-  const options = body === undefined ? {} :
-    {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body)};
+export async function ask(path, body, signal) {
+  const options = body === undefined ? {signal} :
+    {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal};
   let response;
   try {
     response = await fetch(path, options);
-  } catch {
+  } catch (problem) {
+    if (problem.name === "AbortError") throw problem;
     throw new RequestProblem("The server does not answer; start it again with: slipstream ui", {});
   }
   const type = response.headers.get("Content-Type") || "";

@@ -32,6 +32,7 @@ function drawCurves() {
     ...banded.flatMap(() => [{colour: "c1", hidden: true}, {colour: "c1", hidden: true}])];
   curveChart.options.values = x === "seconds" ? (_, ticks) => ticks.map(tick => formatSeconds(tick)) : undefined;
   curveChart.options.steps = x === "seconds" ? null : undefined;
+  curveChart.options.label = x === "seconds" ? "" : "epoch";
   curveChart.columns = [xs, ...shown.map(run => spread(run, "val")), ...banded.flatMap(run => [spread(run, "low"), spread(run, "high")])];
   curveChart.rebuild();
 }
@@ -72,7 +73,7 @@ async function loadPredictions() {
   fill("step", Array.from({length: answer.steps}, (_, at) => at + 1), answer.chosen.step);
   const names = runs.filter(run => answer.lines[run]);
   const truth = answer.truth.length > 0;
-  predictionChart.options.lines = [...(truth ? [{name: "true value", colour: "ink"}] : []), ...names.map(run => style(run, {}))];
+  predictionChart.options.lines = [...(truth ? [{name: answer.truth_of ? `true value of ${answer.truth_of.split("/").at(-1)}` : "true value", colour: "ink"}] : []), ...names.map(run => style(run, {}))];
   predictionChart.options.time = answer.kind === "date";
   predictionChart.columns = [answer.x, ...(truth ? [answer.truth] : []), ...names.map(run => answer.lines[run])];
   predictionChart.rebuild();

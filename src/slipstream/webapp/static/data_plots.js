@@ -85,10 +85,7 @@ class Plot {
       cursor: {
         drag: {x: true, y: false, setScale: false},
         sync: {key: "data", filters: {pub: kind => kind === "mousemove" || kind === "mouseleave", sub: kind => kind === "mousemove" || kind === "mouseleave"}},
-        bind: {
-          dblclick: () => () => { this.plots.setView(null, null); return null; },
-          mousedown: (_, __, handle) => event => event.shiftKey ? this.pan(event) : handle(event),
-        },
+        bind: uPlot.followDrag({dblclick: () => this.plots.setView(null, null), mousedown: event => event.shiftKey && this.pan(event)}),
       },
       hooks: {
         setSelect: [plot => {
@@ -121,7 +118,7 @@ class Plot {
     const end = () => { removeEventListener("mousemove", move); removeEventListener("mouseup", end); };
     addEventListener("mousemove", move);
     addEventListener("mouseup", end);
-    return null;
+    return true;
   }
 
   read(index) {

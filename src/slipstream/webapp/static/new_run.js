@@ -6,7 +6,12 @@ const form = find("#form"), data = find("#data"), start = find("#start");
 const {path: here, api} = form.dataset;
 const fields = new Map(findAll("[data-setting]").map(node => [node.dataset.setting, node]));
 const controlOf = node => find("input, select", node);
+const MOST_REMARKS = 12, READING = ["data.encoding", "data.decimal", "data.skip_rows", "data.sheet", "data.variable"];
 let columns = [], rows = 0, checks = 0, config = null;
+// Settings that a person has touched: what is suggested never replaces them.
+const touched = new Set(), ofPreset = new Set();
+// Number of the last look into a file, and whether it goes on: nothing starts meanwhile.
+let looks = 0, isReading = false;
 
 const parseList = text => {
   try { const list = JSON.parse(text || "[]"); return Array.isArray(list) ? list.map(String) : []; } catch { return []; }
@@ -27,6 +32,7 @@ function drawColumns() {
           const list = parseList(control.value);
           const next = list.includes(column.name) ? list.filter(name => name !== column.name) : names.filter(name => name === column.name || list.includes(name));
           control.value = next.length ? JSON.stringify(next) : "";
+          touched.add(setting);
           event.currentTarget.setAttribute("aria-pressed", String(next.includes(column.name)));
           changed();
         },
@@ -35,8 +41,9 @@ function drawColumns() {
   }
 }
 
-function setValues(values, {clear}) {
+function setValues(values, {clear, isChosen = false}) {
   for (const [setting, node] of fields) {
+    if (touched.has(setting) && !isChosen) continue;
     if (setting in values) {
       const control = controlOf(node), value = values[setting];
       if (control.tagName === "SELECT" && ![...control.options].some(option => option.value === value)) control.append(make("option", {value}, value));
@@ -96,29 +103,65 @@ async function check() {
     return;
   }
   if (number !== checks) return;
-  const count = Object.keys(answer.problems).length;
-  config = count ? null : answer.toml;
-  showProblems(answer.problems);
+  const count = showState(answer);
   for (const id of ["#toml", "#command"]) find(id).classList.toggle("stale", count > 0);
-  find("#go").disabled = count > 0;
-  find("#ready").textContent = !data.value ? "Choose the data first." : count ?
-    `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : "Ready.";
   find("#unused").textContent = (answer.unused ?? []).join("\n");
   estimate(number);
   if (!count) {
     find("#toml").textContent = answer.toml;
     find("#command").textContent = answer.command;
+    checkData(number);
   }
   form.dispatchEvent(new CustomEvent("checked", {detail: answer}));
 }
 
+// Shows what is wrong; the job can start only if nothing is. Returns how much is wrong.
+function showState(answer, text = "Compares the settings with the data …") {
+  const count = Object.keys(answer.problems).length;
+  config = count ? null : answer.toml ?? config;
+  showProblems(answer.problems);
+  find("#go").disabled = count > 0 || isReading;
+  find("#ready").textContent = !data.value ? "Choose the data first." : isReading ? "Reads the file …" : count ?
+    `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : text;
+  find("#counts").textContent = "";
+  find("#fixes").replaceChildren(...(answer.fixes ?? []).map(fix => make("button", {type: "button", class: "fix", onclick: () => {
+    for (const setting of Object.keys(fix.set)) touched.add(setting);
+    setValues(fix.set, {clear: false, isChosen: true});
+    changed();
+  }}, fix.title)));
+  return count;
+}
+
+// Compares the settings with the data, by the code of training: "Ready." means that they fit.
+let comparing = null;
+async function checkData(number) {
+  comparing?.abort();
+  if (isReading) return;
+  comparing = new AbortController();
+  let answer;
+  try {
+    answer = await ask(`${api}/ready`, request(), comparing.signal);
+  } catch (problem) {
+    if (number === checks && problem.name !== "AbortError") notify(problem.message);
+    return;
+  }
+  if (number !== checks) return;
+  if (showState(answer, answer.unchecked ? "Not all of it could be compared with the data." : "Ready.")) return;
+  const parts = [];
+  if (answer.windows) parts.push(`${["train", "val", "test"].map(name => `${(answer.windows[name] ?? 0).toLocaleString("en")} ${name}`).join(", ")} windows.`);
+  if (answer.sample_rows) parts.push(`Columns were compared on the first ${answer.sample_rows.toLocaleString("en")} rows${answer.rows ? `, lengths on all ${answer.rows.toLocaleString("en")}` : ""}.`);
+  if (answer.unchecked) parts.push(`${answer.unchecked}.`);
+  find("#counts").textContent = parts.join(" ");
+  if (answer.windows) estimate(number, answer.windows.train);
+}
+
 // How long the job will take, and how much memory: a range, and what it rests on.
-async function estimate(number) {
+async function estimate(number, windows = null) {
   if (!find("#estimate")) return; // searches use this form too
   let answer = {};
   try {
     const numbers = columns.filter(column => column.type === "number").length;
-    answer = await ask("/api/estimate", {settings: collect(), rows, numbers});
+    answer = await ask("/api/estimate", {settings: collect(), rows, numbers, windows});
   } catch { /* the form says what is wrong */ }
   if (number !== checks) return;
   find("#estimate").hidden = !answer.seconds;
@@ -142,47 +185,85 @@ function offerPresets(values) {
 let waiting;
 function changed() {
   clearTimeout(waiting);
-  find("#ready").textContent = "Checking …";
+  if (!isReading) find("#ready").textContent = "Checks the settings …";
   waiting = setTimeout(check, 150);
 }
 
-async function inspect({suggest}) {
-  const place = find("#findings");
+async function inspect({suggest, preset = ""}) {
+  const place = find("#findings"), number = ++looks, path = data.value;
   columns = [];
   rows = 0;
-  if (!data.value || data.value.startsWith("simulated:") || data.value.includes("\n")) {
+  isReading = Boolean(path) && !path.startsWith("simulated:") && !path.includes("\n");
+  if (!isReading) {
     place.replaceChildren();
     drawColumns();
+    if (preset) await usePreset(preset, number);
     return check();
   }
-  const path = data.value;
   place.replaceChildren(make("p", {class: "muted"}, "Reading …"));
+  checks++; // an answer that is under way is about another file
+  comparing?.abort();
+  showState({problems: {}});
+  const query = new URLSearchParams({path});
+  for (const setting of READING) {
+    const text = fields.has(setting) ? controlOf(fields.get(setting)).value.trim() : "";
+    if (text) query.set(setting, text);
+  }
   try {
-    const found = await ask(`/api/inspect?path=${encodeURIComponent(path)}`);
-    if (path !== data.value) return;
+    const found = await ask(`/api/inspect?${query}`);
+    if (number !== looks) return;
     columns = found.columns;
     rows = found.rows;
     offerPresets(found.values);
-    place.replaceChildren(make("p", {class: "muted"}, `${found.rows.toLocaleString("en")} rows, ${columns.length} columns`),
-      found.problems.length ? make("ul", {}, ...found.problems.map(text => make("li", {}, text))) : "");
-    if (suggest) setValues(found.values, {clear: true});
-    else drawColumns();
+    place.replaceChildren(make("p", {class: "muted"}, `${found.rows.toLocaleString("en")} rows, ${columns.length} columns`), listRemarks(found.problems, path));
+    if (suggest) {
+      forgetOtherColumns();
+      setValues(found.values, {clear: true});
+    } else drawColumns();
+    if (preset) await usePreset(preset, number);
   } catch (problem) {
-    if (path === data.value) place.replaceChildren(make("p", {class: "message bad"}, problem.message));
+    if (number === looks) place.replaceChildren(make("p", {class: "message bad"}, problem.message));
   }
+  if (number !== looks) return;
+  isReading = false;
   return check();
+}
+
+function listRemarks(problems, path) {
+  if (!problems.length) return "";
+  const items = problems.slice(0, MOST_REMARKS).map(one => make("li", {}, one.column ? make("b", {}, `${one.column.slice(0, 80)} `) : "", one.message));
+  const more = problems.length - MOST_REMARKS;
+  return make("div", {}, make("ul", {}, ...items), make("p", {class: "help"}, more > 0 ? `${more} more. ` : "", make("a", {href: `/prepare?file=${encodeURIComponent(path)}`}, "Prepare the data")));
+}
+
+// Columns that were chosen in another file: where this one does not have them, they are suggested anew.
+function forgetOtherColumns() {
+  const names = new Set(columns.map(column => column.name));
+  for (const setting of [...touched]) {
+    const node = fields.get(setting);
+    if (!node?.dataset.kind.startsWith("column")) continue;
+    const text = controlOf(node).value.trim(), list = text.startsWith("[") ? parseList(text) : [text];
+    if (text && !list.every(name => names.has(name))) touched.delete(setting);
+  }
+}
+
+// The preset's settings on top of the data's; it was chosen last, so that it replaces what was touched before.
+async function usePreset(preset, number) {
+  const text = await (await fetch(`${here}?start=${encodeURIComponent(preset)}`)).text();
+  if (number !== looks) return;
+  const other = JSON.parse(new DOMParser().parseFromString(text, "text/html").getElementById("values").textContent);
+  setValues(other.values, {clear: false, isChosen: true});
+  for (const setting of Object.keys(other.values)) {
+    touched.add(setting);
+    ofPreset.add(setting);
+  }
 }
 
 async function begin() {
   const chosen = start.value;
-  if (chosen.startsWith("preset:") && data.value && !data.value.startsWith("simulated:")) {
-    // the preset's settings on top of the data's
-    await inspect({suggest: true});
-    const text = await (await fetch(`${here}?start=${encodeURIComponent(chosen)}`)).text();
-    const other = JSON.parse(new DOMParser().parseFromString(text, "text/html").getElementById("values").textContent);
-    setValues(other.values, {clear: false});
-    return check();
-  }
+  for (const setting of ofPreset) touched.delete(setting);
+  ofPreset.clear();
+  if (chosen.startsWith("preset:") && data.value && !data.value.startsWith("simulated:")) return inspect({suggest: true, preset: chosen});
   if (!chosen) return inspect({suggest: true});
   location.assign(`${here}?start=${encodeURIComponent(chosen)}`);
 }
@@ -194,10 +275,23 @@ data.addEventListener("change", () => {
 });
 start.addEventListener("change", begin);
 form.addEventListener("changed", changed);
-form.addEventListener("input", event => { if (event.target !== data && event.target !== start) changed(); });
+form.addEventListener("input", event => {
+  if (event.target === data || event.target === start) return;
+  const setting = event.target.closest("[data-setting]")?.dataset.setting;
+  if (setting) {
+    touched.add(setting);
+    ofPreset.delete(setting);
+  }
+  changed();
+});
+// How the file is read has changed: it is looked into again.
+form.addEventListener("change", event => {
+  if (READING.includes(event.target.closest("[data-setting]")?.dataset.setting)) inspect({suggest: true});
+});
 form.addEventListener("submit", async event => {
   event.preventDefault();
   const go = find("#go");
+  if (isReading) return;
   go.disabled = true;
   try {
     const answer = await ask(`${api}/start`, request());
@@ -213,6 +307,8 @@ form.addEventListener("submit", async event => {
   }
 });
 
+// What was typed while the page was loading.
+for (const [setting, node] of fields) if (controlOf(node).value.trim()) touched.add(setting);
 const linked = new URLSearchParams(location.search).get("data");
 if (linked && ![...data.options].some(option => option.value === linked)) data.append(make("option", {value: linked}, linked));
 const early = linked || data.value; // of a link, or chosen while the page was loading

@@ -12,8 +12,18 @@ let state = null, draft = null, updates = 0, allColumns = false, splitKind = nul
 
 // ---- the draft
 
-async function update(change = [], {redraw = true} = {}) {
+// One change after the other, each on the draft that the one before has left: none is lost.
+let queue = Promise.resolve(), edits = [];
+function update(change = [], options = {}) {
   const number = ++updates;
+  const sent = queue.then(() => send(number, change, options));
+  queue = sent.catch(() => {});
+  return sent;
+}
+
+async function send(number, change, {redraw = true}) {
+  if (!change.length && draft && number !== updates) return; // the next one has these edits too
+  edits = [];
   const body = draft ? {draft, change} : {file: work.dataset.file, start: work.dataset.start};
   let answer;
   try {
@@ -22,9 +32,12 @@ async function update(change = [], {redraw = true} = {}) {
     if (!state) { find("#loading").textContent = problem.message; find("#loading").className = "message bad"; } else notify(problem.message);
     return;
   }
-  if (number !== updates && !change.length) return;
   state = answer;
-  if (redraw) draft = answer.draft; // otherwise the fields go on writing into this one
+  if (redraw) {
+    draft = answer.draft; // otherwise the fields go on writing into this one
+    for (const edit of edits) edit(); // what was typed meanwhile
+    if (edits.length) edited();
+  }
   find("#loading").hidden = true;
   work.hidden = false;
   if (redraw) drawForms();
@@ -33,6 +46,12 @@ async function update(change = [], {redraw = true} = {}) {
 }
 
 let waiting;
+// Writes what a person types into the draft, again where an answer replaces the draft meanwhile.
+function type(write) {
+  edits.push(write);
+  write();
+  edited();
+}
 const edited = () => { clearTimeout(waiting); waiting = setTimeout(() => update([], {redraw: false}), 250); };
 
 function drawForms() {
@@ -81,8 +100,33 @@ function mark(field, control, message) {
 
 const makeFixes = fixes => fixes.length ? make("div", {class: "buttons"}, ...fixes.map(fix => make("button", {type: "button", class: "fix", onclick: () => update(fix.change)}, fix.title))) : "";
 
+// What training would say about the draft and its data; null while that is not known.
+let verdict = null, comparing = null;
+async function compare() {
+  comparing?.abort();
+  verdict = null;
+  find("#ready").textContent = state.ready ? "Compares the draft with the data …" : "";
+  if (!state.ready) return;
+  const mine = comparing = new AbortController();
+  try {
+    verdict = await ask("/api/prepare/ready", {draft}, mine.signal);
+  } catch (problem) {
+    if (problem.name !== "AbortError") find("#ready").textContent = problem.message;
+    return;
+  }
+  if (mine !== comparing) return;
+  const {windows, sample_rows: sample, rows, unchecked} = verdict;
+  const parts = [verdict.error ? "Not ready: see Problems." : unchecked ? "Not all of it could be compared with the data." : "Ready."];
+  if (sample) parts.push(`Columns were compared on the first ${sample.toLocaleString("en")} rows${rows ? `, lengths on all ${rows.toLocaleString("en")}` : ""}.`);
+  if (windows) parts.push(`${["train", "val", "test"].map(name => `${(windows[name] ?? 0).toLocaleString("en")} ${name}`).join(", ")} windows.`);
+  if (unchecked) parts.push(`${unchecked}.`);
+  find("#ready").textContent = parts.join(" ");
+  drawProblems();
+}
+
 function drawProblems() {
-  const open = state.problems.filter(one => !one.answer), answered = state.problems.filter(one => one.answer);
+  const said = verdict?.error ? [{message: verdict.error, fixes: verdict.fixes, kind: "error"}] : [];
+  const open = [...said, ...state.problems.filter(one => !one.answer)], answered = state.problems.filter(one => one.answer);
   const describe = one => [one.column ? make("b", {}, `${one.column.slice(0, 80)} `) : "", one.message];
   find("#problems").replaceChildren(...(open.length ? open.map(one => make("li", {class: one.kind}, ...describe(one), makeFixes(one.fixes))) : [make("li", {class: "muted"}, "None that the draft leaves open.")]));
   const details = find("#answers");
@@ -153,10 +197,14 @@ function makeStep(step, at) {
   });
   for (const control of findAll("[data-key]", node)) {
     setValue(control, step[control.dataset.key] ?? "");
-    control.addEventListener("input", () => { step[control.dataset.key] = control.value; edited(); });
-    if (["columns", "several"].includes(control.dataset.kind)) makeChips(control, step);
+    control.addEventListener("input", () => type(() => writeStep(at, step.step, control.dataset.key, control.value)));
+    if (["columns", "several"].includes(control.dataset.kind)) makeChips(control, step, at);
   }
   return node;
+}
+
+function writeStep(at, kind, key, value) {
+  if (draft.steps[at]?.step === kind) draft.steps[at][key] = value;
 }
 
 async function move(from, to) {
@@ -167,7 +215,7 @@ async function move(from, to) {
 
 const parseList = text => { try { const list = JSON.parse(text || "[]"); return Array.isArray(list) ? list.map(String) : []; } catch { return []; } };
 
-function makeChips(control, step) {
+function makeChips(control, step, at) {
   const numeric = state.columns.filter(column => ["number", "boolean"].includes(column.type));
   const names = control.dataset.choices ? control.dataset.choices.split(" ") : numeric.map(column => column.name);
   if (names.length > 200) return; // names are typed
@@ -177,9 +225,10 @@ function makeChips(control, step) {
     onclick: event => {
       const list = parseList(control.value);
       const next = names.filter(one => (one === name) !== list.includes(one));
-      control.value = step[control.dataset.key] = next.length ? JSON.stringify(next) : "";
+      control.value = next.length ? JSON.stringify(next) : "";
       event.currentTarget.setAttribute("aria-pressed", String(next.includes(name)));
-      edited();
+      const text = control.value;
+      type(() => writeStep(at, step.step, control.dataset.key, text));
     },
   }, name.slice(0, 100))));
 }
@@ -358,9 +407,10 @@ function refresh() {
   lastDraft = now;
   preview();
   showSplit();
+  compare();
 }
 
-for (const control of findAll("[data-setting]")) control.addEventListener("input", () => { draft.settings[control.dataset.setting] = control.value; edited(); });
+for (const control of findAll("[data-setting]")) control.addEventListener("input", () => { const text = control.value; type(() => { draft.settings[control.dataset.setting] = text; }); });
 
 act(find("#continue"), async () => { location.assign((await ask("/api/prepare/continue", {draft})).url); });
 act(find("#save"), async () => {

@@ -5,7 +5,7 @@ import {watchJobs} from "./result_jobs.js";
 
 const page = find("#result"), url = page.dataset.url;
 const MOST_LISTED = 200, MANY_ROWS = 1e6;
-const state = {source: "", target: 0, ahead: 0, series: 0, figures: null, sort: null, down: true};
+const state = {source: "", target: 0, ahead: 0, series: 0, window: null, figures: null, sort: null, down: true};
 const svgBar = (share, own) => {
   const make = (tag, values) => { const node = document.createElementNS("http://www.w3.org/2000/svg", tag); for (const [name, value] of Object.entries(values)) node.setAttribute(name, value); return node; };
   const svg = make("svg", {class: "error-bar", "aria-hidden": "true"});
@@ -16,14 +16,14 @@ const query = values => new URLSearchParams(Object.entries(values).filter(([, va
 const errorKey = () => state.figures.classes.length ? "log_loss" : "mae";
 const unit = () => state.figures.unit ? ` ${state.figures.unit}` : "";
 
-const explorer = page.dataset.predictions ? new Explorer(find("#plot"), (range, points) => `/api/plot/${url}?${query({source: state.source, target: state.target, ahead: state.ahead, series: state.series, low: range?.[0], high: range?.[1], points})}`, describePlot) : null;
+const explorer = page.dataset.predictions ? new Explorer(find("#plot"), (range, points) => `/api/plot/${url}?${query({source: state.source, target: state.target, ahead: state.ahead, series: state.series, window: state.window, low: range?.[0], high: range?.[1], points})}`, describePlot) : null;
 
 function describePlot(data, range) {
   const {figures} = state, name = figures.names[state.series] ?? "";
   find("#plot-title").textContent = name;
   const error = data.mean_error == null ? "" : figures.classes.length ? `${formatNumber(100 * data.mean_error, 3)} % wrong` : `mean absolute error ${formatNumber(data.mean_error)}${unit()}`;
   const thinned = data.rows > data.points ? `, the extremes of every stretch of ${data.rows.toLocaleString("en")} rows` : `, ${data.rows.toLocaleString("en")} rows`;
-  const how = figures.steps > 1 && !state.ahead ? "; forecasts end to end, without overlap" : "";
+  const how = figures.steps > 1 && !state.ahead ? state.window == null ? "; forecasts end to end, without overlap" : "; the chosen window's forecast is shaded, others end to end with it" : "";
   find("#plot-note").textContent = `${range ? `${formatX(range[0], data.dates, data.x_name)} to ${formatX(range[1], data.dates, data.x_name)}: ` : "Whole series: "}${error}${thinned}${how}. Drag to zoom, double-click for the whole series.`;
   find("#plot").dataset.rows = String(data.rows);
 }
@@ -55,6 +55,7 @@ async function load() {
   listWorst();
   drawErrors();
   explorer.marks = null;
+  state.window = null;
   await explorer.show();
 }
 
@@ -83,7 +84,7 @@ function mark(list, attribute, value) {
 function pickSeries(at, range = null) {
   state.series = at;
   mark("#series-list", "series", at);
-  if (!range) { explorer.marks = null; mark("#worst", "place", ""); }
+  if (!range) { explorer.marks = null; state.window = null; mark("#worst", "place", ""); }
   run(explorer.show(range));
 }
 
@@ -100,6 +101,8 @@ function jump(one, at) {
   const least = state.figures.dates ? 60 : 1;
   const room = Math.max(3 * (one.high - one.low), 24 * (step || usualStep()), least);
   explorer.marks = [one.low, one.high];
+  state.window = one.row;
+  if (state.ahead) find("#ahead").value = state.ahead = 0; // only windows show the forecast that was this bad
   mark("#worst", "place", at);
   pickSeries(one.series, [one.low - room, one.high + room]);
   if (matchMedia("(max-width: 1080px)").matches) find("#plot").scrollIntoView({block: "center"});
@@ -133,11 +136,13 @@ function drawErrors() {
   const curves = Object.entries(figures.by_step ?? {}).slice(0, 8);
   find("#by-step-part").hidden = !curves.length;
   if (curves.length) {
-    drawChart("#by-step", {height: 220, steps: [1, 2, 5, 10, 20, 50, 100, 200, 500], lines: curves.map(([name], at) => ({name, colour: `c${at + 1}`, dash: DASHES[at]}))}, [curves[0][1].map((_, at) => at + 1), ...curves.map(pair => pair[1])]);
+    const metric = figures.by_step_metric ?? "Error";
+    find("#by-step-title").textContent = `${metric} by rows ahead${figures.targets.length > 1 ? ", mean of all targets" : ""}`;
+    drawChart("#by-step", {height: 230, label: "rows ahead", steps: [1, 2, 5, 10, 20, 50, 100, 200, 500], lines: curves.map(([name], at) => ({name, colour: `c${at + 1}`, dash: DASHES[at]}))}, [curves[0][1].map((_, at) => at + 1), ...curves.map(pair => pair[1])]);
   }
   const bins = figures.reliability ?? [];
   find("#reliability-part").hidden = !bins.length;
-  if (bins.length) drawChart("#reliability", {height: 220, steps: null, lines: [{name: "share that is right", colour: "c1", dash: []}, {name: "ideal", colour: "c5", dash: [4, 4]}]}, [bins.map(one => one.confidence), bins.map(one => one.accuracy), bins.map(one => one.confidence)]);
+  if (bins.length) drawChart("#reliability", {height: 230, label: "probability of the predicted class", steps: null, lines: [{name: "share that is right", colour: "c1", dash: []}, {name: "ideal", colour: "c5", dash: [4, 4]}]}, [bins.map(one => one.confidence), bins.map(one => one.accuracy), bins.map(one => one.confidence)]);
   drawTable();
 }
 

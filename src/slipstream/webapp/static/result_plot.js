@@ -94,7 +94,7 @@ export class Explorer {
       axes: [{...axis, size: last ? data.dates ? 40 : 26 : 6, space: data.dates ? 90 : 60, label: last && data.x_name && !data.dates ? data.x_name : null, labelSize: 18, values: last ? data.dates ? DATES : numbers : (_, ticks) => ticks.map(() => "")},
         {...axis, size, space: height / 6, values: values ?? numbers}],
       series: [{}, ...series], legend: {show: false},
-      cursor: {sync: {key: "result", scales: ["x", null]}, drag: {x: true, y: false, setScale: false}, y: false, bind: {dblclick: () => () => { this.show(); return null; }}},
+      cursor: {sync: {key: "result", scales: ["x", null]}, drag: {x: true, y: false, setScale: false}, y: false, bind: uPlot.followDrag({dblclick: () => this.show()})},
       hooks: {setCursor: [read], setSelect: [plot => this.select(plot)], draw: [plot => this.drawMarks(plot)]},
     }, [data.x, ...columns], this.place);
   }

@@ -7,16 +7,16 @@ const page = find("#run"), run = page.dataset.run, url = page.dataset.url;
 let state = page.dataset.state;
 
 const charts = {
-  loss: new Chart(find("#loss"), {log: true, height: 280, lines: [
-    {name: "training", colour: "ink"}, {name: "validation", colour: "blue", band: [4, 3]},
-    {colour: "blue", hidden: true}, {colour: "blue", hidden: true}]}),
-  lr: new Chart(find("#lr"), {height: 130, lines: [{name: "learning rate", colour: "blue"}]}),
-  speed: new Chart(find("#speed"), {height: 130, lines: [{name: "steps a second", colour: "blue"}]}),
+  loss: new Chart(find("#loss"), {log: true, height: 290, label: "epoch", lines: [
+    {name: "training, mean of the epoch", colour: "ink"}, {name: "validation", colour: "blue", band: [5, 4]},
+    {name: "training, mean of the last steps", colour: "orange", dots: true}, {colour: "blue", hidden: true}, {colour: "blue", hidden: true}]}),
+  lr: new Chart(find("#lr"), {height: 140, label: "epoch", lines: [{name: "learning rate", colour: "blue"}]}),
+  speed: new Chart(find("#speed"), {height: 140, label: "epoch", lines: [{name: "steps a second", colour: "blue"}]}),
 };
 
 // All that the log has said so far; a reset begins anew.
 let log;
-const begin = () => { log = {train: new Map(), lanes: new Map(), laneStarts: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); page.dataset.lines = "0"; };
+const begin = () => { log = {train: new Map(), logged: new Map(), lanes: new Map(), laneStarts: new Map(), lr: [], speed: [], epoch: null, epochs: Number(page.dataset.epochs) || null, best: null, epochSeconds: [], expected: null, trained: false, startedAt: null, lastAt: 0, count: 0}; find("#events").replaceChildren(); page.dataset.lines = "0"; };
 begin();
 
 // Errors in the unit of the target, where the log says how large one scaled unit is.
@@ -30,6 +30,7 @@ function nameLosses() {
   const {train, val, target} = log.scale ?? {}, own = isConvertible();
   find("#f-train-name").textContent = own ? `Training ${NAMES[train]}` : "Training loss";
   find("#f-val-name").textContent = own ? `Validation ${NAMES[val]}` : "Validation loss";
+  find("#f-best-name").textContent = own ? `Lowest validation ${NAMES[val]}` : "Lowest validation loss";
   find("#loss-title").textContent = own ? `${NAMES[val]} of ${target}` : "Loss";
 }
 
@@ -83,7 +84,7 @@ function addLine(event) {
     if (event.epoch != null) log.now = event.epoch;
     const losses = event.losses ? Object.values(event.losses).filter(value => value != null) : [];
     const loss = event.loss ?? (losses.length ? mean(losses) : null);
-    if (loss != null && event.epoch != null && !log.train.has(event.epoch)) { log.train.set(event.epoch, [loss]); log.loss = loss; }
+    if (loss != null && event.epoch != null) log.logged.set(event.epoch, loss);
   } else if (event.event === "start") { log.epochs = event.epochs ?? log.epochs; log.steps = event.steps_per_epoch; log.expected = event.expected_s; log.startedAt = event.at_s; log.scale = event.scale ?? null; nameLosses(); }
   else if (event.event === "estimate") log.expected = event.expected_s;
   else if (event.event === "trained" || event.event === "end") { log.trained = true; log.duration = event.seconds ?? log.duration; }
@@ -101,10 +102,15 @@ function drawFigures() {
   const set = (name, text) => { find(`#f-${name}`).textContent = text; };
   const now = log.lastLog?.losses && !log.trained ? log.now : Math.max(log.now ?? 0, last ?? 0);
   set("epoch", now ? `${formatNumber(now, 3)}${log.epochs ? ` of ${log.epochs}` : ""}` : "–");
-  const trains = [...log.train.entries()].sort((a, b) => a[0] - b[0]);
-  set("train", formatNumber(trains.length ? convert("train", mean(trains.at(-1)[1])) : null));
+  // the mean of the last epoch, or of the last steps where they are newer
+  const epoch = Math.max(...log.train.keys(), 0), step = Math.max(...log.logged.keys(), 0);
+  const isEpoch = epoch >= step && epoch > 0;
+  const trained = isEpoch ? mean(log.train.get(epoch)) : log.logged.get(step);
+  set("train", formatNumber(trained == null ? null : convert("train", trained)));
+  find("#f-train-note").textContent = trained == null ? "" : isEpoch ? `mean of epoch ${formatNumber(epoch, 3)}` : "mean of the last steps";
   set("val", formatNumber(last == null ? null : convert("val", mean([...log.lanes.get(last).values()]))));
-  set("best", log.best ? `${formatNumber(convert("val", log.best.loss))}, ${formatNumber(log.best.epoch, 3)}` : "–");
+  set("best", log.best ? formatNumber(convert("val", log.best.loss)) : "–");
+  find("#f-best-note").textContent = log.best ? `at epoch ${formatNumber(log.best.epoch, 3)}` : "";
   set("lr", formatNumber(log.lr.at(-1)?.[1], 3));
   set("speed", formatNumber(log.speed.at(-1)?.[1], 3));
   const recent = log.epochSeconds.slice(-5);
@@ -115,10 +121,10 @@ function drawFigures() {
 }
 
 function draw() {
-  const xs = [...new Set([...log.train.keys(), ...log.lanes.keys()])].sort((a, b) => a - b);
+  const xs = [...new Set([...log.train.keys(), ...log.logged.keys(), ...log.lanes.keys()])].sort((a, b) => a - b);
   const values = (at, pick) => { const lanes = log.lanes.get(at); const all = lanes ? [...lanes.values()].filter(value => value != null) : []; return all.length ? convert("val", pick(all)) : null; };
   const severalAt = at => (log.lanes.get(at)?.size ?? 0) > 1;
-  charts.loss.set([xs, xs.map(at => log.train.has(at) ? convert("train", mean(log.train.get(at))) : null), xs.map(at => values(at, mean)),
+  charts.loss.set([xs, xs.map(at => log.train.has(at) ? convert("train", mean(log.train.get(at))) : null), xs.map(at => values(at, mean)), xs.map(at => log.logged.has(at) ? convert("train", log.logged.get(at)) : null),
     xs.map(at => severalAt(at) ? values(at, all => Math.min(...all)) : null), xs.map(at => severalAt(at) ? values(at, all => Math.max(...all)) : null)]);
   charts.lr.set([log.lr.map(pair => pair[0]), log.lr.map(pair => pair[1])]);
   charts.speed.set([log.speed.map(pair => pair[0]), log.speed.map(pair => pair[1])]);
@@ -183,7 +189,7 @@ function showLoad(load) {
 let jobState = null;
 bind();
 listen(run, {
-  preview: showPreview,
+  preview: values => { if (state !== "finished") showPreview(values); }, // the finished model's are in Result
   load: showLoad,
   reset: () => { begin(); drawSoon(); },
   lines: events => {
@@ -202,6 +208,7 @@ listen(run, {
     page.dataset.state = state;
     find("#state").textContent = state;
     find("#state").className = `state ${state}`;
+    if (state === "finished") find("#preview").hidden = true;
     if (changed) refresh().catch(problem => notify(problem.message));
   },
 });

@@ -1,12 +1,11 @@
 // The page of a search: what has been tried so far, drawn again as trials end.
-import {Chart} from "./charts.js";
+import {Chart, WHOLE} from "./charts.js";
 import {act, ask, find, findAll, formatNumber, formatSeconds, listen, make, notify} from "./common.js";
 import {bindMore, openMore} from "./more.js";
 import {ParallelCoordinates} from "./parallel.js";
 
 const page = find("#search"), run = page.dataset.run, url = page.dataset.url;
 const LOOK_MS = 2000; // between two looks at the trials in training
-const WHOLE = [0, 1, 2, 3, 4, 5].flatMap(power => [1, 2, 5].map(one => one * 10 ** power));
 const COLUMNS = [
   {key: "trial", title: "Trial", read: one => one.trial, isNumber: true},
   {key: "state", title: "State", read: one => one.state},
@@ -15,8 +14,8 @@ const COLUMNS = [
 ];
 let state = page.dataset.state, search = null, sorting = {key: "value", down: false}, selected = null;
 
-const history = new Chart(find("#history"), {log: true, height: 230, steps: WHOLE, lines: [
-  {name: "best so far", colour: "orange", stepped: true}, {name: "finished", colour: "blue", dots: true}, {name: "pruned, last loss", colour: "ink", dots: true}]});
+const history = new Chart(find("#history"), {log: true, height: 240, label: "trial", steps: WHOLE, lines: [
+  {name: "best score so far", colour: "orange", stepped: true}, {name: "score of a trial", colour: "blue", dots: true}, {name: "pruned, last loss", colour: "ink", dots: true}]});
 const parallel = new ParallelCoordinates(find("#parallel"), {
   select: trials => { selected = trials; find("#clear").hidden = !trials; drawTable(); },
   mark: number => { for (const row of findAll("#trials tbody tr")) row.classList.toggle("marked", Number(row.dataset.trial) === number); parallel.highlight(number); },
@@ -30,6 +29,10 @@ function drawFigures() {
   const set = (name, text) => { find(`#f-${name}`).textContent = text; };
   set("done", `${ended} of ${Math.max(total, ended)}`);
   set("best", best ? formatNumber(best.value) : "–");
+  find("#f-best-note").textContent = best ? `trial ${best.trial}, validation ${search.metric}` : "";
+  const chosen = search.chosen ?? null;
+  find("#f-chosen").closest("div").hidden = chosen === null;
+  set("chosen", chosen === null ? "–" : `trial ${chosen}`);
   set("running", state === "running" && search.phase === "searching" ? counts.running ?? 0 : 0);
   set("pruned", (counts.pruned ?? 0) + (counts["cut off"] ?? 0));
   set("failed", counts.failed ?? 0);
@@ -39,7 +42,8 @@ function drawFigures() {
   set("left", !busy ? formatSeconds(search.seconds) : search.phase === "retraining" ? "retraining" : formatSeconds(search.left_s));
   const link = find("#best");
   link.hidden = !best;
-  if (best) link.href = newRun(best.trial);
+  link.textContent = chosen === null ? "Best trial's settings to a new run" : "Chosen settings to a new run";
+  if (best) link.href = newRun(chosen ?? best.trial);
 }
 
 const newRun = trial => `/new?start=${encodeURIComponent(`trial:${trial}:${run}`)}`;
@@ -66,8 +70,11 @@ function drawParallel() {
   const values = trials.map(one => one.value), low = Math.min(...values), high = Math.max(...values);
   const axes = search.axes.map(axis => ({...axis, read: one => one.params[axis.name]}));
   axes.push({name: "\0score", label: `validation ${search.metric}`, low, high, log: low > 0 && high > 3 * low, read: one => one.value});
-  parallel.set(axes, trials, search.best);
+  parallel.set(axes, trials, marked());
 }
+
+// The trial that stands out: the one that retraining chose, before that the one with the lowest score.
+const marked = () => search.chosen ?? search.best;
 
 const listColumns = () => [...COLUMNS, ...search.axes.map(axis => ({key: `p:${axis.name}`, title: axis.label, name: axis.name, read: one => one.params[axis.name], isNumber: !axis.choices})),
   {key: "stopped", title: "Ended", read: one => one.stopped ?? ""}];
@@ -98,7 +105,7 @@ function drawTable() {
   const rows = search.trials.filter(one => !selected || selected.has(one.trial)).sort((a, b) => compare(read(a), read(b)) || a.trial - b.trial);
   find("#selected").textContent = selected ? `${rows.length} of ${search.trials.length} selected` : `${search.trials.length}`;
   const focus = document.activeElement?.closest?.("#trials tbody tr")?.dataset.trial;
-  find("#trials tbody").replaceChildren(...rows.map(one => make("tr", {class: one.trial === search.best ? "best" : null, "data-trial": String(one.trial),
+  find("#trials tbody").replaceChildren(...rows.map(one => make("tr", {class: one.trial === marked() ? "best" : null, "data-trial": String(one.trial),
     onpointerenter: () => parallel.highlight(one.trial), onpointerleave: () => parallel.highlight(null)},
   ...columns.map(column => makeCell(one, column)),
   make("td", {}, make("a", {href: newRun(one.trial), "aria-label": `New run from trial ${one.trial}`}, "New run")))));
@@ -107,7 +114,7 @@ function drawTable() {
 
 function makeCell(one, column) {
   if (column.key === "trial") return make("th", {scope: "row", class: "number"}, String(one.trial));
-  if (column.key === "state") return make("td", {}, make("span", {class: `state ${one.state}`}, one.state === "running" && state !== "running" ? "not finished" : one.state));
+  if (column.key === "state") return make("td", {}, make("span", {class: `state ${one.state}`}, one.state === "running" && state !== "running" ? "not finished" : one.trial === search.chosen ? `${one.state}, chosen` : one.state));
   const value = column.read(one), text = column.key === "stopped" ? value : formatParam(value);
   const isOnlyLast = column.key === "value" && one.value != null && !isScored(one);
   return make("td", {class: column.isNumber ? "number" : null, title: text.length > 30 ? text : null}, isOnlyLast ? make("span", {class: "muted"}, `(${text})`) : text);

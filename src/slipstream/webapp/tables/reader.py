@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from slipstream import config as configs
+from slipstream.config import Config
 from slipstream.data.io.memory import avoid_pandas
 from slipstream.errors import UserError
 from slipstream.inspection.api import inspect_path
@@ -39,6 +41,11 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 
 def run_task(request: dict[str, Any], report: source.Report) -> Any:
     """Carry out a task."""
+    if request["task"] == "check":
+        from slipstream.webapp.readiness import check_data
+
+        (values,) = request["arguments"]
+        return check_data(Config.model_validate(configs.from_json_values(values)), report)
     cached = CachedTable(
         Path(request["path"]), Path(request["folder"]), tuple(request["overrides"])
     )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slipstream import config as configs
+from slipstream.config import Config
 from slipstream.webapp.tables.cache import CachedTable, TableCache
 from slipstream.webapp.tables.pool import ReaderPool
 
@@ -30,6 +32,7 @@ class Tables:
         self.cache = TableCache(root)
         self._prompt = ReaderPool(3, nice=0)
         self._slow = ReaderPool(1, nice=10)
+        self._checks = ReaderPool(1, nice=5)
         self._running: dict[tuple[str, str], _Running] = {}
 
     async def prepare(self) -> None:
@@ -41,6 +44,7 @@ class Tables:
         """End the processes."""
         await self._prompt.close()
         await self._slow.close()
+        await self._checks.close()
 
     async def ensure(self, table: CachedTable, task: str, *arguments: Any) -> float | None:
         """Carry out a task unless it was; return None when it is done, else how far it is."""
@@ -68,6 +72,13 @@ class Tables:
 
         running = _Running(asyncio.create_task(pool.run(_describe(table, task, arguments), report)))
         return running
+
+    async def check(self, config: Config) -> dict[str, Any]:
+        """Return what `readiness.check_data` says about a config; a UserError says why it cannot be
+        trained."""
+        request = {"task": "check", "arguments": [configs.to_json_values(config)]}
+        result: dict[str, Any] = await self._checks.run(request, lambda _: None)
+        return result
 
     async def read_rows(self, table: CachedTable, begin: int, count: int) -> Any:
         """Return a page of rows."""

@@ -20,7 +20,7 @@ from slipstream.errors import UserError
 from slipstream.inspection.api import parse_options
 from slipstream.inspection.profiles import ColumnProfile
 from slipstream.inspection.reading import Batch, OpenTable, open_table, open_tables
-from slipstream.inspection.times import HEAD_ROWS, TimeSource, find_time
+from slipstream.inspection.times import FORMAT_ROWS, TimeSource, find_time
 from slipstream.reporting.formatting import find_unit
 from slipstream.webapp.tables.cache import CachedTable
 
@@ -199,14 +199,18 @@ def _read_head(table: DataTable) -> tuple[Batch, dict[str, Any] | None]:
     time."""
     types = {name: table.reader.get_type(name) for name in table.column_names}
     dated = [name for name, kind in types.items() if _is_dated(kind)]
-    part = table.slice_rows(0, min(HEAD_ROWS, table.num_rows))
+    part = table.slice_rows(0, min(FORMAT_ROWS, table.num_rows))
     needed = [name for name, kind in types.items() if not dated or is_text(kind)]
     head = {name: part.read_column(name) for name in needed}
     if dated:
         source: TimeSource | None = TimeSource((dated[0],), None, is_date=True)
     else:
         source = find_time(head, table.decimal)
-    return head, None if source is None else source._asdict()
+    return head, None if source is None else _describe_source(source)
+
+
+def _describe_source(source: TimeSource) -> dict[str, Any]:
+    return {"columns": source.columns, "format": source.format, "is_date": source.is_date}
 
 
 def _is_dated(kind: pa.DataType) -> bool:

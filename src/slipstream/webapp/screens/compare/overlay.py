@@ -183,16 +183,22 @@ def _draw(
     """Return the values of runs on common rows, as JSON has them."""
     import numpy as np
 
+    from slipstream.catalog.pairing import is_same_truth
     from slipstream.reporting.plots.predictions import thin
 
     if not lines:
-        return {"x": [], "truth": [], "lines": {}}
+        return {"x": [], "truth": [], "truth_of": "", "lines": {}}
     rows = np.unique(np.concatenate([line.rows for line in lines.values()]))
     x, truth = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    values_by_run = {}
+    values_by_run, truth_of = {}, ""
     for name, line in lines.items():
         at = np.searchsorted(rows, line.rows)
-        x[at], truth[at] = line.x, line.truth
+        x[at] = line.x
+        known = np.isfinite(truth[at])
+        if not is_same_truth(truth[at][known], line.truth[known]):
+            truth_of = next(iter(lines))  # each run has true values of its own
+        elif not truth_of:
+            truth[at] = line.truth
         values_by_run[name] = np.full(len(rows), np.nan)
         values_by_run[name][at] = line.predicted - line.truth if show_errors else line.predicted
     within = np.ones(len(rows), dtype=bool)
@@ -208,6 +214,7 @@ def _draw(
     return {
         "x": x[points].tolist(),
         "truth": [] if show_errors else truth[points].tolist(),
+        "truth_of": truth_of,
         "lines": {name: values[points].tolist() for name, values in values_by_run.items()},
         "rows": int(within.sum()),
     }

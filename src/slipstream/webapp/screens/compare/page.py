@@ -86,7 +86,7 @@ def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, A
             (row["setting"], [format_setting(row[label]) for label in labels])
             for row in comparison.settings
         ],
-        "metrics": list(_iter_metrics(comparison.metrics, labels)),
+        "metrics": list(_iter_metrics(comparison, labels)),
         "paired": list(_iter_paired(comparison.paired, by_label)),
         "is_running": any(row.state == RUNNING for row in comparison.runs),
         "losses_differ": any(row["setting"] == "train.loss" for row in comparison.settings),
@@ -100,14 +100,17 @@ def _list_labels(comparison: Comparison) -> list[str]:
 
 
 def _iter_metrics(
-    rows: Sequence[Mapping[str, Any]], labels: Sequence[str]
+    comparison: Comparison, labels: Sequence[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each metric's name and one cell per run, the best of them marked."""
+    """Yield each metric's name and one cell per run, the best of them marked; there is none where
+    the errors cannot be compared."""
+    rows = comparison.metrics
     for metric in dict.fromkeys(row["metric"] for row in rows):
         by_run = {row["run"]: row for row in rows if row["metric"] == metric}
         values = {label: _read_value(row) for label, row in by_run.items()}
         choose = max if metric in HIGHER_IS_BETTER else min
-        best = choose(values.values()) if len(values) > 1 else None
+        is_judged = len(values) > 1 and not comparison.incomparable
+        best = choose(values.values()) if is_judged else None
         cells = []
         for label in labels:
             row = by_run.get(label)

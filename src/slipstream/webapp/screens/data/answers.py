@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.errors import UserError
-from slipstream.webapp import paths
+from slipstream.webapp import paths, settings
 from slipstream.webapp.pages import get_workspace, reply
 from slipstream.webapp.tables.cache import CachedTable
 from slipstream.webapp.workspace import Workspace
@@ -36,6 +36,7 @@ def find_path(workspace: Workspace, name: str) -> Path:
     parts = path.relative_to(workspace.folder).parts
     if not parts or any(part.startswith(".") for part in parts) or not _exists(path):
         raise paths.MissingError(f"{name[:200]}: there is no such file")
+    settings.refuse_path(workspace, settings.NamedPath("data.path", name))
     return path
 
 

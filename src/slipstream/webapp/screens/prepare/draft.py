@@ -24,6 +24,8 @@ from slipstream.webapp.workspace import Workspace
 
 PREPARE = "data.prepare"
 MOST_STEPS = 100
+ACCEPTABLE = ("no time", "repeated", "unreadable", "disorder")
+"""Kinds of problems that can be accepted: a draft leaves out a time that the data have"""
 Texts = dict[str, str]
 
 
@@ -33,6 +35,8 @@ class Draft:
 
     settings: Texts
     steps: tuple[Texts, ...] = ()
+    accepted: tuple[str, ...] = ()
+    """Kinds of problems that a person wants to leave as they are"""
 
     def get(self, setting: str) -> str:
         return self.settings.get(setting, "").strip()
@@ -77,7 +81,11 @@ def parse_draft(value: Any) -> Draft:
     texts, steps = value.get("settings", {}), value.get("steps", [])
     if not isinstance(steps, list) or len(steps) > MOST_STEPS:
         raise UserError(f"steps: expected a list of at most {MOST_STEPS}")
-    return Draft(_parse_texts(texts), tuple(_parse_step(one) for one in steps))
+    accepted = value.get("accepted", [])
+    if not isinstance(accepted, list) or not all(one in ACCEPTABLE for one in accepted):
+        raise UserError(f"accepted: expected a list of {', '.join(ACCEPTABLE)}")
+    steps = tuple(_parse_step(one) for one in steps)
+    return Draft(_parse_texts(texts), steps, tuple(dict.fromkeys(accepted)))
 
 
 def _parse_texts(value: Any) -> Texts:
@@ -194,6 +202,8 @@ def apply_change(draft: Draft, change: Any, set_role: SetRole) -> Draft:
                 draft = set_role(draft, column, role)
             case {"add": dict(step), **rest}:
                 draft = _insert(draft, _parse_step(step), rest.get("at"))
+            case {"accept": str(kind)} if kind in ACCEPTABLE:
+                draft = replace(draft, accepted=(*draft.accepted, kind))
             case {"move": [int(start), int(end)]}:
                 draft = _move(draft, start, end)
             case {"remove": int(number)}:
@@ -201,7 +211,7 @@ def apply_change(draft: Draft, change: Any, set_role: SetRole) -> Draft:
                 steps = draft.steps
                 draft = replace(draft, steps=(*steps[:number], *steps[number + 1 :]))
             case _:
-                raise UserError("change: expected set, role, add, move or remove")
+                raise UserError("change: expected set, role, add, accept, move or remove")
     return draft
 
 

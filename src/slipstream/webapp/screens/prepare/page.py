@@ -107,11 +107,15 @@ def _describe(
 ) -> dict[str, Any]:
     """Return the draft after a change with its columns, problems, config file and command."""
     present = findings_of.list_columns(findings) if findings else []
-    columns = [*present, *steps.list_created(workspace, draft, present)]
-    draft = apply_change(
-        draft, change, lambda one, column, role: roles.set_role(one, columns, column, role)
-    )
-    columns = [*present, *steps.list_created(workspace, draft, present)]
+
+    def list_all(one: Draft) -> list[Column]:
+        return [*present, *steps.list_created(workspace, one, present)]
+
+    def set_role(one: Draft, column: str, role: str) -> Draft:
+        return roles.set_role(one, list_all(one), column, role)
+
+    draft = apply_change(draft, change, set_role)
+    columns = list_all(draft)
     checked = settings.check_form(workspace, to_form(workspace, draft))
     wrong = dict(checked.problems)
     if checked.config is not None and findings:
@@ -217,6 +221,19 @@ async def dates(request: Request) -> Response:
         return {"rows": count_rows_by_date(config, borders)}
 
     return await _answer(request, draft.set(dict.fromkeys(SPLIT, "")), compute)
+
+
+async def ready(request: Request) -> Response:
+    """Whether the draft can be trained on its data: rows and windows, or what is wrong."""
+    workspace = get_workspace(request)
+    draft, _ = await _read(request)
+    try:
+        config = await run_in_threadpool(_require_config, workspace, draft)
+        return reply(await findings_of.check_ready(workspace, config))
+    except UserError as error:
+        message = str(error)
+        fixes = [asdict(one) for one in problems.find_fixes(message, draft, ())]
+        return reply({"error": message, "fixes": fixes, "step": steps.find_number(message)})
 
 
 async def save(request: Request) -> Response:

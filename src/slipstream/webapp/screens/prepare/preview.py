@@ -76,6 +76,8 @@ def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str
         after, more = _run(config.data, steps[:number], table)
         written = plan_steps(config.data.model_copy(update={"prepare": steps[:number]})).steps[-1]
     every = [name for name in after.column_names if read_type.get(name, True)]
+    if not every:
+        raise UserError(f"{table.files[0].name}: has no column of numbers to draw")
     series = [one.name for one in iter_ordered(after, _strip(config.data))]
     column = wanted.column if wanted.column in every else ""
     if not column and number:
@@ -122,7 +124,7 @@ def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
     folder, every = files.expand_path(Path(data.paths[0]))
     names = [file.relative_to(folder).as_posix() for file in every]
     file = every[names.index(wanted.file)] if wanted.file in names else every[0]
-    if not (_is_lazy(file) or _is_text(file, data)):
+    if not is_sampled(file, data):
         refuse_large([file])
     table = files.read_rows(data, file, wanted.begin, wanted.begin + wanted.num_rows)
     return names[:MOST_SERIES], table
@@ -133,12 +135,10 @@ def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
     return begin, min(begin + wanted.num_rows, num_rows)
 
 
-def _is_lazy(file: Path) -> bool:
-    return files.READERS.get(file.suffix.lower()) in LAZY
-
-
-def _is_text(file: Path, data: Data) -> bool:
-    return files.READERS.get(file.suffix.lower()) == "csv" and data.encoding is None
+def is_sampled(file: Path, data: Data) -> bool:
+    """Whether some rows of a file can be read without all the others."""
+    reader = files.READERS.get(file.suffix.lower())
+    return reader in LAZY or (reader == "csv" and data.encoding is None)
 
 
 def refuse_large(every: Sequence[Path]) -> None:

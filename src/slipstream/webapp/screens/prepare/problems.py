@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slipstream import config as configs
 from slipstream.runs import to_json
+from slipstream.runs.config import ChangedTarget, list_changed_targets
 from slipstream.webapp import forms
-from slipstream.webapp.screens.prepare.draft import Draft, parse_value
+from slipstream.webapp.screens.prepare.draft import Draft, format_names, list_names, parse_value
 from slipstream.webapp.screens.prepare.findings import Findings
 from slipstream.webapp.screens.prepare.roles import (
     IGNORE,
@@ -28,7 +30,12 @@ from slipstream.webapp.screens.prepare.roles import (
 Change = list[dict[str, Any]]
 NOT_INPUTS = ("empty", "text", "constant", "counter", "copy")
 """Kinds of columns that are no inputs"""
+MARKED = ("code", "no numbers", "infinite")
+"""Kinds of problems whose values `data.na` may list"""
 SETTING = re.compile(r'((?:data|model|train|engine)\.[a-z_.]+) = (\[[^\]\n]*\]|"[^"\n]*"|-?[\w.]+)')
+LEFT_OUT = re.compile(
+    r'column "(?P<column>[^"]+)": .*leave the column out of (?P<setting>data\.[a-z]+)', re.S
+)
 UNNEEDED = re.compile(r'input "(?P<column>.+?)" .*data\.ignore', re.S)
 
 
@@ -63,7 +70,34 @@ def list_problems(
         answer = _find_answer(kind, remark, draft, roles, findings)
         fixes = [] if answer else list(_list_fixes(kind, remark, draft, findings))
         problems.append(DraftProblem(remark["message"], remark["column"], kind, fixes, answer))
-    return [*_check_draft(draft, columns), *problems]
+    return [*_check_draft(draft, columns), *_check_time(findings, draft), *problems]
+
+
+def _check_time(findings: Findings, draft: Draft) -> Iterator[DraftProblem]:
+    """Yield that the draft does without a time which the data have, unless a problem says why."""
+    time = findings["time"]
+    kinds = {remark.get("kind") for remark in findings["problems"]}
+    if time is None or draft.get("data.time") or kinds & {"unreadable", "repeated", "disorder"}:
+        return
+    message = "holds the time, which is not used: rows are taken in the order of the file"
+    name, kind = " and ".join(time["time_columns"]), "no time"
+    if kind in draft.accepted:
+        yield DraftProblem(message, name, kind, answer="the time is not used")
+        return
+    fix = Fix("Use it as the time", [{"set": _list_time_settings(findings)}])
+    yield DraftProblem(message, name, kind, [fix, _do_without_time(kind)])
+
+
+def _do_without_time(kind: str) -> Fix:
+    settings = dict.fromkeys(("data.time", "data.time_format", "data.unsorted"), "")
+    return Fix("Do without the time", [{"set": settings}, {"accept": kind}])
+
+
+def _list_time_settings(findings: Findings) -> dict[str, str]:
+    time = findings["time"]
+    names = time["time_columns"]
+    text = names[0] if len(names) == 1 else to_json(names, indent=None)
+    return {"data.time": text, "data.time_format": time["time_format"] or ""}
 
 
 def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProblem]:
@@ -80,6 +114,9 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
             change: Change = [{"set": {"data.task": "classify", "data.horizon": ""}}]
             change += [{"role": [name, OUTPUT]}]
             yield DraftProblem(message, name, "target", [Fix("Predict classes", change)])
+    data = {"prepare": draft.steps, "targets": targets or None}
+    for one in list_changed_targets(_parse_columns(data)):
+        yield DraftProblem(one.describe(), one.target, "target", _list_filter_fixes(one, draft))
     roles = get_roles(draft, columns)
     for column in columns:
         if column.made_by is not None and roles[column.name] == IGNORE:
@@ -90,25 +127,50 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
         yield DraftProblem("no column is a target; click one", None, "no target")
 
 
+def _parse_columns(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return steps of a draft with their lists of columns, which are texts there, as lists."""
+    keys = ("columns", "into")
+    steps = [
+        step | {key: list_names(step[key]) for key in keys if key in step}
+        for step in data["prepare"]
+    ]
+    return {"prepare": steps, "targets": data["targets"]}
+
+
+def _list_filter_fixes(changed: ChangedTarget, draft: Draft) -> list[Fix]:
+    """Return the fix that filters into a new column, which is an input, where a step can do so."""
+    step = draft.steps[changed.number - 1]
+    columns = list_names(step.get("columns", ""))
+    if changed.step != "filter" or step.get("into", "").strip() or not columns:
+        return []
+    names = [f"{name}_filtered" for name in columns]
+    added = step | {"into": format_names(names)}
+    change: Change = [{"remove": changed.number - 1}, {"add": added, "at": changed.number - 1}]
+    change += [{"role": [name, INPUT]} for name in names]
+    return [Fix(f"Filter into {', '.join(names)}", change)]
+
+
 def _find_answer(
     kind: str, remark: Mapping[str, Any], draft: Draft, roles: Mapping[str, str], findings: Findings
 ) -> str:
     """Say what the draft does about a problem."""
     column, time = remark["column"], draft.get_names("data.time")
+    if kind in draft.accepted and not time:
+        return "the time is not used"
     role = roles.get(column or "", IGNORE)
     is_used = role in (TARGET, OUTPUT, "input", "static", "future")
     if kind in NOT_INPUTS:
         is_class = kind == "text" and draft.get("data.task") == "classify" and role == OUTPUT
         return f"its role is {role}" if not is_used or is_class else ""
-    if kind in ("missing", "code", "no numbers") and not is_used:
+    if kind in ("missing", *MARKED) and not is_used:
         return f"its role is {role}"
     match kind:
         case "missing":
             policy = draft.get("data.missing")
             return f'data.missing = "{policy}"' if policy in ("forward", "drop") else ""
-        case "code" | "no numbers":
-            marks = _list_marks(draft)
-            is_marked = bool(remark["values"]) and all(one in marks for one in remark["values"])
+        case "code" | "no numbers" | "infinite":
+            marks, values = _list_marks(draft), configs.from_json_values(remark["values"])
+            is_marked = bool(values) and all(one in marks for one in values)
             return "data.na lists it" if is_marked else ""
         case "gaps":
             if not time:
@@ -125,9 +187,17 @@ def _find_answer(
             is_sorted = kind == "disorder" and draft.get("data.unsorted") == "sort" and bool(time)
             if is_sorted:
                 return 'data.unsorted = "sort"'
-            return "the time is not used" if kind == "repeated" and not time else ""
+            is_other = bool(time) and " and ".join(time) != column
+            return f"the time is {' and '.join(time)}" if is_other else ""
         case "unreadable":
-            return "" if column in time or " and ".join(time) == column else "it is not the time"
+            is_other = bool(time) and column not in time and " and ".join(time) != column
+            return f"the time is {' and '.join(time)}" if is_other else ""
+        case "swapped":
+            chosen = draft.get("data.time_format")
+            if not time or " and ".join(time) != column:
+                return "it is not the time"
+            is_chosen = chosen != (findings["time"]["time_format"] or "")
+            return f'data.time_format = "{chosen}"' if is_chosen else ""
         case "no time":
             return f"the time is {' and '.join(time)}" if time else ""
     return ""
@@ -140,9 +210,9 @@ def _list_fixes(
     if kind == "missing":
         yield Fix("Repeat the last value", [{"set": {"data.missing": "forward"}}])
         yield Fix("Leave such rows out", [{"set": {"data.missing": "drop"}}])
-    elif kind in ("code", "no numbers") and remark["values"]:
-        marks = [*_list_marks(draft), *remark["values"]]
-        texts = {"data.na": to_json(list(dict.fromkeys(marks)), indent=None)}
+    elif kind in MARKED and remark["values"]:
+        marks = [*_list_marks(draft), *configs.from_json_values(remark["values"])]
+        texts = {"data.na": forms.format_toml(list(dict.fromkeys(marks)))}
         if not draft.get("data.missing"):
             texts["data.missing"] = "forward"
         yield Fix("Read it as missing", [{"set": texts}])
@@ -153,14 +223,14 @@ def _list_fixes(
             step = {"step": "resample", "every": f"{every:.12g}"}
             yield Fix(f"Resample every {every:.6g}", [{"add": step, "at": 0}])
     elif kind == "disorder":
-        time = findings["time"]
-        names = time["time_columns"]
-        texts = {"data.time": names[0] if len(names) == 1 else to_json(names, indent=None)}
-        texts |= {"data.time_format": time["time_format"] or "", "data.unsorted": "sort"}
+        texts = _list_time_settings(findings) | {"data.unsorted": "sort"}
         yield Fix("Sort the rows by time", [{"set": texts}])
-    elif kind in ("repeated", "unreadable"):
-        yield Fix("Do without the time", [{"set": {"data.time": "", "data.time_format": ""}}])
-    if kind in (*NOT_INPUTS, "missing", "code", "no numbers") and column is not None:
+    elif kind == "swapped":
+        for text in remark["values"]:
+            yield Fix(f"Read it as {text}", [{"set": {"data.time_format": str(text)}}])
+    if kind in ("disorder", "repeated", "unreadable"):
+        yield _do_without_time(kind)
+    if kind in (*NOT_INPUTS, "missing", *MARKED) and column is not None:
         yield Fix("Ignore the column", [{"role": [column, IGNORE]}])
 
 
@@ -187,6 +257,11 @@ def find_fixes(message: str, draft: Draft, columns: Sequence[Column]) -> list[Fi
             Fix(f"Set {setting} = {text}", [{"set": {setting: text}}])
             for setting, text in together.items()
         ]
+    match = LEFT_OUT.search(message)
+    if match and match["column"] in (names := draft.get_names(match["setting"])):
+        rest = [name for name in names if name != match["column"]]
+        change: Change = [{"set": {match["setting"]: format_names(rest)}}]
+        fixes.append(Fix(f"Leave {match['column']} out of {match['setting']}", change))
     match = UNNEEDED.search(message)
     if match and match["column"] in find_used(draft, columns):
         fixes.append(Fix("Ignore the column", [{"role": [match["column"], IGNORE]}]))

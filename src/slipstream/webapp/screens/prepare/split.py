@@ -66,7 +66,7 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
     begin, end = int(index.offsets[place]), int(index.offsets[place + 1])
     for name in raw.column_names:  # a missing value is refused when it is read
         raw.read_column(name)
-    every, notes = _find_sets(loaded, begin, end)
+    every, notes = find_sets(loaded, begin, end)
     target = loaded.signature.targets[0]
     values = raw.read_column(target)[begin:end]
     x = np.arange(end - begin) if raw.time is None else to_axis(raw.time[begin:end])
@@ -101,8 +101,12 @@ def load_series(config: Config) -> Loaded:
     if not data.paths[0].startswith(SIMULATED):
         refuse_large([file for path in data.paths for file in files.expand_path(Path(path))[1]])
     refuse_large_joins(data.prepare)
-    source = _read_source(config)
-    return _load(config, source)
+    return load_all(config)
+
+
+def load_all(config: Config) -> Loaded:
+    """Read all rows of a config's data, however many there are."""
+    return _load(config, _read_source(config))
 
 
 def _load(config: Config, source: Source) -> Loaded:
@@ -137,7 +141,7 @@ def _read_source(config: Config) -> Source:
     return find_source(config, prepared.data, prepared.tables, notes)
 
 
-def _find_sets(loaded: Loaded, begin: int, end: int) -> tuple[list[Sets], list[str]]:
+def find_sets(loaded: Loaded, begin: int, end: int) -> tuple[list[Sets], list[str]]:
     """Return the sets, or those of each fold; `begin` to `end` are the rows that are drawn."""
     raw, signature, data, _ = loaded
     index = raw.index
@@ -145,7 +149,7 @@ def _find_sets(loaded: Loaded, begin: int, end: int) -> tuple[list[Sets], list[s
         numbers = raw.read_column(signature.targets[0]).astype(np.int64)
         starts, _ = selection.split_stratified(index, numbers, data, signature)
         return [_count_stratified(starts, index, signature, begin, end)], []
-    if data.split.walk_forward is not None:
+    if data.split.walk_forward is not None and not signature.masked:
         folds, notes = find_fold_windows(index, raw.time, data, signature)
         return [
             _count(fold.label, fold.assignment, _lengths(fold.starts), fold.left_out, (begin, end))

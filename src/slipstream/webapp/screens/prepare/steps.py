@@ -38,7 +38,7 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
     from slipstream.data.prepare.chain.joined import read_joins
     from slipstream.data.prepare.chain.plan import plan_steps
     from slipstream.webapp.screens.prepare.preview import refuse_large_joins
-    from slipstream.webapp.settings import refuse_outside
+    from slipstream.webapp.settings import JOINED, NamedPath, refuse_path
 
     try:
         (parsed,) = parse_steps([parse_step_values(workspace, step)])
@@ -46,7 +46,7 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
         data = Data().model_copy(update={"prepare": (parsed,), "time": time})
         joined = {}
         if isinstance(parsed, JoinStep):
-            refuse_outside(workspace, workspace.folder / parsed.path)
+            refuse_path(workspace, NamedPath(JOINED, parsed.path))
             refuse_large_joins([parsed])
             joined = {n: join.column_names for n, join in read_joins(data, {}).items()}
         writes = plan_steps(data, joined).written

@@ -12,10 +12,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from slipstream import config as configs
 from slipstream.catalog.rows import FINISHED, read_row
 from slipstream.errors import UserError
 from slipstream.reporting.formatting import choose_layout, format_number
-from slipstream.webapp import paths
+from slipstream.webapp import paths, settings
 from slipstream.webapp.jobs.store import FINISHED as JOB_FINISHED
 from slipstream.webapp.jobs.store import AppJob, read_object
 from slipstream.webapp.jobs.supervisor import choose_queue
@@ -50,6 +51,10 @@ def submit_test(workspace: Workspace, run: str, data: str, *, score: bool) -> st
     path = paths.resolve_below(workspace.folder, data)
     if not path.exists():
         raise paths.MissingError(f"{data[:200]}: there is no such file")
+    settings.refuse_path(workspace, settings.NamedPath("data.path", data))
+    for joined in settings.list_paths(configs.load(folder / "config.toml")):
+        if joined.setting == settings.JOINED:  # tables that the steps of the run read
+            settings.refuse_path(workspace, joined)
     job, own = workspace.store.create_folder()
     out = str(own / PREDICTIONS)
     command = ["evaluate", str(folder), "--data", str(path), "--predictions", out]

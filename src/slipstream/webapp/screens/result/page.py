@@ -99,6 +99,9 @@ def _describe(summary: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
     empty: dict[str, Any] = {
         "rows": [],
         "headings": [],
+        "headline": "",
+        "sorted_by": "",
+        "notes": [],
         "facts": [],
         "targets": [],
         "classes": None,
@@ -106,13 +109,16 @@ def _describe(summary: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
     }
     if not summary:
         return empty
-    from slipstream.reporting.page import build_rows
+    from slipstream.reporting.page import build_rows, find_order
 
     try:
-        columns = choose_layout(summary).columns
+        layout = choose_layout(summary)
         return {
             "rows": _add_bars(build_rows(summary)),
-            "headings": [column.heading for column in columns],
+            "headings": [column.heading for column in layout.columns],
+            "headline": layout.headline.heading,
+            "sorted_by": find_order(layout.columns).heading,
+            "notes": [str(note) for note in summary.get("notes") or ()],
             "facts": _list_facts(summary, row),
             "targets": _compare_targets(summary),
             "classes": _describe_classes(summary),
@@ -123,11 +129,12 @@ def _describe(summary: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _add_bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the length of each row's bar, in percent of the longest."""
-    largest = max((row["error"] for row in rows if row["error"] is not None), default=0.0)
+    """Add the length of each row's bar, in percent of the longest: that of the first metric, which
+    it stands beside."""
+    largest = max((row["headline"] for row in rows if row["headline"] is not None), default=0.0)
     for row in rows:
-        known = row["error"] is not None and largest > 0
-        row["bar"] = round(100 * row["error"] / largest, 1) if known else 0
+        known = row["headline"] is not None and largest > 0
+        row["bar"] = round(100 * row["headline"] / largest, 1) if known else 0
     return rows
 
 
@@ -144,14 +151,21 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
             low, high = (format_number(one, column.decimals) for one in interval)
             note = f"95 % interval {low} to {high}"
         facts.append({"name": column.heading, "key": column.key, "value": value, "note": note})
+    if summary.get("uses") == "ensemble" and summary.get("ensemble"):
+        value = format_number(layout.headline.read(summary["ensemble"]), layout.headline.decimals)
+        name = f"{layout.headline.heading} of the ensemble"
+        facts.append({"name": name, "key": "ensemble", "value": value})
+        facts[-1]["note"] = "which predict uses"
     if row["baseline"]:
         best = format_number(row["baseline_error"])
         against = str(row["against"] or "").rpartition(", ")[0]
         if row["against_low"] is not None and row["metric"] not in HIGHER_IS_BETTER:
             low, high = (format_percent(row[name]) for name in ("against_low", "against_high"))
             against += f", 95 % interval {low} to {high}"
-        facts.append({"name": f"Best baseline: {row['baseline']}", "key": "baseline"})
-        facts[-1] |= {"value": best, "note": f"the model: {against}" if against else ""}
+        who = "the ensemble" if summary.get("uses") == "ensemble" else "the model"
+        name = f"{layout.headline.heading}, best baseline"
+        facts.append({"name": name, "key": "baseline", "value": best})
+        facts[-1]["note"] = f"{row['baseline']}; {who}: {against}" if against else row["baseline"]
     windows = (summary.get("windows") or {}).get(layout.subset)
     if windows is not None:
         left_out = (summary.get("windows_without_target") or {}).get(layout.subset)
@@ -160,7 +174,8 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
     facts += _list_quantile_facts(summary)
     for level, share in (summary.get("coverage") or {}).items():
         name, value = f"Inside the {level} % interval", f"{100 * share:.1f} %"
-        facts.append({"name": name, "key": f"coverage-{level}", "value": value, "note": ""})
+        note = "of the single model" if summary.get("uses") == "ensemble" else ""
+        facts.append({"name": name, "key": f"coverage-{level}", "value": value, "note": note})
     return facts
 
 
@@ -278,6 +293,7 @@ def describe(request: Request) -> Response:
         "has_truth": file.has_truth(target),
         "num_rows": file.num_rows,
         "by_step": _compare_steps(source),
+        "by_step_metric": choose_layout(source.summary).headline.heading,
         "reliability": _read_reliability(source),
     }
     if file.has_truth(target) and not request.query_params.get("brief"):
@@ -304,6 +320,7 @@ def plot(request: Request) -> Response:
         low=_read_number(request, "low", float("-inf")) * size,
         high=_read_number(request, "high", float("inf")) * size,
         points=_read_whole(request, "points", 1_500),
+        window=_read_whole(request, "window") if "window" in request.query_params else None,
     )
     return reply(read_plot(file, view))
 

@@ -42,6 +42,8 @@ class PlotView(NamedTuple):
     high: float = np.inf
     """The range of x"""
     points: int = 1_500
+    window: int | None = None
+    """The first predicted row of a window that is among those end to end"""
 
 
 class PlotRows(NamedTuple):
@@ -85,7 +87,8 @@ def _measure(file: PredictionFile, part: PlotRows) -> Array:
 
 def _select(file: PredictionFile, view: PlotView) -> Iterator[PlotRows]:
     """Yield the rows of a view, group by group."""
-    starts = lay_out(file, view.series) if file.shape.is_forecast and not view.ahead else None
+    is_laid_out = file.shape.is_forecast and not view.ahead
+    starts = lay_out(file, view.series, view.window) if is_laid_out else None
     columns = list_columns(file, view.target, bands=True)
     stretch, last, usual = 0, np.nan, np.nan
     between = view.low, view.high
@@ -122,20 +125,33 @@ def _read_columns(file: PredictionFile, view: PlotView, part: Predictions) -> li
 
 
 @lru_cache(32)
-def lay_out(file: PredictionFile, series: int) -> Array:
-    """Return the first rows of a series' windows that follow each other without overlap."""
+def lay_out(file: PredictionFile, series: int, window: int | None = None) -> Array:
+    """Return the first rows of a series' windows that follow each other without overlap; that of
+    `window` is one of them."""
     firsts, length = [], 1
     for part in file.read([], series=series):
         mine = part.codes == series
         steps = part[STEP][mine]
         firsts.append(find_starts(part)[mine][steps == 1])
         length = max(length, int(steps.max(initial=1)))
-    chosen, end = [], -np.inf
-    for first in np.unique(np.concatenate(firsts)).tolist() if firsts else []:
+    every = np.unique(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
+    anchor = window if window is not None and window in every else None
+    if anchor is None:
+        return np.asarray(_chain(every, length), dtype=np.int64)
+    before = _chain(-every[every < anchor][::-1], length, -anchor)
+    after = _chain(every[every >= anchor], length)
+    return np.asarray([*(-one for one in reversed(before)), *after], dtype=np.int64)
+
+
+def _chain(firsts: Array, length: int, last: float = -np.inf) -> list[int]:
+    """Return those of ascending first rows that are at least a window apart, the earliest first;
+    `last` is one before them."""
+    chosen, end = list[int](), last + length
+    for first in firsts.tolist():
         if first >= end:
             chosen.append(first)
             end = first + length
-    return np.asarray(chosen, dtype=np.int64)
+    return chosen
 
 
 def _join(parts: list[PlotRows]) -> PlotRows:

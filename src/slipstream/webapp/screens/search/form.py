@@ -13,7 +13,12 @@ from slipstream.config import Config
 from slipstream.errors import UserError
 from slipstream.webapp import forms, settings
 from slipstream.webapp.pages import get_workspace, read_object, reply
-from slipstream.webapp.screens.new_run import describe_job, show_form, submit_config
+from slipstream.webapp.screens.new_run import (
+    answer_ready,
+    describe_job,
+    show_form,
+    submit_config,
+)
 from slipstream.webapp.searches import spaces
 from slipstream.webapp.settings import Checked
 from slipstream.webapp.workspace import Workspace
@@ -55,6 +60,20 @@ async def check_search(request: Request) -> Response:
         return reply(_describe_problems(checked, values))
     usual = spaces.list_rows(search_space.make_default_space(checked.config))
     return reply(describe_job(workspace, checked.config, forms.TUNE) | {"usual": usual})
+
+
+async def ready_search(request: Request) -> Response:
+    """Whether a search can be trained on its data."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await run_in_threadpool(_check_search, workspace, values)
+    return await answer_ready(request, checked, values.get("settings"), forms.TUNE)
+
+
+async def ready_pretraining(request: Request) -> Response:
+    """Whether an encoder can be pre-trained on its data."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await _check_pretraining(workspace, values)
+    return await answer_ready(request, checked, values.get("settings"), forms.PRETRAIN)
 
 
 def _check_search(workspace: Workspace, values: dict[str, Any]) -> Checked:

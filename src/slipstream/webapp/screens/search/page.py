@@ -12,8 +12,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from slipstream import config as configs
-from slipstream import runs
 from slipstream.catalog.details import show_run
 from slipstream.catalog.rows import FINISHED, RUNNING, looks_like_run, read_row
 from slipstream.errors import UserError
@@ -27,6 +25,7 @@ from slipstream.webapp.pages import get_workspace, render, reply
 from slipstream.webapp.pages import read_object as read_request
 from slipstream.webapp.rows import describe_row
 from slipstream.webapp.screens.job import format_command
+from slipstream.webapp.screens.run import load_resumed
 from slipstream.webapp.searches.trials import (
     DAMAGE_ERRORS,
     describe_search,
@@ -174,7 +173,7 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
     overrides = [f"tune.{key}={values[key]}" for key in LIMITS if _is_number(key, values)]
     if row.state == FINISHED and not overrides:
         raise UserError("the search is finished; say how many trials it should have")
-    config = configs.load(runs.load_config(runs.Run(folder)), overrides)
+    config = load_resumed(workspace, folder, overrides)
     command = ["tune", "--resume", str(folder), "--json"]
     for one in overrides:
         command += ["--set", one]
