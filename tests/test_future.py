@@ -412,8 +412,11 @@ def test_raw_rows_are_prepared_and_forecast_as_in_training(tmp_path):
     np.testing.assert_allclose(both["load_predicted_again"], both["load_predicted"], rtol=1e-5)
     last = slipstream.predict(run.run, table)["time"].to_pylist()
     assert last == [minutes[rows] + datetime.timedelta(hours=step) for step in range(HORIZON)]
-    with pytest.raises(UserError, match="has no such row"):
+    asked = r"reads planned \(data.future\) .* has no such row .*append 4 rows with planned there"
+    with pytest.raises(UserError, match=asked):  # steps make the others of it and of the times
         slipstream.predict(run.run, table[:rows])
+    with pytest.warns(UserWarning, match=r"the rows to predict lack planned \(data.future\)"):
+        slipstream.predict(run.run, table[:rows], every=True)
 
 
 def test_a_forecast_begins_earlier_where_steps_look_ahead(tmp_path):

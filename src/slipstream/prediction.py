@@ -58,17 +58,18 @@ def predict_with(
     plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None
     signature, notes = dataset.signature, list(dataset.notes)
+    settings = trained.first.config.data
     only_last = signature.horizon > 0 and not every
     if not only_last:
         left_out, num_windows = dataset.left_out["all"], dataset.num_windows["all"]
-        notes += describe_unknown_future(signature, left_out, num_windows)
+        notes += describe_unknown_future(settings, signature, left_out, num_windows)
     for note in notes:
         warnings.warn(escape_controls(note), stacklevel=2)
     with plan.flags():
         (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
         last: torch.Tensor | None = None
         if only_last:
-            ends = find_last_windows(dataset.index, signature, chunk.starts.numpy())
+            ends = find_last_windows(dataset.index, settings, signature, chunk.starts.numpy())
             last = torch.from_numpy(ends)
         window_filter = make_window_filter(trained.first.config, dataset)
         if last is not None and window_filter is None:

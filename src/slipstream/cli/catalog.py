@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
-from slipstream.cli.options import RUN_HELP, Json, Quiet, RunFolder, folder_option, parse_path
+from slipstream.cli.options import (
+    RUN_HELP,
+    CommandGroup,
+    Json,
+    Quiet,
+    RunFolder,
+    folder_option,
+    parse_path,
+)
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.errors import UserError
 from slipstream.object_storage import is_url
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT = "list"
 
 
-class RunsGroup(TyperGroup):
+class RunsGroup(CommandGroup):
     """A group whose command `list` need not be named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from slipstream.cli.options import Json, Quiet, Set, folder_option
+from slipstream.cli.options import CommandGroup, Json, Quiet, Set, folder_option
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.terminal.bench import ProgressMeter, print_bench, print_profile
 from slipstream.terminal.doctor import print_doctor
@@ -75,6 +75,7 @@ def profile(
 
 bench_app = typer.Typer(
     name="bench",
+    cls=CommandGroup,
     help="Measure speed and accuracy on this machine.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from slipstream.object_storage import is_url
 
 if TYPE_CHECKING:
     from slipstream.config import Config
+
+LONGEST_SUMMARY = 1_000
+"""Characters of a command's first sentence; it is never longer"""
 
 
 def parse_path(text: str) -> Path:
@@ -161,10 +165,20 @@ def load_job(
     return loaded, runs.find_run(resume, out=where.out, kinds=kinds)
 
 
+class CommandGroup(TyperGroup):
+    """A group whose help wraps the summaries of commands instead of cutting them off."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for command in self.commands.values():
+            command.short_help = command.get_short_help_str(LONGEST_SUMMARY)
+        super().format_commands(ctx, formatter)
+
+
 def create_app() -> typer.Typer:
     """Return the application before it has commands."""
     return typer.Typer(
         name="slipstream",
+        cls=CommandGroup,
         help="Train sequence models on time series as fast as the hardware allows.",
         no_args_is_help=True,
         add_completion=False,

@@ -117,7 +117,7 @@ def read_new_rows(
         raw = resample_series(raw, signature.step or 0.0)
     index, left_out = raw.index, 0
     if signature.future and not targets:
-        ranges, left_out = _find_windows_ahead(index, signature)
+        ranges, left_out = _find_windows_ahead(index, config.data, signature)
     else:
         stride = data.stride if targets else 1
         ranges = _find_windows(index, signature.context, known, stride)
@@ -133,14 +133,14 @@ def read_new_rows(
     return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, every)
 
 
-def find_last_windows(index: SeriesIndex, signature: Signature, starts: Ints) -> Ints:
+def find_last_windows(index: SeriesIndex, data: Data, signature: Signature, starts: Ints) -> Ints:
     """Return the first rows of the windows whose context ends with what is known of a series."""
     last: Ints = index.offsets[1:] - index.ahead - signature.context
     is_window = np.isin(last, starts)
     if not is_window.all():
         series = int(np.flatnonzero(~is_window)[0])
         if signature.future and _has_full_context(index, signature, series):
-            raise UserError(_explain_unknown_future(index, signature, series))
+            raise UserError(_explain_unknown_future(index, data, signature, series))
         name = index.series_names[series]
         raise UserError(
             f'series "{name}" has a gap within its last {signature.context} rows, so there '
@@ -158,7 +158,7 @@ def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> 
 
 
 def _find_windows_ahead(
-    index: SeriesIndex, signature: Signature
+    index: SeriesIndex, data: Data, signature: Signature
 ) -> tuple[splits.WindowRanges, int]:
     """Find the windows with a full context and all rows to predict, and count those that lack
     such rows."""
@@ -171,13 +171,25 @@ def _find_windows_ahead(
 
     every, ranges = find(0), find(signature.horizon)
     if len(every) and not len(ranges):
-        raise UserError(_explain_unknown_future(index, signature, 0))
+        raise UserError(_explain_unknown_future(index, data, signature, 0))
     return ranges, len(every) - len(ranges)
 
 
-def describe_unknown_future(signature: Signature, left_out: int, num_windows: int) -> list[str]:
+def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
+    """Return the columns that new data need in the rows to predict: those of `data.future` that no
+    step makes, and what steps make the others from; not what they make from times."""
+    from slipstream.data.prepare.chain.plan import plan_steps, select_steps
+
+    steps = select_steps(plan_steps(data), signature.future)
+    own = [name for name in signature.future if name not in steps.written]
+    return tuple(dict.fromkeys([*own, *steps.list_sources()])) or signature.future
+
+
+def describe_unknown_future(
+    data: Data, signature: Signature, left_out: int, num_windows: int
+) -> list[str]:
     """Note how many windows are left out because what is to be known ahead is not."""
-    names = ", ".join(signature.future)
+    names = ", ".join(list_known_ahead(data, signature))
     what = f"windows of which the rows to predict lack {names} (data.future)"
     total = left_out + num_windows
     return [f"left out {what}: {left_out:,} of {total:,}"] if left_out else []
@@ -190,13 +202,15 @@ def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> 
     return not inside.any()
 
 
-def _explain_unknown_future(index: SeriesIndex, signature: Signature, series: int) -> str:
+def _explain_unknown_future(
+    index: SeriesIndex, data: Data, signature: Signature, series: int
+) -> str:
     """Say how many rows a series needs at its end to be forecast from its last known one."""
     rows, ahead = signature.horizon, int(index.ahead[series])
     end = int(index.offsets[series + 1])
     breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]
     in_line = int(breaks[0]) - (end - ahead) if len(breaks) else ahead
-    names, name = ", ".join(signature.future), index.series_names[series]
+    names, name = ", ".join(list_known_ahead(data, signature)), index.series_names[series]
     has = f"{format_count(in_line, 'such row')} in line" if in_line else "no such row"
     return (
         f"the model reads {names} (data.future) also for the {format_count(rows, 'row')} that it "

@@ -122,11 +122,12 @@ class ServedModel:
             options: dict[str, Any] = {"resample": resample, "replay": Replay(self.limits)}
             rows = read_new_rows(self.config, self.signature, self.scaler, named, **options)
         notes, starts, selected = list(rows.notes), rows.starts, rows.starts
+        settings = self.config.data
         if self.signature.horizon and not every:
-            selected = find_last_windows(rows.index, self.signature, starts)
+            selected = find_last_windows(rows.index, settings, self.signature, starts)
             starts = selected if self.design is None else starts  # a filter needs those before
         else:
-            notes += describe_unknown_future(self.signature, rows.left_out, len(starts))
+            notes += describe_unknown_future(settings, self.signature, rows.left_out, len(starts))
 
         def finish(outputs: Arrays) -> Answered:
             values = self._filter_windows(rows, starts, outputs)[np.isin(starts, selected)]

@@ -115,7 +115,8 @@ class TrainingDisplay:
         for note in event["notes"][:MAX_NOTES]:
             self.say(f"note: {note}")
         if len(event["notes"]) > MAX_NOTES:
-            self.say(f"note: {len(event['notes']) - MAX_NOTES} more notes in the report")
+            more = format_count(len(event["notes"]) - MAX_NOTES, "more note")
+            self.say(f"note: {more} in the report")
         if self.notebook or (self.console.is_terminal and not self.console.quiet):
             self._open_bar(event)
 

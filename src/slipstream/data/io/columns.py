@@ -161,7 +161,8 @@ def read_times(
     if is_text(kind):
         if time_format is None and is_numeric(table, name):
             return _read_number_times(table, name, setting)
-        values = _parse_times(table, name, values, time_format)
+        format_setting = "time_format" if setting == "time" else "data.time_format"  # of a join
+        values = _parse_times(table, name, values, time_format, format_setting)
         if pa.types.is_floating(values.type):
             return np.asarray(values.to_numpy(), dtype=np.float64)
     elif _is_numeric(kind):
@@ -256,11 +257,11 @@ def _parse_numbers(table: DataTable, name: str, values: pa.ChunkedArray) -> pa.C
 
 
 def _parse_times(
-    table: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None
+    table: DataTable, name: str, values: pa.ChunkedArray, time_format: str | None, setting: str
 ) -> pa.ChunkedArray:
     text = pc.utf8_trim_whitespace(values.cast(pa.string()))
     elapsed = times.parse_elapsed(text) if time_format is None else None
-    parsed, wrong = elapsed or times.parse_times(text, time_format)
+    parsed, wrong = elapsed or times.parse_times(text, time_format, setting)
     if wrong is None:
         return parsed
     raise UserError(f'{table.locate_cell(parsed, name)}: "{str(text[parsed])[:40]}" {wrong}')

@@ -350,6 +350,23 @@ def test_bad_joins_are_refused_with_the_file_and_the_fix(tmp_path):
         prepare(make_bars(40), [step | {"path": str(tmp_path / "mixed.csv")}])
 
 
+def test_times_of_a_joined_table_are_told_by_the_settings_of_its_step(tmp_path):
+    make_weather(tmp_path)
+    lines = (tmp_path / "weather.csv").read_text().splitlines()
+    dates = [
+        f"31.01.2024 {hour:02}:00,{line.split(',', 1)[1]}" for hour, line in enumerate(lines[1:20])
+    ]
+    (tmp_path / "german.csv").write_text("\n".join([lines[0], *dates]))
+    step = {"step": "join", "path": str(tmp_path / "german.csv"), "period": "1h"}
+    for settings, told in (
+        ({}, r'is not an ISO 8601 time; set time_format = "%d.%m.%Y %H:%M"'),
+        ({"time_format": "%Y"}, r'does not match time_format = "%Y"'),
+        ({"time_format": "Y"}, r"which has no directives such as %d; set time_format = "),
+    ):
+        with pytest.raises(UserError, match=rf"step 1 \(join\): german.csv, line 2.*{told}"):
+            prepare(make_bars(40), [step | settings])
+
+
 def test_a_series_that_is_shorter_than_the_look_back_is_refused_or_left_out():
     table = make_bars(40, names=("A", "B")).slice(0, 45)
     steps = [{"step": "formula", "name": "z", "value": "zscore(close, 10)"}]
