@@ -14,6 +14,7 @@ from slipstream.api.messages import speak_python
 from slipstream.config import Config, Signature
 from slipstream.errors import UserError
 from slipstream.runs import Run
+from slipstream.text import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,10 +168,10 @@ class TrainedModel:
         elif self.classes:
             what = f"tells {_join(self.classes)} apart"
         elif self.horizon:
-            what = f"forecasts {_join(self.targets)}, {self.horizon} rows"
+            what = f"forecasts {_join(self.targets)}, {format_count(self.horizon, 'row')}"
         else:
             what = f"estimates {_join(self.targets)}"
-        reads = f"reads {_join(self.inputs)}, {self.context} rows"
+        reads = f"reads {_join(self.inputs)}, {format_count(self.context, 'row')}"
         if self.future and self._trained is not None:
             reads += f", and {_join(self.future)} of the rows ahead"
         return f"TrainedModel of {self.run.name}: {kind}\n{reads}; {what}"

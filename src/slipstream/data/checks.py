@@ -13,7 +13,7 @@ from slipstream.config import Signature
 from slipstream.data import missing
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import order_columns
-from slipstream.text import format_number
+from slipstream.text import format_count, format_number
 
 Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -204,7 +204,8 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
 def _describe_outside(outside: dict[str, str], signature: Signature) -> str:
     """Describe the first columns, and say what helps where a forecast target's level drifts."""
     listed = ", ".join(list(outside.values())[:MOST_NAMED])
-    more = f" and {len(outside) - MOST_NAMED} more columns" if len(outside) > MOST_NAMED else ""
+    left = len(outside) - MOST_NAMED
+    more = f" and {format_count(left, 'more column')}" if left > 0 else ""
     both = set(signature.inputs) & set(signature.targets)
     hint = '; where a level drifts, model.normalize = "last" helps' if both & set(outside) else ""
     return f"test rows are outside of what training sees: {listed}{more}{hint}"

@@ -17,6 +17,7 @@ from slipstream.config.prepare import name_step
 from slipstream.data.scaler import Scaler
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableModel, PortableRun
+from slipstream.text import format_count
 
 ROUNDING = 2.0**-24
 """The share of a value that float32 rounds off at most"""
@@ -117,7 +118,7 @@ class Interface:
 
     def _describe_length(self) -> str:
         if self.fixed_length:
-            return f"{self.context} rows"
+            return format_count(self.context, "row")
         if self.signature.state == "carried":
             return "all rows since the start of the series or the last gap"
         rows = f"any multiple of {self.patch} rows" if self.patch > 1 else "any number of rows"

@@ -17,7 +17,8 @@ MEGABYTE = 1e6
 
 def print_inspection(result: dict[str, Any], console: Console) -> None:
     """Print files, columns, problems and the config."""
-    head = f"{result['rows']:,} rows, {len(result['columns'])} columns, {result['series']}"
+    rows, columns = result["rows"], len(result["columns"])
+    head = f"{format_count(rows, 'row')}, {format_count(columns, 'column')}, {result['series']}"
     print_text(console, f"{result['path']}: {head}", "bold")
     _print_files(result["files"], console)
     if result["time"]:
@@ -45,9 +46,10 @@ def print_inspection(result: dict[str, Any], console: Console) -> None:
 def _print_files(files: list[dict[str, Any]], console: Console) -> None:
     for file in files[:MAX_FILES]:
         size = f"{file['bytes'] / MEGABYTE:,.1f} MB, " if file["bytes"] else ""
-        print_text(console, f"{file['name']}: {file['format']}, {size}{file['rows']:,} rows", "dim")
+        rows = format_count(file["rows"], "row")
+        print_text(console, f"{file['name']}: {file['format']}, {size}{rows}", "dim")
     if len(files) > MAX_FILES:
-        print_text(console, f"{len(files) - MAX_FILES:,} more files", "dim")
+        print_text(console, format_count(len(files) - MAX_FILES, "more file"), "dim")
 
 
 def _print_columns(columns: list[dict[str, Any]], console: Console) -> None:
@@ -66,7 +68,8 @@ def _print_columns(columns: list[dict[str, Any]], console: Console) -> None:
     print_text(console)
     console.print(table)
     if len(columns) > MAX_COLUMNS:
-        print_text(console, f"{len(columns) - MAX_COLUMNS:,} more columns: --json or --html")
+        more = format_count(len(columns) - MAX_COLUMNS, "more column")
+        print_text(console, f"{more}: --json or --html")
 
 
 def describe_time(time: dict[str, Any]) -> str:

@@ -81,7 +81,9 @@ def print_run(details: dict[str, Any], row: RunRow, console: Console) -> None:
 
 
 def _describe_training(row: RunRow) -> str:
-    epochs = "" if row.epochs is None else f"{format_epoch(row.epochs)} epochs"
+    epochs = (
+        "" if row.epochs is None else f"{format_epoch(row.epochs)} epoch{'s' * (row.epochs != 1)}"
+    )
     seconds = "" if row.seconds is None else format_seconds(row.seconds)
     return ", ".join(filter(None, (epochs, seconds)))
 

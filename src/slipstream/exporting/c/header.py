@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from slipstream.config.prepare import UnitStep, name_step
 from slipstream.exporting.c.memory import CLayout
 from slipstream.portable.networks.steps import explain_no_steps
-from slipstream.text import escape_controls
+from slipstream.text import escape_controls, format_count
 
 WIDTH = 96
 ARM = "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16"
@@ -36,10 +36,10 @@ def _describe_network(layout: CLayout) -> Iterator[str]:
     widths = " x ".join(map(str, layout.shape.sizes)) or "no hidden layer"
     count = layout.parts.networks
     networks = f"the mean of {count} networks; " if count > 1 else ""
-    rows = f"windows of {signature.context} rows"
+    rows = f"windows of {format_count(signature.context, 'row')}"
     if not layout.parts.has_window:
         rows = "trained to carry its state on from row to row"
-    ahead = f", {signature.horizon} rows ahead" if signature.horizon else ""
+    ahead = f", {format_count(signature.horizon, 'row')} ahead" if signature.horizon else ""
     yield f"{layout.model.config.model.kind}, {widths}; {networks}{rows}{ahead}."
     if signature.step is not None:
         yield f"One row every {signature.step:g} (seconds, or the unit of the time column)."
@@ -135,8 +135,8 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
         )
     else:
         because = f": {why}, so no state can be carried" if why else ""
-        rows = shape.signature.context
-        yield f"{name}_step keeps the last {rows} rows and predicts their window{because}."
+        rows = format_count(shape.signature.context, "row")
+        yield f"{name}_step keeps the last {rows} and predicts their window{because}."
 
 
 def _describe_use(layout: CLayout) -> Iterator[str]:

@@ -22,6 +22,7 @@ from slipstream.portable.networks.steps import RowNetwork, State
 from slipstream.portable.networks.windows import predict_scaled, restore_outputs
 from slipstream.portable.streaming.parsing import ParsedRow
 from slipstream.portable.streaming.prepared import PreparedRow
+from slipstream.text import format_count
 
 if TYPE_CHECKING:
     from slipstream.portable.streaming.preparation import FutureSteps, StreamedSteps
@@ -156,7 +157,7 @@ class StreamMember:
         """Return the columns that are known ahead over the rows to predict, [H, U]."""
         signature = self.member.first.signature
         names = ", ".join(signature.future)
-        wanted = f"{names} (data.future) over the next {signature.horizon} rows"
+        wanted = f"{names} (data.future) over the next {format_count(signature.horizon, 'row')}"
         if future is None:
             if self.future is None:
                 raise UserError(f"the model reads {wanted}; pass them: future={{column: values}}")
