@@ -137,8 +137,12 @@ def real_file(name: str) -> Path:
 
 def close(got: Any, wanted: Any, *, rel: float = 1e-5) -> None:
     """The one place for tolerances: relative norm, 1e-5 for fp32."""
-    got = torch.as_tensor(got, dtype=torch.float64)
-    wanted = torch.as_tensor(wanted, dtype=torch.float64)
+    got, wanted = (
+        torch.as_tensor(
+            one if isinstance(one, torch.Tensor) else np.array(one), dtype=torch.float64
+        )
+        for one in (got, wanted)
+    )
     assert got.shape == wanted.shape
     assert torch.isfinite(got).all()
     size = torch.linalg.vector_norm(wanted).clamp(min=1e-12)

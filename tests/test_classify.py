@@ -111,15 +111,8 @@ def test_the_summary_says_what_there_is(trained):
     summary = result.summary
     assert set(summary) == {
         *("run", "name", "metrics", "windows", "baselines", "judged_by", "beaten_by", "classes"),
-        *(
-            "against_baselines",
-            "intervals",
-            "against_majority",
-            "steps",
-            "epochs",
-            "best_epoch",
-            "stopped",
-        ),
+        *("against_baselines", "intervals", "against_majority", "steps", "repeated_steps"),
+        *("epochs", "best_epoch", "stopped"),
         *("parameters", "windows_per_s", "plan", "monitor", "estimate", "notes", "seconds"),
         *("seconds_by_phase", "time", "data", "finished_at", "command", "windows_without_target"),
     }

@@ -122,7 +122,7 @@ def test_a_carried_state_is_that_of_the_step_that_counts(tmp_path, scale):
             program.begin({0: loop.states.EpochStart()})
             while int(program.positions) < program.num_steps(0):
                 program.advance()
-        found.append([state.clone() for state in program.step.carried])
+        found.append([state.clone() for state in program.step.buffers.states])
         program.close()
     for calm, wild in zip(*found, strict=True):
         close(wild, calm, rel=5e-3)

@@ -155,7 +155,7 @@ class TrainingLoop:
         self._save()
         if late and not stop.requested:
             self._validate_cut(validated)
-            for place, _ in state.list_active() if self.policy.next_lane else ():
+            for place, _ in state.list_active() if late != OUT_OF_TIME else ():
                 self._end(place, late)
         state.mark_stopped(INTERRUPTED if stop.requested else OUT_OF_TIME, stop.signal_number)
 

@@ -139,6 +139,8 @@ class EpochBuffers:
     """[1]: the next step"""
     first_step: Tensor
     """[1]: steps of the run before the epoch's first"""
+    states: Sequence[Tensor] = ()
+    """The states that steps hand on, one tensor per layer; none where windows begin with zeros"""
 
     def begin(
         self, rates: list[float] | None = None, *, at: int = 0, first: int | None = None
@@ -165,12 +167,15 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
-def build_buffers(num_steps: int, device: torch.device) -> EpochBuffers:
+def build_buffers(
+    num_steps: int, device: torch.device, states: Sequence[Tensor] = ()
+) -> EpochBuffers:
     return EpochBuffers(
         rates=torch.zeros(num_steps, device=device),
         losses=torch.zeros(num_steps, device=device),
         cursor=torch.zeros(1, dtype=torch.int64, device=device),
         first_step=torch.zeros(1, dtype=torch.int64, device=device),
+        states=states,
     )
 
 
@@ -182,20 +187,19 @@ def build_training_step(
     *,
     objective: Objective,
     noise: DrawNoise | None,
-    states: Sequence[Tensor] = (),
     ranks: Ranks | None = None,
 ) -> Program:
     """One step: gather, forward, loss, backward, sum over ranks, clip, update.
 
     Where fp16 gradients overflow, nothing changes but the loss scale, and the next call repeats the
-    step. `states` are those that steps hand on.
+    step.
     """
     params = [p for p in model.parameters() if p.requires_grad]
 
     def advance() -> None:
         model.train()
         update.begin(buffers.rates, buffers.cursor)
-        before = [] if update.scale is None else [state.clone() for state in states]
+        before = [] if update.scale is None else [state.clone() for state in buffers.states]
         total: Tensor | None = None
         for number, micro_batch in enumerate(batches.get_micro_batches(buffers.cursor)):
             here = noise and noise((buffers.first_step + buffers.cursor)[0], number)
@@ -210,7 +214,7 @@ def build_training_step(
             total = ranks.sum_gradients(params, total)
             is_update = _update_once(update, params)
         if is_update is not None:
-            for state, old in zip(states, before, strict=True):
+            for state, old in zip(buffers.states, before, strict=True):
                 state.copy_(torch.where(is_update, state, old))
         buffers.end_step(total, is_update)
 

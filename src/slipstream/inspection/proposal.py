@@ -100,8 +100,8 @@ class Proposal:
         """Return the step and the gaps of the time, within each series and in its order."""
         order, series = self.survey.order, self.series
         starts: Sequence[int] = order.file_starts if series is None else series.starts
-        found = order.sort(starts) if starts else None
-        return found or SortedTimes(order.step, order.gaps, order.repeated * (series is None))
+        times = order.sort(starts) if starts else None
+        return times or SortedTimes(order.step, order.gaps, order.repeated * (series is None))
 
     @property
     def num_disordered(self) -> int:

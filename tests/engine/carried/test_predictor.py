@@ -65,6 +65,8 @@ def test_windows_are_predicted_from_all_rows_since_the_last_gap(shape, channels)
     if shape == "limited":
         limits = score.scale_limits(dataset.signature, dataset.scaler)
         wanted = wanted.clamp(*map(torch.from_numpy, limits))
+    if shape == "quantiles":  # which may cross in a network
+        wanted = wanted.sort(dim=-1).values
     close(found, wanted)
 
 

@@ -150,8 +150,11 @@ def _unpack_gzip(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
             content.peek(1)
         except gzip.BadGzipFile:
             raise UserError(f"{path}: is not gzip data; correct the ending of its name") from None
-        copy = _copy(path, content, inner.name, size, lambda _: packed.tell() / size)
-        return UnpackedFile(copy, str(path))
+
+        def find_share(_: int) -> float | None:  # a stream of an object does not say where it is
+            return packed.tell() / size if isinstance(path, Path) else None
+
+        return UnpackedFile(_copy(path, content, inner.name, size, find_share), str(path))
 
 
 def _unpack_zip(path: Path, formats: Collection[str]) -> UnpackedFile:
@@ -188,7 +191,7 @@ def _copy(
     content: gzip.GzipFile | IO[bytes],
     name: str,
     packed_bytes: int,
-    find_share: Callable[[int], float],
+    find_share: Callable[[int], float | None],
 ) -> Path:
     """Write what a file unpacks to, block by block; one that would fill the disk is refused."""
     limit = max(MAX_RATIO * packed_bytes, ANY_RATIO_BYTES)

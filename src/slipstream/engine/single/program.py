@@ -286,7 +286,7 @@ class SingleProgram:
         """The tensors that a step changes: those of the model, the optimizer and the scale."""
         tensors = {f"model.{name}": tensor for name, tensor in self._model_state().items()}
         tensors |= self._optimizer_state() | _scale_state(self.step.update.scale)
-        tensors |= {f"carried.{i}": state for i, state in enumerate(self.step.carried)}
+        tensors |= {f"carried.{i}": state for i, state in enumerate(self.step.buffers.states)}
         return {name: tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_state(self) -> dict[str, Tensor]:
@@ -322,7 +322,7 @@ class SingleProgram:
             index, name = key.split(".", 1)
             current.optimizer.state[params[int(index)]][name] = value.to(device, copy=True)
         tensors = _scale_state(current.update.scale)
-        tensors |= {f"carried.{i}": state for i, state in enumerate(current.carried)}
+        tensors |= {f"carried.{i}": state for i, state in enumerate(current.buffers.states)}
         for name, tensor in tensors.items():
             if f"live.{name}" in rows:
                 tensor.copy_(rows[f"live.{name}"])

@@ -75,8 +75,6 @@ class SingleStep:
     """Windows of one forward pass"""
     frozen: bool = False
     """Whether the encoder that training started from stays as it is"""
-    carried: Sequence[Tensor] = ()
-    """The states that steps hand on, one tensor per layer; none where windows begin with zeros"""
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -160,14 +158,14 @@ def build_step(
         optim.freeze(model, frozen)
     chunk = step.EVAL_BATCH if batch == most else batch
     chunk = max(min(chunk, task.num_validated), 1)
-    states: Sequence[Tensor] = like.carried if like else ()
+    states: Sequence[Tensor] = like.buffers.states if like else ()
     if task.is_carried:
         states = states or _make_states(task, task.training_grid)
         batches, val_batches = _build_carried_sources(task, states, batch)
     else:
         batches = _build_source(task, plan, "train", task.windows_per_step, batch)
         val_batches = _build_source(task, plan, "val", chunk, chunk)
-    buffers = like.buffers if like else step.build_buffers(batches.num_steps, device)
+    buffers = like.buffers if like else step.build_buffers(batches.num_steps, device, states)
     val_buffers = step.build_buffers(val_batches.num_steps, device)
     drops, noise, draw_noise = has_dropout(config.model), None, None
     if drops or objective.uses_noise(config):
@@ -179,7 +177,6 @@ def build_step(
         *(model, batches, buffers, update),
         objective=training,
         noise=draw_noise,
-        states=states,
         ranks=task.ranks,
     )
     validation = objective.build_validation_objective(config, signature, plan)
@@ -193,21 +190,9 @@ def build_step(
         program = captured[TRAINING] = CapturedProgram(advance, device, steps=plan.steps_per_graph)
         check = captured[VALIDATION] = CapturedProgram(check, device)
     cursor = None if update.scale is None else buffers.cursor
+    programs = batches.wrap_program(program, cursor), val_batches.wrap_program(check), program
     sources, tapes = (batches, val_batches), (buffers, val_buffers)
-    return SingleStep(
-        batches.wrap_program(program, cursor),
-        val_batches.wrap_program(check),
-        program,
-        captured,
-        *sources,
-        *tapes,
-        update,
-        plan,
-        train,
-        batch,
-        frozen,
-        states,
-    )
+    return SingleStep(*programs, captured, *sources, *tapes, update, plan, train, batch, frozen)
 
 
 def _make_draw(noise: Noise, share: BatchShare | None, batch: int, fold: int) -> DrawNoise:

@@ -69,8 +69,8 @@ async def inspect_file(request: Request) -> Response:
     workspace = get_workspace(request)
     name = request.query_params.get("path", "")
     draft = Draft(dict(request.query_params))
-    found = await findings_of.find_file(workspace, name, findings_of.list_reading(draft))
-    return reply(_describe_findings(Path(name), found))
+    findings = await findings_of.find_file(workspace, name, findings_of.list_reading(draft))
+    return reply(_describe_findings(Path(name), findings))
 
 
 def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
@@ -116,7 +116,7 @@ async def answer_ready(
     if checked.config is None:
         return reply({"problems": checked.problems})
     try:
-        found = await findings_of.check_ready(get_workspace(request), checked.config)
+        sizes = await findings_of.check_ready(get_workspace(request), checked.config)
     except UserError as error:
         message = str(error)
         fixes = [
@@ -127,7 +127,7 @@ async def answer_ready(
         ]
         setting = settings.find_setting(message, command)
         return reply({"problems": {setting: message}, "fixes": fixes})
-    return reply({"problems": {}, **found})
+    return reply({"problems": {}, **sizes})
 
 
 def describe_job(workspace: Workspace, config: Config, command: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 def run_task(request: dict[str, Any], report: source.Report) -> Any:
     """Carry out a task."""
     if request["task"] == "check":
-        from slipstream.webapp.readiness import check_data
+        from slipstream.webapp.screens.prepare.readiness import check_data
 
         (values,) = request["arguments"]
         return check_data(Config.model_validate(configs.from_json_values(values)), report)

@@ -12,8 +12,8 @@ import pytest
 from slipstream import config as configs
 from slipstream.data.dataset import load_dataset
 from slipstream.errors import UserError
-from slipstream.webapp import readiness
-from slipstream.webapp.readiness import check_data
+from slipstream.webapp.screens.prepare import readiness
+from slipstream.webapp.screens.prepare.readiness import check_data
 from tests.webapp.conftest import start_site
 
 pytestmark = pytest.mark.usefixtures("no_workers")
