@@ -132,19 +132,31 @@ def check_finite(value: Any, where: str = "") -> None:
 
 
 def read_metrics(cell: Cell) -> dict[str, Any]:
-    """The metrics of the run's model, as training wrote them."""
-    found, _ = runs.find_model_run(runs.open_run(cell.run))
-    return runs.read_metrics(found.folder)
+    """What training wrote of the run's model; empty where it was never tested, as of a run that was
+    stopped."""
+    folder = find_model(cell)
+    return runs.read_metrics(folder) if (folder / "metrics.json").exists() else {}
+
+
+def find_model(cell: Cell) -> Path:
+    """The folder of the run's model, which is inside that of a search."""
+    model, _ = runs.find_model_run(runs.open_run(cell.run))
+    return model.folder
 
 
 def check_same_metrics(cell: Cell, scores: dict[str, Any], which: str = "test") -> None:
     """What evaluate computes is what training wrote, of the model or of the ensemble."""
     check_finite(scores["metrics"])
     saved = read_metrics(cell)
-    candidates = [
-        saved["metrics"][which],
-        (saved.get("ensemble") or {}).get("metrics", {}).get(which),
+    if not saved:
+        return
+    members = sorted(cell.run.glob("members/*/metrics.json"))
+    every = [
+        saved,
+        saved.get("ensemble") or {},
+        *(runs.read_metrics(one.parent) for one in members),
     ]
+    candidates = [one.get("metrics", {}).get(which) for one in every]
     assert any(one is not None and _are_close(scores["metrics"], one) for one in candidates), (
         f"{scores['metrics']} is none of {candidates}"
     )
@@ -251,17 +263,26 @@ def predict_text(cell: Cell) -> None:
     assert "a.csv" in text
 
 
+SETTLED = 12
+"""Last rows of a test set, to which a filter has forgotten where it started"""
+
+
 @command("predict --every")
 def predict_every(cell: Cell) -> None:
     """Of the run's own file, the predictions of the test set are those that training wrote."""
-    file = cell.folder / "predictions.parquet"
-    cli("predict", cell.run, cell.trained.source, "--out", file, "--every")
+    file, config = cell.folder / "predictions.parquet", cell.trained.config
+    single = ["--single"] if config.train.repeats > 1 else []  # training writes those of the best
+    cli("predict", cell.run, cell.trained.source, "--out", file, "--every", *single)
     got = pq.read_table(file)
     check_predictions(cell, got, every=True)
-    model, _ = runs.find_model_run(runs.open_run(cell.run))
-    wanted = pq.read_table(model.folder / "predictions.parquet")
+    if not (find_model(cell) / "predictions.parquet").exists():
+        return
+    wanted = pq.read_table(find_model(cell) / "predictions.parquet")
+    if config.predict.filter.kind != "none":  # it started anew with the test set
+        late = np.partition(np.unique(wanted["row"].to_numpy()), -SETTLED)[-SETTLED]
+        wanted = wanted.filter(pa.compute.greater_equal(wanted["row"], late))
     keys = [name for name in ("series", "row", "step") if name in wanted.column_names]
-    if not cell.trained.config.data.ids:  # a table has another name than its file
+    if not config.data.ids:  # a table has another name than its file
         keys.remove("series")
     if "fold" in wanted.column_names:  # new data are predicted by the last one
         last = max(wanted["fold"].to_pylist())
@@ -322,8 +343,10 @@ def follow(cell: Cell) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.delattr(os, "nice", raising=False)  # of all tests that follow
         result = cli("follow", cell.run, "--to", "tensorboard", "--out", cell.folder / "board")
-    assert result["points"] > 0
-    assert read_scalars(cell.folder / "board")
+    has_figures = (cell.run / "metrics.json").exists()
+    assert result["finished"] == has_figures
+    if cell.kind != "stopped search":  # which has no trial yet
+        assert read_scalars(cell.folder / "board")
     check_finite([value for *_, value in read_scalars(cell.folder / "board")])
 
 
@@ -514,11 +537,14 @@ def resume_longer(cell: Cell) -> None:
 
 @command("train")
 def train(cell: Cell) -> None:
-    """The run's own config trains the same model again."""
+    """The run's own config trains the same model again; that of a search or an ensemble is where
+    they began."""
     out = cell.folder / "again"
     result = cli("train", cell.run / "config.toml", "--out", out)
-    wanted = read_metrics(cell)["metrics"]["test"]
-    assert _are_close(result["metrics"]["test"], wanted)
+    check_finite(result["metrics"])
+    if runs.find_kind(cell.run) in ("train", "pretrain"):
+        wanted = read_metrics(cell).get("metrics", {})
+        assert all(_are_close(result["metrics"][name], wanted[name]) for name in wanted)
 
 
 @command("train from it")
@@ -767,7 +793,7 @@ def train_python(cell: Cell) -> None:
 def train_share_python(cell: Cell) -> None:
     config = cell.run / "config.toml"
     result = python("train_share", config, cell.folder / "shares", (1, 2), quiet=True)
-    assert result["lanes"] == [0]
+    assert len(result["lanes"]) == 1
 
 
 @command("slipstream.pretrain", returns=["Result"])

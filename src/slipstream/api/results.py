@@ -14,6 +14,7 @@ from slipstream import runs
 from slipstream.api import inference
 from slipstream.api.messages import translate
 from slipstream.config import Config
+from slipstream.errors import UserError
 from slipstream.events import Epoch, TrialEnd, parse_event
 from slipstream.reporting import streaming, wording
 from slipstream.reporting.formatting import (
@@ -113,6 +114,10 @@ class Result(RunRecord):
         """Return the result of a finished run from its folder."""
         folder = runs.open_run(Path(run)).folder
         summary = runs.read_metrics(folder)
+        if "metrics" not in summary:  # a search, whose models are runs of their own
+            chosen = folder / "retrained" / "best"
+            told = f"open the run that it chose: {chosen}" if chosen.exists() else "none is tested"
+            raise UserError(f"{folder}: is a search of many models; {told}")
         summary.pop("detail", None)
         return cls(folder, summary)
 

@@ -178,7 +178,9 @@ def _find_windows_ahead(
 def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
     """Return the columns that new data need in the rows to predict: those of `data.future` that no
     step makes, and what steps make the others from; not what they make from times."""
-    from slipstream.data.prepare.chain.plan import plan_steps, select_steps
+    if not data.prepare:
+        return signature.future
+    from slipstream.data.prepare.chain.plan import plan_steps, select_steps  # imports scipy
 
     steps = select_steps(plan_steps(data), signature.future)
     own = [name for name in signature.future if name not in steps.written]
@@ -189,10 +191,11 @@ def describe_unknown_future(
     data: Data, signature: Signature, left_out: int, num_windows: int
 ) -> list[str]:
     """Note how many windows are left out because what is to be known ahead is not."""
+    if not left_out:
+        return []
     names = ", ".join(list_known_ahead(data, signature))
     what = f"windows of which the rows to predict lack {names} (data.future)"
-    total = left_out + num_windows
-    return [f"left out {what}: {left_out:,} of {total:,}"] if left_out else []
+    return [f"left out {what}: {left_out:,} of {left_out + num_windows:,}"]
 
 
 def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:

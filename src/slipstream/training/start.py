@@ -165,6 +165,7 @@ def pretrain(
         overrides = ()
     elif resume is not None:
         earlier = runs.open_run(resume, kinds=("pretrain",))
+        _refuse_other_kinds(earlier)
         if not runs.load_config(earlier).masked:
             raise UserError(
                 f"{earlier.folder}: is not a pre-training run; resume with: "

@@ -103,6 +103,8 @@ def _load_resumed_config(
     run: Run, config: Config | str | Path | Mapping[str, Any] | None, overrides: tuple[str, ...]
 ) -> Config:
     """Load the config of a resumed search; only the settings in `MAY_DIFFER` may have changed."""
+    if runs.find_kind(run.folder) == "ensemble":
+        raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
     earlier = runs.load_config(run)
     settings = configs.load(config or earlier, overrides)
     differences = configs.list_differences(earlier, settings)
@@ -111,7 +113,8 @@ def _load_resumed_config(
             f"{run.folder}: cannot resume with changed settings ({', '.join(changed)}); start a "
             "new search"
         )
-    if any(event["event"] == "start" for event in runs.read_events(run)):  # only training logs it
+    is_logged = any(event["event"] == "start" for event in runs.read_events(run))
+    if is_logged or (run.folder / "signature.json").exists():  # an export of a run has no log
         raise UserError(
             f"{run.folder}: is a training run, not a search; resume with: "
             f"{runs.suggest_resume(run.folder)}"
