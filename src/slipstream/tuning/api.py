@@ -114,7 +114,7 @@ def _load_resumed_config(
             "new search"
         )
     is_logged = any(event["event"] == "start" for event in runs.read_events(run))
-    if is_logged or (run.folder / "signature.json").exists():  # an export of a run has no log
+    if is_logged or (run.folder / "model").exists():  # an export of a run has no log
         raise UserError(
             f"{run.folder}: is a training run, not a search; resume with: "
             f"{runs.suggest_resume(run.folder)}"
