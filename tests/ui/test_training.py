@@ -158,13 +158,25 @@ def test_jobs_wait_their_turn_and_can_be_cancelled(page, app):
     expect(page.locator("#runs tbody")).to_contain_text("stopped")
 
 
+def test_a_form_that_does_not_fit_its_data_cannot_start(page, app):
+    page.goto(app.url)
+    choose_data(page, app)
+    fill(page, {"data.context": "900"})
+    expect(page.locator("#ready")).to_have_text("1 setting has to be corrected.")
+    expect(page.locator("main")).to_contain_text("has 600 rows of the 902 needed")
+    expect(page.locator("#go")).to_be_disabled()
+    fill(page, {"data.context": "16"})
+    expect(page.locator("#ready")).to_have_text("Ready.")
+    expect(page.locator("#go")).to_be_enabled()
+
+
 def test_a_run_that_cannot_start_says_why(page, app):
     page.goto(app.url)
-    choose_data(page, app, data__context="900")
+    choose_data(page, app, model__hidden="60000", model__layers="900")
     page.click("#go")
-    expect(page.locator("#error")).to_contain_text("data.context")
+    expect(page.locator("#error")).to_contain_text("the network would have")
     page.click("text=Change and start again")
-    expect(page.locator("#set-data-context")).to_have_value("900")
+    expect(page.locator("#set-model-hidden")).to_have_value("60000")
     expect(page.locator("#data")).to_have_value("load.csv")
 
 
