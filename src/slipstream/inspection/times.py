@@ -237,10 +237,14 @@ class TimeOrder:
         where that is not known."""
         if self.unreadable or not self.num_rows or self.num_rows > MAX_TIMES:
             return None
-        times = np.concatenate(self.times)
-        series = np.searchsorted(np.asarray(starts), np.arange(len(times)), side="right")
-        order = np.lexsort((times, series))
-        steps = np.diff(times[order])[np.diff(series[order]) == 0]
+        if set(self.disorder) <= set(starts):  # they are sorted
+            steps = np.diff(np.concatenate(self.times))
+            steps = np.delete(steps, np.asarray(starts[1:], dtype=np.int64) - 1)
+        else:
+            times = np.concatenate(self.times)
+            series = np.searchsorted(np.asarray(starts), np.arange(len(times)), side="right")
+            order = np.lexsort((times, series))
+            steps = np.diff(times[order])[np.diff(series[order]) == 0]
         forward = steps[steps > 0]
         step = float(np.median(forward)) if len(forward) else None
         gaps = int((forward > GAP * step).sum()) if step is not None else 0
