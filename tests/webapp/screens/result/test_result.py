@@ -425,3 +425,48 @@ def test_quantiles_show_their_pinball_loss_and_coverage(site):
     assert "Pinball loss" in page
     assert "Between the quantiles 0.1 and 0.9" in page
     assert "80 % should be" in page
+
+
+@pytest.mark.parametrize("name", ["forecast", "states"])
+def test_a_bar_is_as_long_as_the_metric_that_it_stands_beside(site, name):
+    page = site.get(f"/result/{name}").text
+    table = page.partition("Model and baselines, test set</h2>")[2].partition("</table>")[0]
+    headline, *headings = re.findall(r'<th scope="col" class="[a-z -]+">(.+?)</th>', table)
+    place = headings.index(headline)
+    rows = table.partition("<tbody>")[2].split("</tr>")[:-1]
+    cells = [re.findall(r'<td class="number">(.+?)</td>', row)[place] for row in rows]
+    errors = np.array([float(cell.replace(",", "")) for cell in cells])
+    bars = np.array([float(one) for one in re.findall(r'<rect width="([\d.]+)%"', table)])
+    assert len(bars) == len(rows) > 2
+    np.testing.assert_allclose(bars, 100 * errors / errors.max(), atol=0.2)
+
+
+def test_every_worst_window_shows_its_own_forecast(site, folder):
+    """Windows are drawn end to end, of which most of the worst ones are none."""
+    table = read_table(folder, "forecast")
+    table["start"] = table["row"] - table["step"] + 1
+    figures, changed = site.get("/api/result/forecast").json, 0
+    for one in figures["worst"]:
+        name = figures["names"][one["series"]]
+        mine = table[(table["series"] == name) & (table["start"] == one["row"])]
+        place = f"/api/plot/forecast?series={one['series']}&low={one['low']}&high={one['high']}"
+        drawn, plain = (site.get(f"{place}{more}").json for more in (f"&window={one['row']}", ""))
+        np.testing.assert_allclose(drawn["predicted"], mine["a_predicted"], rtol=1e-4)
+        changed += plain["predicted"] != drawn["predicted"]
+    assert changed > 0
+
+
+def test_the_table_of_an_encoder_names_the_set_that_it_is_about(tmp_path):
+    path = tmp_path / "table.parquet"
+    pq.write_table(waves(300), path)
+    config = small_config(tmp_path, data={"path": str(path)}, train={"epochs": 1})
+    settings = config.model_dump(exclude_unset=True) | {"pretrain": {"length": 2}}
+    settings["data"] = {"path": str(path), "context": 12, "time": "time"}
+    slipstream.pretrain(settings, quiet=True).run.rename(tmp_path / "encoder")
+    site, stop = start_site(tmp_path.resolve())
+    try:
+        page = site.get("/run/encoder").text
+    finally:
+        stop()
+    assert "<h2>Test set</h2>" not in page
+    assert "alidation" in page.partition('<section id="result">')[2].partition("</h2>")[0]
