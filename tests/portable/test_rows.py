@@ -77,5 +77,5 @@ def test_the_last_windows_end_with_what_is_known_of_each_series():
     table = two_series().to_pandas()
     table.loc[list(range(116, 120)) + list(range(206, 210)), ["a", "b"]] = np.nan
     rows = read_new_rows(config, trained.signature, trained.scaler, table)
-    last = find_last_windows(rows.index, trained.signature, rows.starts)
+    last = find_last_windows(rows.index, config.data, trained.signature, rows.starts)
     assert last.tolist() == [116 - 16, 206 - 16]

@@ -116,8 +116,10 @@ class Result(RunRecord):
         summary = runs.read_metrics(folder)
         if "metrics" not in summary:  # a search, whose models are runs of their own
             chosen = folder / "retrained" / "best"
-            told = f"open the run that it chose: {chosen}" if chosen.exists() else "none is tested"
-            raise UserError(f"{folder}: is a search of many models; {told}")
+            advice = (
+                f"open the run that it chose: {chosen}" if chosen.exists() else "none is tested"
+            )
+            raise UserError(f"{folder}: is a search of many models; {advice}")
         summary.pop("detail", None)
         return cls(folder, summary)
 
