@@ -12,7 +12,7 @@ from slipstream.config import Config
 from slipstream.config.base import Section
 from slipstream.config.prepare import STEPS
 from slipstream.errors import UserError
-from slipstream.webapp import settings
+from slipstream.webapp import paths, settings
 from tests.webapp.conftest import Site, start_site
 from tests.webapp.searches import write_search
 
@@ -207,3 +207,14 @@ def test_every_path_is_listed():
         }
     )
     assert sorted(one.text for one in settings.list_paths(config)) == list("abcdef")
+
+
+def test_what_is_too_much_to_be_looked_at_is_refused(confined, monkeypatch):
+    """A link behind many files must not pass unseen."""
+    monkeypatch.setattr(paths, "MOST_LOOKED_AT", 3)
+    folder = confined.workspace.folder
+    for number in range(4):
+        (folder / f"part{number}.csv").write_text(TABLE)
+    (folder / "part9.csv").symlink_to(folder.parent / "out" / "x.csv")
+    with pytest.raises(UserError, match=r"part\*\.csv: stands for more than 3 files"):
+        settings.refuse_path(confined.workspace, settings.NamedPath("data.path", "part*.csv"))
