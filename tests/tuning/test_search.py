@@ -203,12 +203,12 @@ def test_a_search_of_a_classifier(tmp_path):
     study, _ = run_search(settings)
     assert study.summary["trials"]["finished"] == 3
     assert study.summary["test"]["best"]["metrics"]["test"]["accuracy"] > 0.8
-    assert study.summary["comparison"]["metric"] == "log_loss"
+    assert study.summary["comparison"]["metric"] == "balanced_accuracy"  # what weights are for
     page = slipstream.report(study.run).read_text(encoding="utf-8")
     figures = page.split("On the test set")[1].split("</table>")[0]
     assert "<th>log-loss</th><th>balanced accuracy</th>" in figures
     assert "majority" in figures
-    assert "test log-loss against the defaults" in page
+    assert "test balanced accuracy against the defaults" in page
     out = io.StringIO()
     print_search(study.summary | {"report": "report.html"}, Console(file=out, width=200))
     assert "log-loss" in out.getvalue().split("test set")[1]

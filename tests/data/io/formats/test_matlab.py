@@ -278,6 +278,7 @@ def nest(depth):
 
 HUGE = {
     "cells": (make_matrix(1, (2**31 - 1, 2**31 - 1)), "values are announced where 0 bytes"),
+    "no cells": (make_matrix(1, (0, *(2**31 - 1,) * 3)), "a value has 0 x 2,147,483,647 x"),
     "numbers": (make_matrix(6, (2**30, 2**30), make_element(9, b"")), "but there are 0"),
     "text": (make_matrix(4, (2**20, 2**20), make_element(4, b"ab")), "but there are 1"),
     "depth": (nest(3000), "values lie more than 50 deep"),

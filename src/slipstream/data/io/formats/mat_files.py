@@ -35,7 +35,7 @@ CLASSES |= {14: "i8", 15: "u8"}
 COMPLEX, LOGICAL = 0x800, 0x200
 MAX_DEPTH = 50
 """Structs and cells within each other"""
-MAX_DIMENSIONS = 32
+MAX_DIMENSIONS, MAX_VALUES = 32, 2**48
 MAX_RATIO = 1032
 """How many times its size compressed data unpacks to at most, by the format"""
 TAG_BYTES = 8
@@ -201,6 +201,10 @@ class _ElementReader:
         shape: Shape = struct.unpack_from(f"{self.order}{sides}i", self.content, begin)
         if min(shape) < 0:
             raise self.fail(f"a value has {min(shape):,} rows or columns")
+        if (
+            prod(side or 1 for side in shape) > MAX_VALUES
+        ):  # numpy has none, even where one side is 0
+            raise self.fail(f"a value has {' x '.join(f'{side:,}' for side in shape)} numbers")
         name = self.read_text()
         if not depth:
             self.name = name
