@@ -201,9 +201,7 @@ class _ElementReader:
         shape: Shape = struct.unpack_from(f"{self.order}{sides}i", self.content, begin)
         if min(shape) < 0:
             raise self.fail(f"a value has {min(shape):,} rows or columns")
-        if (
-            prod(side or 1 for side in shape) > MAX_VALUES
-        ):  # numpy has none, even where one side is 0
+        if 0 in shape and prod(filter(None, shape)) > MAX_VALUES:  # numpy has no such array
             raise self.fail(f"a value has {' x '.join(f'{side:,}' for side in shape)} numbers")
         name = self.read_text()
         if not depth:
