@@ -56,6 +56,7 @@ PACKAGES = {
     *("shellingham", "typing_extensions", "typing_inspection"),
     *("cloudpickle", "dateutil", "six", "tqdm"),  # torch and Arrow import these where they are
     *("_distutils_hack", "cython_runtime", "network"),
+    *("sitecustomize", "usercustomize"),  # Python itself imports these, where a system has them
 }
 """The packages that it may import by then; a job that uses more imports more"""
 
