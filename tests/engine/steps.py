@@ -65,7 +65,7 @@ def run_steps(
                 for _ in range(wanted):
                     job.advance()
                 job.flush()
-                job.catch_up(wanted)
+            job.catch_up(wanted)  # reads how far they came, as a loop does once a round
             losses += job.buffers.losses[:wanted].tolist()
             epoch += 1
         assert not job.failures()
