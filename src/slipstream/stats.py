@@ -133,16 +133,16 @@ def compare_predictors(
     """
     import numpy as np
 
-    every = [model.sums, *(one.sums for one in others.values())]
+    sums_of = [model.sums, *(one.sums for one in others.values())]
     num_units, block = len(model.firsts), estimate_block_length(model.firsts, context)
-    samples: list[list[Array]] = [[] for _ in every]
+    samples: list[list[Array]] = [[] for _ in sums_of]
     how = f"none: the windows hold fewer than {MIN_BLOCKS} that share no rows"
     if num_units >= MIN_BLOCKS * block:
         how = f"{NUM_RESAMPLES:,} resamples of the windows in {num_units / block:.0f} blocks"
         for counts in draw_counts(num_units, block):
-            for own, sums in zip(samples, every, strict=True):
+            for own, sums in zip(samples, sums_of, strict=True):
                 own.append(counts @ sums)
-    totals = [sums.sum(axis=0) for sums in every]
+    totals = [sums.sum(axis=0) for sums in sums_of]
     resampled = [np.concatenate(own) if own else None for own in samples]
     with np.errstate(invalid="ignore", divide="ignore"):
         differences = {
@@ -188,8 +188,8 @@ def _compare_pair(
 def combine_verdicts(verdicts: Iterable[str]) -> str:
     """Return the verdict on a model from those against each baseline: worse than one of them is
     worse, and better is better than all."""
-    every = set(verdicts)
-    return WORSE if WORSE in every else BETTER if every == {BETTER} else NO_DIFFERENCE
+    outcomes = set(verdicts)
+    return WORSE if WORSE in outcomes else BETTER if outcomes == {BETTER} else NO_DIFFERENCE
 
 
 def estimate_block_length(starts: Array, context: int) -> int:

@@ -24,6 +24,7 @@ from slipstream.config import Config
 from slipstream.config.prepare import ResampleStep
 from slipstream.data.prediction_columns import PREDICTED, name_columns, name_probability
 from slipstream.errors import UserError
+from slipstream.stats import HIGHER_IS_BETTER
 from slipstream.text import find_nearest
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ SCORES = {
     "log_loss": "log_loss",
 }
 """By scikit-learn's name without neg_: a metric of `evaluate`"""
-HIGHER_IS_BETTER = ("r2", "accuracy", "balanced_accuracy", "f1_macro", "auc")
 
 
 def _raise_value_errors(method: Callable[P, T]) -> Callable[P, T]:
@@ -177,7 +177,7 @@ class Forecaster:
                 data["inputs"] = _list_inputs(features, data, () if data["horizon"] else columns)
                 index = set(features) - set(map(str, getattr(X, "columns", features)))
                 for name in data["inputs"]:
-                    tables.refuse_dates(table, [name], name in index)
+                    tables.refuse_dates(table, name, is_index=name in index)
             data["targets"] = list(columns)
             table = tables.add_columns(table, columns)
             classes = np.unique(next(iter(columns.values()))) if self._classifies else None
@@ -248,7 +248,9 @@ class Forecaster:
         def score(estimator: Forecaster, X: Any, y: Any = None) -> float:
             metrics = estimator._evaluate(X, y).metrics
             if key not in metrics:
-                raise EstimatorError(f'"{metric}" is no metric here; there are {_join(metrics)}')
+                raise EstimatorError(
+                    f'"{metric}" is no metric here; there are {", ".join(metrics)}'
+                )
             return metrics[key] if key in HIGHER_IS_BETTER else -metrics[key]
 
         return score
@@ -430,10 +432,6 @@ def _find_setting(name: str) -> tuple[str, str]:
             f"{', '.join(SECTIONS)}; {hint}"
         )
     return sections[0], key
-
-
-def _join(names: Collection[str]) -> str:
-    return ", ".join(names)
 
 
 def _list_keys(section: str) -> Sequence[str]:

@@ -70,20 +70,17 @@ def to_matrix(values: Any, name: str) -> Array:
     return array
 
 
-def refuse_dates(table: pa.Table, inputs: Sequence[str], named: bool) -> None:
-    """Refuse dates among the inputs, and say what they are for; `named` tells whether they may be
-    an index of pandas, which has no name."""
-    for name in inputs:
-        if not pa.types.is_temporal(table.schema.field(name).type):
-            continue
-        what = f'X has a column of dates, "{name}"'
-        drop = "leave it out of X"
-        if named:
-            what, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
-        raise EstimatorError(
-            f'{what}, which is no input; set time="{name}" to order the rows and find gaps by it, '
-            f"or {drop}"
-        )
+def refuse_dates(table: pa.Table, name: str, *, is_index: bool) -> None:
+    """Refuse an input of dates, and say what they are for; it may be the index of pandas."""
+    if not pa.types.is_temporal(table.schema.field(name).type):
+        return
+    what, drop = f'X has a column of dates, "{name}"', "leave it out of X"
+    if is_index:
+        what, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
+    raise EstimatorError(
+        f'{what}, which is no input; set time="{name}" to order the rows and find gaps by it, or '
+        f"{drop}"
+    )
 
 
 def read_targets(y: Any, num_rows: int, *, are_classes: bool) -> dict[str, Array]:

@@ -21,13 +21,13 @@ DECISIVE = re.compile(r"RNN_|LSTM_|GRU_|fmha|flash|(attention|split)_(for|back)w
 
 @cache
 def get_capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which all programs are recorded, and on which nothing else ever runs.
+    """Return the stream on which all programs are recorded, and on which nothing is copied.
 
     torch's streams of one priority are 32 that take turns, and a capture by default takes one of
     them: sooner or later it is the stream of another program that trains. Where a thread then frees
     pinned memory that this program has used, torch records an event on that stream, into the
-    capture, and every later allocation of pinned memory fails with "invalid argument". No program
-    uses the streams of high priority; a graph does not inherit that.
+    capture, and every later allocation of pinned memory fails with "invalid argument". The
+    streams of high priority are used for captures alone; a graph does not inherit that.
     """
     return torch.cuda.Stream(device, priority=HIGH_PRIORITY)
 

@@ -157,13 +157,13 @@ def count_units(answers: ClassAnswers) -> WindowUnits:
         (codes[:, None] == np.arange(num_classes)).astype(np.float32) for codes in (labels, guesses)
     )
     loss = -np.take_along_axis(log_probs, labels[:, None], axis=1)
-    each = np.concatenate(
+    columns = np.concatenate(
         [np.ones_like(loss), loss, is_label * is_guess, is_label, is_guess], axis=1
     )
     joined = steps * -(-num_windows // MAX_UNITS)
-    firsts = np.arange(0, len(each), joined)
+    firsts = np.arange(0, len(columns), joined)
     return WindowUnits(
-        answers.starts[firsts // steps], np.add.reduceat(each, firsts, axis=0, dtype=np.float64)
+        answers.starts[firsts // steps], np.add.reduceat(columns, firsts, axis=0, dtype=np.float64)
     )
 
 

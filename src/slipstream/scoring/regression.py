@@ -146,8 +146,8 @@ class RegressionSums:
         self.add(select_point(values, quantiles), truth, starts, series)
         if has_quantiles and len(quantiles) > 1:
             inside = (values[..., 0] <= truth) & (truth <= values[..., -1])
-            every = torch.stack([inside, torch.ones_like(inside)])
-            self.covered.add_(every.sum(dim=(1, 2)))
+            counts = torch.stack([inside, torch.ones_like(inside)])
+            self.covered.add_(counts.sum(dim=(1, 2)))
         if self.quantiles:
             error = values.double() - truth.double()[..., None]
             level = torch.tensor(self.quantiles, dtype=torch.float64).to(error.device)
@@ -174,8 +174,12 @@ class RegressionSums:
         size = self.size.to(error.device)
         spread = size / self.deviation.to(error.device)
         _, absolute, squared, _, _ = by_window / steps
-        each = [one for by in (size, spread) for one in (absolute * by, squared * by.square())]
-        means = [torch.ones_like(absolute[:, 0]), *(one.mean(dim=1) for one in each)]
+        errors = [
+            error.mean(dim=1)
+            for unit in (size, spread)
+            for error in (absolute * unit, squared * unit.square())
+        ]
+        means = [torch.ones_like(absolute[:, 0]), *errors]
         self.by_window[-1].add(torch.stack(means, dim=1), starts)
 
     def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
