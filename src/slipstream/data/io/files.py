@@ -193,7 +193,7 @@ def open_files(
 
     num_ahead = count_available_cores()
     sizes = [file.stat().st_size if file.exists() else 0 for file in files]
-    is_done = False
+    total_bytes, done_bytes, is_done = max(sum(sizes), 1), 0, False
     with ThreadPoolExecutor(num_ahead) as pool:
 
         def prepare(path: AnyPath) -> OpenFile:
@@ -204,11 +204,12 @@ def open_files(
 
         try:
             ahead = deque(map(prepare, files[:num_ahead]))
-            for i in range(len(files)):
+            for i, size in enumerate(sizes):
                 file = ahead.popleft()
                 count = f" ({i + 1:,} of {len(files):,})" if len(files) > 1 else ""
-                report_progress(f"reading {file.name}{count}", sum(sizes[:i]) / max(sum(sizes), 1))
+                report_progress(f"reading {file.name}{count}", done_bytes / total_bytes)
                 yield file
+                done_bytes += size
                 ahead.extend(map(prepare, files[i + num_ahead : i + num_ahead + 1]))
             is_done = True
         finally:
