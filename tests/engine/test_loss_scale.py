@@ -15,6 +15,7 @@ import torch
 from slipstream import runs
 from slipstream.autotune import timing
 from slipstream.autotune.rules import make_plan
+from slipstream.engine import checkpoint as checkpoints
 from slipstream.engine import loop, optim
 from slipstream.engine import state as states
 from slipstream.engine.events import LaneEvents, SingleEvents
@@ -51,7 +52,7 @@ def fit(tmp_path, watch=None, resume=None, **sections):
         lane, events = task.build_lane(), SingleEvents(run)
         build = lambda _: SingleProgram(task, chosen)  # noqa: E731
         if resume:
-            saved, _ = loop.states.checkpoints.read_newest(run)
+            saved, _ = checkpoints.read_newest(run)
             state = states.restore(saved, [lane], build, events)
         else:
             state = states.start([lane], build, events, num_places=1)
@@ -119,7 +120,7 @@ def test_a_carried_state_is_that_of_the_step_that_counts(tmp_path, scale):
         task = make_task(config, small_dataset(config), chosen, runs.Run(tmp_path))
         program = SingleProgram(task, chosen)
         with chosen.flags():
-            program.begin({0: loop.states.EpochStart()})
+            program.begin({0: states.EpochStart()})
             while int(program.positions) < program.num_steps(0):
                 program.advance()
         found.append([state.clone() for state in program.step.buffers.states])

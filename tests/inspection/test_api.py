@@ -73,7 +73,7 @@ def test_a_table_of_loads_becomes_a_config_that_loads(tmp_path):
 @pytest.mark.parametrize("large", [False, True])
 def test_what_is_suspicious_is_named_with_the_setting(tmp_path, monkeypatch, large):
     if large:  # read block by block
-        monkeypatch.setattr(reading.files, "LARGE_BYTES", 0)
+        monkeypatch.setattr(files, "LARGE_BYTES", 0)
     columns = make_columns()
     load = columns["load"]
     coded = [-200 if i % 40 == 3 else one for i, one in enumerate(load)]
@@ -201,8 +201,8 @@ def test_a_workbook_of_several_sheets(tmp_path):
 
 def test_memory_stays_small_while_a_large_file_is_read(tmp_path, monkeypatch):
     """Every batch is let go before the next one comes."""
-    monkeypatch.setattr(reading.files, "LARGE_BYTES", 0)
-    monkeypatch.setattr(slipstream.data.io.csv, "STREAM_BYTES", 1 << 16)
+    monkeypatch.setattr(files, "LARGE_BYTES", 0)
+    monkeypatch.setattr(csv, "STREAM_BYTES", 1 << 16)
     buffer = io.BytesIO()
     pa.csv.write_csv(waves(150_000), buffer)
     (tmp_path / "t.csv").write_bytes(buffer.getvalue())

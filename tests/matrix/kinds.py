@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import slipstream
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.config.model import SPECS
 from slipstream.events import Epoch, TrialEnd
 from tests.conftest import merged
 
@@ -313,8 +314,8 @@ def both(*parts: dict[str, Any]) -> dict[str, Any]:
 
 KINDS: dict[str, Build] = {
     # every network, ahead and at the last row
-    **{kind: job(**model(kind)) for kind in configs.model.SPECS},
-    **{f"{kind} at a row": job(**both(ESTIMATE, model(kind))) for kind in configs.model.SPECS},
+    **{kind: job(**model(kind)) for kind in SPECS},
+    **{f"{kind} at a row": job(**both(ESTIMATE, model(kind))) for kind in SPECS},
     "own network": job(**model("tests.models.nets:Mixer")),
     # what is predicted
     "classes": classes(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from slipstream import machine
 from slipstream.errors import UserError
 from slipstream.workers import assignment
 from tests.conftest import small_config
@@ -11,7 +12,7 @@ from tests.conftest import small_config
 
 def test_each_worker_is_shown_its_own_gpu(monkeypatch):
     monkeypatch.setattr(
-        assignment.machine, "choose_device", lambda _: assignment.torch.device("cuda")
+        machine, "choose_device", lambda _: assignment.torch.device("cuda")
     )
     monkeypatch.setattr(assignment.torch.cuda, "device_count", lambda: 2)
     config = small_config(engine={"device": "cuda", "threads": "auto"})
@@ -26,7 +27,7 @@ def test_each_worker_is_shown_its_own_gpu(monkeypatch):
 
 
 def test_workers_on_a_cpu_divide_its_cores(monkeypatch):
-    monkeypatch.setattr(assignment.machine, "count_available_cores", lambda: 8)
+    monkeypatch.setattr(machine, "count_available_cores", lambda: 8)
     config = small_config(engine={"device": "cpu", "threads": "auto"})
     assert assignment.count_workers("auto", config) == 1
     assert assignment.assign_gpus(config, 2) == [{}, {}]

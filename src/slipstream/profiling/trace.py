@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as record_profile
 
 from slipstream import machine
 from slipstream.autotune.workload import TimedWorkload
@@ -89,7 +90,7 @@ def record_trace(trial: TimedWorkload, steps: int) -> tuple[Trace, bytes]:
         activities.append(ProfilerActivity.CUDA)
     with trial.settings(), tempfile.TemporaryDirectory() as folder, _filter_stderr():
         trial.time_steps(1)
-        with profile(activities=activities, acc_events=True) as profiler:
+        with record_profile(activities=activities, acc_events=True) as profiler:
             for _ in range(steps):
                 with record_function(STEP):
                     trial.step()

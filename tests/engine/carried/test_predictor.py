@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from slipstream.autotune.rules import make_plan
+from slipstream.data import windows
 from slipstream.models import build
 from slipstream.scoring import predict as score
 from tests.conftest import close, small_config, small_dataset, waves
@@ -39,7 +40,7 @@ def predict_naively(model, dataset, start):
     count = signature.sequences_per_window
     states = model.make_states(count, torch.device("cpu"))
     for row in range(begin, last + 1):
-        batch = score.windows.gather_rows(series, torch.tensor([[row]]))
+        batch = windows.gather_rows(series, torch.tensor([[row]]))
         features, states = model.encode_rows(batch.inputs, states)
     return model.decode_rows(features.flatten(0, 1), batch.static)
 
@@ -77,6 +78,6 @@ def test_a_model_of_one_layer_reads_on_as_it_reads_a_window():
         dataset = small_dataset(config)
         model = build(config.model, dataset.signature).eval()
         series, starts = dataset.memory.series, dataset.memory.starts["val"][:5]
-        inputs, static = score.windows.gather_inputs(series, starts)
+        inputs, static = windows.gather_inputs(series, starts)
         features, _ = model.encode_rows(inputs, model.make_states(5, torch.device("cpu")))
         close(model.decode_rows(features[-1], static).detach(), model(inputs, static).detach())

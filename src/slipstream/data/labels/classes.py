@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.data.series import Ints
 from slipstream.data.io.columns import is_text, read_column
 from slipstream.data.io.layout import NULLS
 from slipstream.data.io.table import DataTable
 from slipstream.errors import UserError
 
-Ints = npt.NDArray[np.int64]
 
 UNKNOWN = -1
 NO_LABEL = [text for text in NULLS if text.lower() != "none"]

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from slipstream.config import Engine
 from slipstream.data import windows
@@ -162,7 +163,7 @@ class HostSource(BufferedSource):
         self.next_step += 1
 
 
-class WindowDataset(Dataset[Any]):
+class WindowDataset(TorchDataset[Any]):
     """A map-style dataset with one window per item, cut out by slicing."""
 
     def __init__(self, series: Series) -> None:
@@ -193,7 +194,7 @@ class _BatchSampler:
         return len(self.batches)
 
 
-def build_loader(dataset: Dataset[Any], options: TransferOptions, **more: Any) -> DataLoader[Any]:
+def build_loader(dataset: TorchDataset[Any], options: TransferOptions, **more: Any) -> DataLoader[Any]:
     """Build a DataLoader by the options."""
     workers, engine = options.workers, options.engine
     return DataLoader(
