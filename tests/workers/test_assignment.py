@@ -11,9 +11,7 @@ from tests.conftest import small_config
 
 
 def test_each_worker_is_shown_its_own_gpu(monkeypatch):
-    monkeypatch.setattr(
-        machine, "choose_device", lambda _: assignment.torch.device("cuda")
-    )
+    monkeypatch.setattr(machine, "choose_device", lambda _: assignment.torch.device("cuda"))
     monkeypatch.setattr(assignment.torch.cuda, "device_count", lambda: 2)
     config = small_config(engine={"device": "cuda", "threads": "auto"})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

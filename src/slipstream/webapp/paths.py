@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,3 +135,8 @@ def _walk(root: Path, folder: Path, depth: int) -> Iterator[str]:
             path = Path(entry.path)
             if not looks_like_run(path):
                 yield from _walk(root, path, depth + 1)
+
+
+def clean_run_name(text: str) -> str:
+    """Return the text with only characters that the name of a run may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-") or "run"

@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.data.series import Ints
 from slipstream.data.io.columns import is_text, read_column
 from slipstream.data.io.layout import NULLS
 from slipstream.data.io.table import DataTable
+from slipstream.data.series import Ints
 from slipstream.errors import UserError
-
 
 UNKNOWN = -1
 NO_LABEL = [text for text in NULLS if text.lower() != "none"]

@@ -194,7 +194,9 @@ class _BatchSampler:
         return len(self.batches)
 
 
-def build_loader(dataset: TorchDataset[Any], options: TransferOptions, **more: Any) -> DataLoader[Any]:
+def build_loader(
+    dataset: TorchDataset[Any], options: TransferOptions, **more: Any
+) -> DataLoader[Any]:
     """Build a DataLoader by the options."""
     workers, engine = options.workers, options.engine
     return DataLoader(

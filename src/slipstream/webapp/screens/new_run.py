@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from slipstream.runs import write_text
 from slipstream.webapp import forms, paths, settings
 from slipstream.webapp.jobs.supervisor import choose_queue
 from slipstream.webapp.pages import get_workspace, read_object, render, reply
+from slipstream.webapp.paths import clean_run_name
 from slipstream.webapp.screens import estimates
 from slipstream.webapp.screens.prepare import findings as findings_of
 from slipstream.webapp.screens.prepare import problems
@@ -86,7 +86,7 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
         "problems": [
             {"column": one["column"], "message": one["message"]} for one in findings["problems"]
         ],
-        "values": forms.fill(suggested) | {"name": clean_name(path.stem)},
+        "values": forms.fill(suggested) | {"name": clean_run_name(path.stem)},
     }
 
 
@@ -171,15 +171,10 @@ async def start(request: Request) -> Response:
     return reply({"job": job})
 
 
-def clean_name(text: str) -> str:
-    """Return a text as the name of a run can be."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-") or "run"
-
-
 def submit_config(workspace: Workspace, config: Config, verb: str = forms.TRAIN) -> str:
     """Write a config and put its training, search or pre-training into the queue."""
     job, folder = workspace.store.create_folder()
-    path = folder / f"{clean_name(config.name)}.toml"
+    path = folder / f"{clean_run_name(config.name)}.toml"
     write_text(path, format_job(config))
     command = [verb, str(path), "--out", str(workspace.out), "--json"]
     if workspace.allow_code and verb != forms.PRETRAIN:

@@ -19,7 +19,7 @@ from slipstream.errors import UserError
 from slipstream.runs import write_text
 from slipstream.webapp import forms, paths, settings
 from slipstream.webapp.pages import get_workspace, read_object, render, reply
-from slipstream.webapp.screens import new_run
+from slipstream.webapp.paths import clean_run_name
 from slipstream.webapp.screens.prepare import findings as findings_of
 from slipstream.webapp.screens.prepare import problems, roles, steps
 from slipstream.webapp.screens.prepare.draft import (
@@ -98,7 +98,7 @@ async def _begin(workspace: Workspace, file: str, start: str) -> Draft:
     except UserError:  # how the file is read has to be set first
         return draft
     config = findings_of.get_proposal(findings)
-    texts = {"data.path": file, "name": new_run.clean_name(Path(file).stem)}
+    texts = {"data.path": file, "name": clean_run_name(Path(file).stem)}
     return load_draft(workspace, config).set(texts)
 
 
@@ -160,7 +160,7 @@ def _list_all(
 
 
 def _describe_config(workspace: Workspace, config: Config) -> dict[str, Any]:
-    name = new_run.clean_name(config.name)
+    name = clean_run_name(config.name)
     return {
         "name": name,
         "toml": format_config(workspace, config, workspace.folder),
@@ -268,7 +268,7 @@ async def proceed(request: Request) -> Response:
     workspace = get_workspace(request)
     draft, _ = await _read(request)
     config = await run_in_threadpool(_require_config, workspace, draft)
-    path = workspace.folder / DRAFTS / f"{new_run.clean_name(config.name)[:100]}.toml"
+    path = workspace.folder / DRAFTS / f"{clean_run_name(config.name)[:100]}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, format_config(workspace, config, path.parent))
     return reply({"url": f"/new?start={quote(f'file:{DRAFTS}/{path.name}')}"})

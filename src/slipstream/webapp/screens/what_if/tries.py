@@ -27,7 +27,8 @@ from slipstream.runs import write_text
 from slipstream.webapp import paths, settings
 from slipstream.webapp.jobs.store import OPEN, AppJob
 from slipstream.webapp.jobs.supervisor import choose_queue, stop_job
-from slipstream.webapp.screens.new_run import clean_name, format_job
+from slipstream.webapp.paths import clean_run_name
+from slipstream.webapp.screens.new_run import format_job
 from slipstream.webapp.screens.what_if.sliders import BUDGET, list_options, read_setting
 from slipstream.webapp.workspace import Workspace
 
@@ -50,7 +51,7 @@ def create_session(workspace: Workspace, base: Config) -> str:
     if not base.data.paths:
         raise UserError("there are no data in these settings; start from a run or a data file")
     text = format_job(base)
-    name = clean_name(base.name)[:MOST_NAME].strip("._-") or "base"
+    name = clean_run_name(base.name)[:MOST_NAME].strip("._-") or "base"
     session = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     folder = workspace.folder / FOLDER / session
     if not (folder / BASE).exists():
