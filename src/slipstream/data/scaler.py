@@ -4,6 +4,7 @@ Physical values are float64 until they are scaled, and float32 from then on: a c
 once, when it is centred, so neither where it lies nor what else the file holds costs it digits.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -226,3 +227,18 @@ class RunningStatistics:
                 size = deviation if standard else one.high - low
             scaler.shift[name], scaler.size[name], scaler.deviation[name] = shift, size, deviation
         return scaler
+
+
+def scale_limits(signature: Signature, scaler: Scaler) -> tuple[Values, Values] | None:
+    """Return the lowest and the highest prediction, each [C, 1], scaled and rounded outwards, so
+    that the limits themselves are exact in physical units."""
+    if signature.output_range is None or signature.classes:
+        return None
+    low, high = (
+        np.array(
+            [[(edge - scaler.shift[name]) / scaler.size[name]] for name in signature.targets],
+            dtype=np.float32,
+        )
+        for edge in signature.output_range
+    )
+    return np.nextafter(low, np.float32(-math.inf)), np.nextafter(high, np.float32(math.inf))

@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from slipstream.config import Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
-from slipstream.data.scaler import Scaler
+from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
 from slipstream.engine.carried.predictor import CarriedPredictor
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.models import set_execution
-from slipstream.portable.networks.windows import scale_limits
 from slipstream.portable.table import WindowPlaces, build_prediction_table
 from slipstream.scoring import classification, regression
 from slipstream.scoring.batch import (

@@ -6,6 +6,7 @@ import torch
 
 from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
+from slipstream.data.scaler import scale_limits
 from slipstream.models import build
 from slipstream.scoring import predict as score
 from tests.conftest import close, small_config, small_dataset, waves
@@ -64,7 +65,7 @@ def test_windows_are_predicted_from_all_rows_since_the_last_gap(shape, channels)
         found = predict(dataset.memory.series, starts)
         wanted = torch.cat([predict_naively(model, dataset, int(start)) for start in starts])
     if shape == "limited":
-        limits = score.scale_limits(dataset.signature, dataset.scaler)
+        limits = scale_limits(dataset.signature, dataset.scaler)
         wanted = wanted.clamp(*map(torch.from_numpy, limits))
     if shape == "quantiles":  # which may cross in a network
         wanted = wanted.sort(dim=-1).values

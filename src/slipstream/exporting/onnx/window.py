@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream.config import Signature
-from slipstream.data.scaler import Scaler
+from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.exporting.onnx.builder import GraphBuilder
 from slipstream.exporting.onnx.layers import Network, encode, flatten_time
-from slipstream.portable.networks.windows import SMALLEST_VARIANCE, scale_limits
+from slipstream.portable.networks.windows import SMALLEST_VARIANCE
 
 
 class Scaled(NamedTuple):

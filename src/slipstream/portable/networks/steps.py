@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from slipstream.config import Model
+from slipstream.data.scaler import scale_limits
 from slipstream.errors import UserError
 from slipstream.portable.model import PortableModel
 from slipstream.portable.networks.arithmetic import (
@@ -25,7 +26,6 @@ from slipstream.portable.networks.heads import apply_head
 from slipstream.portable.networks.windows import (
     finish_outputs,
     get_output_shape,
-    scale_limits,
     split_channels,
 )
 

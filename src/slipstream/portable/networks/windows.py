@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from slipstream.config import Model, Signature
-from slipstream.data.scaler import Scaler
+from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.data.series import Floats
 from slipstream.portable.model import PortableModel
 from slipstream.portable.networks.arithmetic import Array, log_softmax, softmax
@@ -154,21 +153,6 @@ def finish_outputs(out: Array, signature: Signature, limits: tuple[Array, Array]
     if signature.quantiles:
         out = np.sort(out, axis=-1)
     return out if limits is None else out.clip(*limits)
-
-
-def scale_limits(signature: Signature, scaler: Scaler) -> tuple[Array, Array] | None:
-    """Return the lowest and the highest prediction, each [C, 1], scaled and rounded outwards, so
-    that the limits themselves are exact in physical units."""
-    if signature.output_range is None or signature.classes:
-        return None
-    low, high = (
-        np.array(
-            [[(edge - scaler.shift[name]) / scaler.size[name]] for name in signature.targets],
-            dtype=np.float32,
-        )
-        for edge in signature.output_range
-    )
-    return np.nextafter(low, np.float32(-math.inf)), np.nextafter(high, np.float32(math.inf))
 
 
 def average(
