@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from slipstream import machine
+from slipstream.base import machine
 from slipstream.kernels import build_library, rnn_layer
 
 REPEATS = 7

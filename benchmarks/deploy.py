@@ -35,7 +35,7 @@ import pyarrow.parquet
 import torch
 
 import slipstream
-from slipstream import machine
+from slipstream.base import machine
 
 Array = npt.NDArray[Any]
 COLUMNS, CONTEXT, BATCH = 10, 24, 256

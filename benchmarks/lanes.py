@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream.autotune.workload import TrainingWorkload, prepare_task
-from slipstream.bench import cases, results
-from slipstream.bench.cases import Case
-from slipstream.bench.frameworks import lightning_loop
-from slipstream.bench.frameworks.workload import PeerSettings
-from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 from slipstream.config import replace_settings
-from slipstream.engine.lanes import pack
-from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine import pack
+from slipstream.engine.lanes import EpochStart, Lane
+from slipstream.engine.planning import TrainingWorkload, prepare_task
 from slipstream.kernels import rnn_layer
+from slipstream.tools.bench import cases, results
+from slipstream.tools.bench.cases import Case
+from slipstream.tools.bench.frameworks import lightning_loop
+from slipstream.tools.bench.frameworks.workload import PeerSettings
+from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
 LAYERS = {  # rows, windows, inputs, units, and whether only the last output is needed
     "A": (105, 512, 4, 128, False),

@@ -32,20 +32,20 @@ import torch
 from torch import Tensor
 
 from slipstream import config as configs
-from slipstream.autotune.workload import TrainingWorkload
-from slipstream.bench import cases, results
-from slipstream.bench.frameworks import lightning_loop
-from slipstream.bench.results import (
+from slipstream.config import Config, Pretrain, replace_settings
+from slipstream.config.train import KINDS
+from slipstream.data import dataset as datasets
+from slipstream.engine.planning import TrainingWorkload
+from slipstream.models import noise
+from slipstream.tools.bench import cases, results
+from slipstream.tools.bench.frameworks import lightning_loop
+from slipstream.tools.bench.results import (
     BenchResult,
     ResultRow,
     ResultTable,
     format_percent,
     format_spread,
 )
-from slipstream.config import Config, Pretrain, replace_settings
-from slipstream.config.train import KINDS
-from slipstream.data import dataset as datasets
-from slipstream.models.noise import masks
 
 WINDOWS, VALIDATION, CONTEXT = 59_365, 6_000, 105
 STRENGTH, ROUNDS, STRETCH_S = 0.2, 7, 0.2
@@ -61,7 +61,7 @@ class FixedMaskWorkload(TrainingWorkload):
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        draws: Callable[..., Tensor] = masks.mask_windows
+        draws: Callable[..., Tensor] = noise.mask_windows
         reused = self.__dict__.setdefault("reused", {})
 
         def first(how: Pretrain, inputs: Tensor, key: Tensor | None) -> Tensor:
@@ -71,12 +71,12 @@ class FixedMaskWorkload(TrainingWorkload):
             mask: Tensor = reused[shape]
             return mask
 
-        masks.mask_windows = first
+        noise.mask_windows = first
         try:
             with super().settings():
                 yield
         finally:
-            masks.mask_windows = draws
+            noise.mask_windows = draws
 
 
 def build_workloads() -> dict[str, TrainingWorkload]:
@@ -228,7 +228,7 @@ def measure_whole(epochs: int | None) -> BenchResult:
                 path = write_job(Path(folder), small=small, epochs=count)
                 took.append(
                     time_command(
-                        ["-m", "slipstream.bench.frameworks.job", str(path), *peer_options]
+                        ["-m", "slipstream.tools.bench.frameworks.job", str(path), *peer_options]
                     )
                 )
                 print(f"{name}, {count} epochs: {took[-1]:.1f} s", flush=True)

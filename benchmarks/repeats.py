@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slipstream.bench import results
-from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.tools.bench import results
+from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
 LANES, ALONE = "as lanes of one run", "one run after another"
 

@@ -27,8 +27,8 @@ from cluster import Faults, Outcome, StorageCosts
 from scale_inputs import ASSUMED, Model, load_model, read_source
 from scale_report import Run, format_time
 
-from slipstream.bench import results
-from slipstream.bench.results import BenchResult
+from slipstream.tools.bench import results
+from slipstream.tools.bench.results import BenchResult
 
 GPUS = (1, 4, 16, 64, 256, 1024)
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter
 from scale_inputs import ASSUMED, Model
 
-from slipstream.bench.results import ResultRow, ResultTable
 from slipstream.reporting.figure_style import MUTED, STYLE
+from slipstream.tools.bench.results import ResultRow, ResultTable
 
 
 class Run(NamedTuple):

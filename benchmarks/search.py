@@ -30,8 +30,8 @@ import torch
 
 import slipstream
 from slipstream import config as configs
-from slipstream.bench import results
-from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.tools.bench import results
+from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
 STATIONS, ROWS = 100, 2_530
 WINDOWS = 199_800
@@ -127,7 +127,7 @@ def time_lightning(path: Path, out: Path, batch: int, precision: str, workers: i
     settings["model"] |= {"hidden": [160, 80]}
     file = out / f"trial-{batch}.toml"
     file.write_text(configs.to_toml(configs.load(settings)), encoding="utf-8")
-    command = [sys.executable, "-m", "slipstream.bench.frameworks.job", str(file)]
+    command = [sys.executable, "-m", "slipstream.tools.bench.frameworks.job", str(file)]
     start = time.perf_counter()
     subprocess.run([*command, "lightning", precision, str(workers), "plain"], check=True)
     return time.perf_counter() - start

@@ -36,13 +36,14 @@ import pyarrow.parquet
 import sqlalchemy
 
 import slipstream
-from slipstream.bench import results
-from slipstream.bench.results import BenchResult, ResultRow, ResultTable
 from slipstream.engine import checkpoint
 from slipstream.runs import Run
-from slipstream.tuning.sharing import OWNER
-from slipstream.tuning.storage import shared
-from slipstream.tuning.study import NOTES, TimedStudy
+from slipstream.search import storage
+from slipstream.search.sharing import OWNER
+from slipstream.search.storage import NOTES
+from slipstream.search.study import TimedStudy
+from slipstream.tools.bench import results
+from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
 SPACE: dict[str, optuna.distributions.BaseDistribution] = {
     "model.hidden.0": optuna.distributions.IntDistribution(64, 256, step=16),
@@ -165,7 +166,7 @@ def open_study(url: str, name: str) -> TimedStudy:
     """Open a study without sampler or pruner of its own, so that only the storage is measured."""
     study = optuna.create_study(
         study_name=name,
-        storage=shared.open_storage(url),
+        storage=storage.open_storage(url),
         sampler=optuna.samplers.RandomSampler(seed=0),
         pruner=optuna.pruners.NopPruner(),
         load_if_exists=True,

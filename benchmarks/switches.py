@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from slipstream import machine
-from slipstream.autotune.workload import TrainingWorkload
-from slipstream.bench import cases, results
-from slipstream.bench.cases import Case
-from slipstream.bench.results import BenchResult, ResultRow, ResultTable
+from slipstream.base import machine
 from slipstream.config import replace_settings
+from slipstream.engine.planning import TrainingWorkload
+from slipstream.tools.bench import cases, results
+from slipstream.tools.bench.cases import Case
+from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
 CASES = ("B", "D", "Transformer")
 REPEATS = 7

@@ -29,10 +29,8 @@ from urllib.parse import parse_qs, quote, urlsplit
 import psutil
 
 from slipstream import config as configs
-from slipstream.webapp import forms
-from slipstream.webapp.jobs import presence
-from slipstream.webapp.jobs.store import OPEN, JobStore
-from slipstream.webapp.jobs.supervisor import choose_queue
+from slipstream.app import forms, jobs
+from slipstream.app.jobs import OPEN, JobStore, choose_queue
 
 READY_S = 120.0
 LOSS_S = 120.0
@@ -97,13 +95,13 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         client = Client(process.stdout.readline().strip())
         start_s = time.perf_counter() - began
         if not options.no_warm_worker:
-            wait_until(lambda: presence.has_ready_worker(store.root, device), "a warm worker")
+            wait_until(lambda: jobs.has_ready_worker(store.root, device), "a warm worker")
         ready_s = time.perf_counter() - began
         clicks = []
         for _ in range(options.repeats + 1):
             clicks.append(click(client, store, psutil.Process(process.pid), options.device))
             if not options.no_warm_worker:
-                wait_until(lambda: presence.has_ready_worker(store.root, device), "a warm worker")
+                wait_until(lambda: jobs.has_ready_worker(store.root, device), "a warm worker")
             time.sleep(0.5)  # as a user would; the worker tidies up
     finally:
         os.kill(process.pid, signal.SIGTERM)
@@ -167,7 +165,7 @@ def read_cpu_s(process: psutil.Process) -> float:
 
 
 def is_worker_alive(store: JobStore, device: str) -> bool:
-    locks = (presence.DeviceLock(store.root, device, one) for one in ("wait", "use"))
+    locks = (jobs.DeviceLock(store.root, device, one) for one in ("wait", "use"))
     return not all(lock.is_free() for lock in locks)
 
 

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from slipstream.config.base import read_descriptions
-from slipstream.engine.progress import Progress
-from slipstream.events.base import Event
+from slipstream.engine.lanes import Progress
+from slipstream.events.classes import Event, SearchStart
 from slipstream.events.parsing import CLASSES, list_keys
-from slipstream.events.search import SearchStart
 from slipstream.runs.log import SCHEMA
 
 ROOT = Path(__file__).parents[1]

@@ -40,11 +40,12 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 import slipstream
-from slipstream import Interrupted, UserError, checksums, runs
+from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
+from slipstream.base import storage as checksums
+from slipstream.base.errors import ResumableError
 from slipstream.engine import checkpoint
-from slipstream.errors import ResumableError
-from slipstream.tuning.storage import shared
+from slipstream.search import storage as shared
 from tests.conftest import waves
 from tests.data.io import damaged
 from tests.data.prepare import hostile

@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import config as configs
 from slipstream import runs, training
-from slipstream.autotune.rules import make_plan
 from slipstream.data import dataset as datasets
+from slipstream.data import labels as selection
 from slipstream.data import windows
-from slipstream.data.labels import selection
-from slipstream.inference import new_data
-from slipstream.models import build
+from slipstream.engine.planning import make_plan
+from slipstream.inference import trained as new_data
+from slipstream.models.forecaster import build
 from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import classification, ensemble
 from slipstream.scoring import predict as score

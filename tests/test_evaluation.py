@@ -11,7 +11,7 @@ from rich.console import Console
 
 import slipstream
 from slipstream import runs
-from slipstream.terminal.results import print_evaluation
+from slipstream.reporting.terminal.results import print_evaluation
 from tests.conftest import merged, small_config, waves
 
 QUICK = {"model": {"kind": "mlp"}, "train": {"epochs": 1}}

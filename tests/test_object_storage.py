@@ -17,13 +17,14 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from slipstream import UserError, object_storage
+from slipstream import UserError
 from slipstream import config as configs
+from slipstream.base import storage
+from slipstream.base.storage import ObjectPath, is_url, parse_path
+from slipstream.data import columns
 from slipstream.data.dataset import load_dataset
-from slipstream.data.io import columns
-from slipstream.data.io.files import expand_path, read_file, read_files
-from slipstream.inspection.api import inspect_path
-from slipstream.object_storage import ObjectPath, is_url, parse_path
+from slipstream.data.files import expand_path, read_file, read_files
+from slipstream.tools.inspection import inspect_path
 from tests.conftest import small_config, waves
 
 
@@ -127,7 +128,7 @@ def test_a_streamed_object_gives_the_windows_of_a_local_file(tmp_path):
 def test_copies_of_one_content_are_noted(tmp_path):
     for name in ("a.csv", "b.csv"):
         (tmp_path / name).write_text("t,a\n1,1.5\n")
-    from slipstream.data.io.table import find_duplicates
+    from slipstream.data.table import find_duplicates
 
     (note,) = find_duplicates(list(read_files([url(tmp_path)])))
     assert note == '"b.csv" has the same content as "a.csv", so its rows are used twice'
@@ -157,12 +158,12 @@ def test_a_token_of_azure_is_part_of_the_address_and_of_no_message(monkeypatch):
     monkeypatch.delenv("AZURE_STORAGE_KEY", raising=False)
     for token in ("sv=2020&sig=hush", "?sv=2020&sig=hush"):  # as the portal and as tools write it
         monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", token)
-        assert object_storage._configure_azure("box")["sas_token"] == "?sv=2020&sig=hush"
+        assert storage._configure_azure("box")["sas_token"] == "?sv=2020&sig=hush"
     reported = OSError(
         "GetProperties failed for 'https://me.blob.core.windows.net/box/t.csv?sig=hush&sv=2020'. "
         "Azure Error: [] Could not connect to server"
     )
-    message = str(object_storage.explain(ObjectPath("az", "box/t.csv"), reported))
+    message = str(storage.explain(ObjectPath("az", "box/t.csv"), reported))
     assert "hush" not in message
     assert "windows.net/box/t.csv'. Azure Error: [] Could not connect" in message
 
@@ -193,8 +194,8 @@ def test_inspect_reads_objects(tmp_path):
 
 def test_local_jobs_do_not_import_the_file_systems():
     code = (
-        "import sys, slipstream, slipstream.config, slipstream.object_storage as one;"
+        "import sys, slipstream, slipstream.config, slipstream.base.storage as one;"
         "one.parse_path('runs/t.csv').exists(); assert 'pyarrow' not in sys.modules;"
-        "import slipstream.data.io.files; assert 'pyarrow.fs' not in sys.modules"
+        "import slipstream.data.files; assert 'pyarrow.fs' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from slipstream.config import Train
-from slipstream.objectives import (
+from slipstream.models.losses import (
     average_predictions,
     compute_window_losses,
     explain_point,

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import prediction
+from slipstream.inference import predict
 from tests.conftest import small_config, waves
 
 FAR = 123456789.0
@@ -36,7 +36,7 @@ def test_files_of_predictions_hold_physical_values_with_all_their_digits(tmp_pat
     predicted = slipstream.predict(result.run, table, every=True)
     for ending in ("csv", "parquet"):
         path = tmp_path / f"predicted.{ending}"
-        prediction.write_predictions(predicted, path)
+        predict.write_predictions(predicted, path)
         read = pyarrow.csv.read_csv if ending == "csv" else pyarrow.parquet.read_table
         again = read(path)
         for name in predicted.column_names[4:]:

@@ -12,8 +12,8 @@ import pytest
 
 import slipstream
 from slipstream import config as configs
+from slipstream.base.errors import UserError
 from slipstream.data import dataset as datasets
-from slipstream.errors import UserError
 from tests.conftest import small_config
 from tests.data.prepare.chain.tables import MINUTE, START, make_bars
 

@@ -15,12 +15,13 @@ import torch
 from typer.testing import CliRunner
 
 import slipstream
-from slipstream import UserError, probing, runs
+from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.cli.commands import app
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.data.simulated import bars
+from slipstream.search import probe as probing
 from tests.conftest import SMALL, close, merged
 from tests.labelled import states
 

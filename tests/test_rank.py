@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slipstream import UserError
-from slipstream.rank import find_place, is_follower
+from slipstream.base.rank import find_place, is_follower
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 

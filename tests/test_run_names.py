@@ -8,8 +8,8 @@ import pytest
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.errors import UserError
-from slipstream.run_names import find_kind, find_run
+from slipstream.base.errors import UserError
+from slipstream.base.run_names import find_kind, find_run
 
 
 def make(out, name, *, at=0, **files):

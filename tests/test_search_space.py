@@ -7,9 +7,9 @@ import pytest
 import slipstream
 from slipstream import UserError
 from slipstream import config as configs
-from slipstream import search_space as spaces
 from slipstream.config import Range
-from slipstream.tuning.study import make_distributions
+from slipstream.config import search_space as spaces
+from slipstream.search.study import make_distributions
 from tests.conftest import KINDS
 from tests.tuning.searches import make_settings
 

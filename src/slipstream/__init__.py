@@ -34,24 +34,35 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 if _TYPE_CHECKING:
     from slipstream import events
     from slipstream.api.estimator import Forecaster
-    from slipstream.api.evaluation import Evaluation, StreamEvaluation
-    from slipstream.api.inference import evaluate, export, load, predict, report
+    from slipstream.api.inference import (
+        Evaluation,
+        StreamEvaluation,
+        evaluate,
+        export,
+        load,
+        predict,
+        report,
+    )
     from slipstream.api.inspection import Inspection, inspect
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
-    from slipstream.api.shares import train_share
-    from slipstream.api.training import ensemble, pretrain, probe, train, tune
-    from slipstream.catalog.comparison import Comparison, compare_runs
-    from slipstream.catalog.copies.api import copy_run
-    from slipstream.catalog.details import show_run
-    from slipstream.catalog.listing import best_run, list_runs
-    from slipstream.catalog.removal import prune_runs, remove_runs
-    from slipstream.catalog.rows import RunRow
+    from slipstream.api.training import ensemble, pretrain, probe, train, train_share, tune
+    from slipstream.base.errors import Interrupted, UserError
     from slipstream.config import Config
-    from slipstream.errors import Interrupted, UserError
     from slipstream.events.parsing import event_schema
-    from slipstream.portable.stream import Stream, StreamPrediction
-    from slipstream.tracking.api import follow
+    from slipstream.inference.stream import Stream, StreamPrediction
+    from slipstream.reporting.copies import copy_run
+    from slipstream.reporting.run_rows import RunRow
+    from slipstream.reporting.runs import (
+        Comparison,
+        best_run,
+        compare_runs,
+        list_runs,
+        prune_runs,
+        remove_runs,
+        show_run,
+    )
+    from slipstream.reporting.tracking.follow import follow
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -95,41 +106,41 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Comparison": "catalog.comparison",
+    "Comparison": "reporting.runs",
     "Config": "config",
-    "Evaluation": "api.evaluation",
+    "Evaluation": "api.inference",
     "Forecaster": "api.estimator",
     "Inspection": "api.inspection",
-    "Interrupted": "errors",
+    "Interrupted": "base.errors",
     "Probe": "api.results",
     "Result": "api.results",
-    "RunRow": "catalog.rows",
-    "Stream": "portable.stream",
-    "StreamEvaluation": "api.evaluation",
-    "StreamPrediction": "portable.stream",
+    "RunRow": "reporting.run_rows",
+    "Stream": "inference.stream",
+    "StreamEvaluation": "api.inference",
+    "StreamPrediction": "inference.stream",
     "Study": "api.results",
     "TrainedModel": "api.model",
-    "UserError": "errors",
-    "best_run": "catalog.listing",
-    "compare_runs": "catalog.comparison",
-    "copy_run": "catalog.copies.api",
+    "UserError": "base.errors",
+    "best_run": "reporting.runs",
+    "compare_runs": "reporting.runs",
+    "copy_run": "reporting.copies",
     "ensemble": "api.training",
     "evaluate": "api.inference",
     "event_schema": "events.parsing",
     "export": "api.inference",
-    "follow": "tracking.api",
+    "follow": "reporting.tracking.follow",
     "inspect": "api.inspection",
-    "list_runs": "catalog.listing",
+    "list_runs": "reporting.runs",
     "load": "api.inference",
     "predict": "api.inference",
     "pretrain": "api.training",
     "probe": "api.training",
-    "prune_runs": "catalog.removal",
-    "remove_runs": "catalog.removal",
+    "prune_runs": "reporting.runs",
+    "remove_runs": "reporting.runs",
     "report": "api.inference",
-    "show_run": "catalog.details",
+    "show_run": "reporting.runs",
     "train": "api.training",
-    "train_share": "api.shares",
+    "train_share": "api.training",
     "tune": "api.training",
 }
 
@@ -146,7 +157,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
     value = getattr(import_module(f"slipstream.{_MODULES[name]}"), name)
     if isfunction(value) and not _MODULES[name].startswith("api."):  # a command's function as it is
-        from slipstream.api.messages import speak_python
+        from slipstream.api.progress import speak_python
 
         value = globals()[name] = speak_python(value)
     return value

@@ -13,7 +13,7 @@ import slipstream
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.api.arguments import parse_overrides, prepare_job
-from slipstream.api.messages import translate
+from slipstream.api.progress import translate
 from tests.conftest import SMALL, small_config, waves
 
 SOURCE = Path(slipstream.__file__).parent

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from slipstream.autotune import candidates
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
+from slipstream.engine import planning
+from slipstream.engine.planning import make_plan
 
 
 def test_layers_of_their_own_size_may_each_have_their_algorithm():
     chosen = make_plan(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
-    first, second = candidates.list_cudnn_algorithms([8, 16])
+    first, second = planning.list_cudnn_algorithms([8, 16])
     assert chosen.cudnn == ("persistent", "persistent")
     chosen = replace(chosen, cudnn=first.change(chosen))
     assert chosen.cudnn == ("standard", "persistent")
     assert second.change(chosen) == ("standard", "standard")
-    (both,) = candidates.list_cudnn_algorithms([8, 8])
+    (both,) = planning.list_cudnn_algorithms([8, 8])
     assert both.change(chosen) == ("standard", "standard")
 
 
@@ -25,17 +25,17 @@ def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
     config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
     chosen = make_plan(config, data_bytes=0)
     own = replace(chosen, cudnn=("off", "off"))
-    first = next(candidates.list_candidates(config, own))
+    first = next(planning.list_candidates(config, own))
     assert (first.name, first.change(own)) == (
         "cudnn = PyTorch's layers",
         ("persistent", "persistent"),
     )
-    assert next(candidates.list_candidates(config, chosen)).setting != "cudnn"
-    layers = [one.change(own) for one in candidates.list_cudnn_algorithms([8, 16])]
+    assert next(planning.list_candidates(config, chosen)).setting != "cudnn"
+    layers = [one.change(own) for one in planning.list_cudnn_algorithms([8, 16])]
     assert layers == [("standard", "persistent"), ("persistent", "standard")]
-    assert candidates.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
-    assert not candidates.get_cudnn_override("fp16", own)
-    assert not candidates.get_cudnn_override("tf32", chosen)
+    assert planning.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
+    assert not planning.get_cudnn_override("fp16", own)
+    assert not planning.get_cudnn_override("tf32", chosen)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,6 @@ def test_a_gpu_is_offered_the_precisions_that_it_has(monkeypatch, capability, ex
     plan = make_plan(Config(model={"kind": "mlp"}, engine={"device": "cpu"}), data_bytes=0)
     hardware = plan.hardware | {"gpu": "Tesla T4"}
     plan = replace(plan, device=torch.device("cuda"), hardware=hardware, precision="none")
-    every = candidates.list_candidates(config, plan)
+    every = planning.list_candidates(config, plan)
     names = [one.change(plan) for one in every if one.setting == "precision"]
     assert names == expected

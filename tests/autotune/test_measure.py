@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError, runs
-from slipstream.autotune import candidates, measure
-from slipstream.autotune.measure import PlanSearch
-from slipstream.autotune.rules import make_plan
-from slipstream.autotune.timing import StepMeasurement
-from slipstream.engine import plan
-from slipstream.machine import CpuLoad
+from slipstream.base.machine import CpuLoad
+from slipstream.engine import plan, planning
+from slipstream.engine.planning import PlanSearch, StepMeasurement, make_plan
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
 
@@ -43,14 +40,14 @@ def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
     task, rules = made(tmp_path)
     before = {name: value.clone() for name, value in task.model.state_dict().items()}
     generator = torch.get_rng_state()
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     names = [item["candidate"] for item in decided.evidence]
     one = ", threads = 1" if rules.threads > 1 else ""
     assert names[0] == f"rules of thumb{one}"
     assert any(name.startswith("threads = ") for name in names) or rules.threads == 1
     assert any(name.startswith("onednn = ") for name in names)
     timed = [item["ms"] for item in decided.evidence if "ms" in item and "refused" not in item]
-    assert decided.ms_per_step <= min(timed) / measure.BUSY_RATIO
+    assert decided.ms_per_step <= min(timed) / planning.BUSY_RATIO
     assert decided.reasons["plan"].startswith("measured in")
     # measuring leaves no trace in what will be trained
     assert all(torch.equal(task.model.state_dict()[name], value) for name, value in before.items())
@@ -59,14 +56,14 @@ def test_every_candidate_is_in_the_evidence_and_the_fastest_is_taken(tmp_path):
 
 def test_what_was_measured_is_remembered_by_shape(tmp_path, cache):
     task, rules = made(tmp_path, engine=CACHED)
-    first = measure.choose_plan(task, rules)
+    first = planning.choose_plan(task, rules)
     assert len(json.loads(cache.read_text())) == 1
-    again = measure.choose_plan(task, rules)
+    again = planning.choose_plan(task, rules)
     assert again.reasons["plan"].startswith("measured before")
     assert again.ms_per_step == first.ms_per_step
     assert again.evidence == first.evidence
     other, rules = made(tmp_path, engine=CACHED, model={"hidden": 9})
-    assert measure.choose_plan(other, rules).reasons["plan"].startswith("measured in")
+    assert planning.choose_plan(other, rules).reasons["plan"].startswith("measured in")
     assert len(json.loads(cache.read_text())) == 2
 
 
@@ -74,27 +71,27 @@ def test_a_broken_cache_is_as_good_as_none(tmp_path, cache):
     cache.parent.mkdir(parents=True)
     cache.write_text("{ not json")
     task, rules = made(tmp_path, engine={"plan": "cached"})
-    assert measure.choose_plan(task, rules).reasons["plan"].startswith("measured in")
+    assert planning.choose_plan(task, rules).reasons["plan"].startswith("measured in")
 
 
 def test_off_means_rules_of_thumb(tmp_path, cache):
     task, rules = made(tmp_path, engine={"plan": "off"})
-    assert measure.choose_plan(task, rules) == rules
+    assert planning.choose_plan(task, rules) == rules
     assert not cache.exists()
 
 
 def test_a_short_run_is_not_held_up_by_its_plan(tmp_path):
     task, rules = made(tmp_path, train={"epochs": 1})
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     assert decided.evidence == []
     assert "too few to measure" in decided.reasons["plan"]
 
 
 def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
-    monkeypatch.setattr(measure, "SHARE_OF_RUN", 1e-9)
-    monkeypatch.setattr(measure, "FIRST_TRIAL_S", 0.0)
+    monkeypatch.setattr(planning, "SHARE_OF_RUN", 1e-9)
+    monkeypatch.setattr(planning, "FIRST_TRIAL_S", 0.0)
     task, rules = made(tmp_path)
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     assert "ms" in decided.evidence[0]
     assert all("skipped" in item for item in decided.evidence[1:])
     assert not cache.exists()  # a longer run would have looked further
@@ -103,7 +100,7 @@ def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
 def propose(monkeypatch, setting, value):
     """Have one candidate tried and no other."""
     monkeypatch.setattr(
-        candidates, "list_candidates", lambda *_: candidates.make_candidates(setting, value)
+        planning, "list_candidates", lambda *_: planning.make_candidates(setting, value)
     )
 
 
@@ -111,7 +108,7 @@ def test_a_candidate_that_fails_is_shown_as_failed(tmp_path, monkeypatch):
     propose(monkeypatch, "precision", "nonsense")
     monkeypatch.setattr(plan.Plan, "autocast", property(lambda self: _only_fp32(self)))
     task, rules = made(tmp_path)
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     assert decided.precision == "fp32"
     assert decided.evidence[1]["failed"] == "no such precision"
 
@@ -127,7 +124,7 @@ def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
     task.model.register_forward_hook(
         lambda _, __, out: out * 3 if torch.get_num_threads() == 7 else out
     )
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     assert decided.threads == 1
     assert "instead of" in decided.evidence[1]["refused"]
 
@@ -140,7 +137,7 @@ def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     task.model.register_forward_pre_hook(check)
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     assert decided.micro_batch == 8
     assert decided.reasons["micro_batch"] == "16 windows per pass did not fit"
     assert ["failed" in item for item in decided.evidence[:3]] == [True, True, False]
@@ -155,12 +152,12 @@ def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     full = task.model.register_forward_pre_hook(check)
-    assert measure.choose_plan(task, rules).micro_batch == 16
+    assert planning.choose_plan(task, rules).micro_batch == 16
     full.remove()
-    decided = measure.choose_plan(task, rules)
+    decided = planning.choose_plan(task, rules)
     assert decided.micro_batch is None
     assert decided.reasons["plan"].startswith("measured in")
-    assert measure.choose_plan(task, rules).reasons["plan"].startswith("measured before")
+    assert planning.choose_plan(task, rules).reasons["plan"].startswith("measured before")
     (kept,) = json.loads(cache.read_text()).values()
     assert "micro_batch" not in kept["choices"]
 
@@ -168,16 +165,16 @@ def test_memory_that_was_full_once_is_not_remembered(tmp_path, cache):
 @pytest.mark.parametrize("what", ["slipstream", "triton", "driver", "torch"])
 def test_a_plan_of_another_version_is_measured_anew(tmp_path, what):
     task, rules = made(tmp_path, engine={"plan": "cached"})
-    key = measure.compute_key(task, rules)
+    key = planning.compute_key(task, rules)
     assert what in rules.hardware or what == "driver"  # which only a machine with a GPU has
     other = replace(rules, hardware=rules.hardware | {what: "0.0.1"})
-    assert measure.compute_key(task, other) != key
+    assert planning.compute_key(task, other) != key
 
 
 @pytest.mark.slow
 def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
     task, rules = made(tmp_path, table=waves(2000), model={"kind": "linear"})
-    batch, evidence = measure.find_batch_size(task, rules)
+    batch, evidence = planning.find_batch_size(task, rules)
     assert 32 <= batch <= len(task.dataset.memory.starts["train"])
     assert evidence[0]["candidate"] == "batch = 32"
 
@@ -186,7 +183,7 @@ def test_a_batch_is_found_by_speed_and_by_what_fits(tmp_path):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
     task.model.register_forward_pre_hook(check)
-    batch, evidence = measure.find_batch_size(task, rules)
+    batch, evidence = planning.find_batch_size(task, rules)
     assert batch <= 100
     assert any("failed" in item for item in evidence) or batch < 64
 
@@ -199,7 +196,7 @@ def test_not_even_one_window(tmp_path):
 
     task.model.register_forward_pre_hook(check)
     with pytest.raises(UserError, match="out of memory with a single window"):
-        measure.find_batch_size(task, rules)
+        planning.find_batch_size(task, rules)
 
 
 # decisions, from figures
@@ -228,7 +225,7 @@ def search_with(load=IDLE, loss=1.0, **changes):
 
 def decide(search, setting, value, best_ms, ms):
     """Have a search decide about a value, by given times."""
-    (candidate,) = candidates.make_candidates(setting, value)
+    (candidate,) = planning.make_candidates(setting, value)
     other = replace(search.plan, **{setting: value})
     search.evidence.append({"candidate": candidate.name, "ms": ms})
     found = StepMeasurement(ms, 1.0, [])
@@ -258,7 +255,7 @@ def test_a_reason_follows_from_the_figures_beside_it(setting, data, times):
     assert (old, new) == pytest.approx(times, rel=6e-3)
     assert "e+" not in reason
     assert "1 threads" not in reason
-    assert candidates.describe_value(setting, before) in reason
+    assert planning.describe_value(setting, before) in reason
 
 
 def test_threads_that_lose_are_named_with_both_times():
@@ -292,13 +289,13 @@ def test_what_a_trial_may_take_is_bounded_by_what_it_can_save():
     search = search_with(IDLE, threads=1)
     search.run_s = 20.0
     config = small_config(engine={"threads": "auto"})
-    listed = list(candidates.list_candidates(config, search.plan))
+    listed = list(planning.list_candidates(config, search.plan))
     assert all(one.most_gain == one.value for one in listed if one.setting == "threads")
     one, eight = (listed[0]._replace(value=n, most_gain=n) for n in (1, 8))
     assert search.compute_allowance(one) == 0
     assert search.compute_allowance(eight) == pytest.approx(0.1 * 20 * 7 / 8)
     search.run_s = 1e6
-    assert search.compute_allowance(eight) == measure.MEASURE_LIMIT_S
+    assert search.compute_allowance(eight) == planning.MEASURE_LIMIT_S
     search.record_load(BUSY)
     assert search.compute_allowance(eight) == 0
 
@@ -315,13 +312,13 @@ def test_threads_that_there_was_no_time_for_follow_the_rules_unless_the_machine_
 
 def test_one_thread_is_timed_first_unless_its_step_is_long():
     config = small_config(engine={"threads": "auto"})
-    assert candidates.prefer_one_thread(config, RULES, 0.01).threads == 1
-    assert candidates.prefer_one_thread(config, RULES, 10.0) is RULES
-    assert candidates.prefer_one_thread(small_config(), RULES, 0.01) is RULES  # the user's number
+    assert planning.prefer_one_thread(config, RULES, 0.01).threads == 1
+    assert planning.prefer_one_thread(config, RULES, 10.0) is RULES
+    assert planning.prefer_one_thread(small_config(), RULES, 0.01) is RULES  # the user's number
 
 
 def test_a_run_is_no_longer_than_its_minutes():
-    assert measure.limit_duration(small_config(), 600.0) == 600.0
+    assert planning.limit_duration(small_config(), 600.0) == 600.0
     limited = small_config(train={"minutes": 2})
-    assert measure.limit_duration(limited, 600.0) == 120.0
-    assert measure.limit_duration(limited, 60.0) == 60.0
+    assert planning.limit_duration(limited, 600.0) == 120.0
+    assert planning.limit_duration(limited, 60.0) == 60.0

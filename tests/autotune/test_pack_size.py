@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from slipstream import UserError, runs
-from slipstream.autotune import pack_size
-from slipstream.autotune.rules import make_plan
-from slipstream.engine.lanes import pack
+from slipstream.engine import pack, planning
+from slipstream.engine.planning import make_plan
 from tests.conftest import small_dataset
 from tests.engine.lanes.test_pack import configured, lanes_of
 from tests.engine.steps import make_task
@@ -20,7 +19,7 @@ def chosen(count, **how):
     dataset = small_dataset(configured())
     some = lanes_of([{"seed": seed} for seed in range(count)], dataset, **SHORT)
     rules = make_plan(some[0].config, data_bytes=0)
-    return pack_size.choose_pack_size(some, dataset.signature, dataset.memory.series, rules, **how)
+    return planning.choose_pack_size(some, dataset.signature, dataset.memory.series, rules, **how)
 
 
 def test_the_soonest_way_is_taken_and_all_evidence_kept():
@@ -42,7 +41,7 @@ def test_what_does_not_fit_ends_the_doubling(monkeypatch):
 
     monkeypatch.setattr(pack.Pack, "_advance", small)
     monkeypatch.setattr(
-        pack_size, "WORTHWHILE_RATIO", 100.0
+        planning, "WORTHWHILE_RATIO", 100.0
     )  # else a busy machine might end it sooner
     found = chosen(8, modes=("together",))
     assert [item["places"] for item in found.evidence] == [1, 2, 4]
@@ -75,13 +74,13 @@ def on_gpu(monkeypatch, ms, **how):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return value
 
-    monkeypatch.setattr(pack_size, "_measure_pack", measure)
+    monkeypatch.setattr(planning, "_measure_pack", measure)
     dataset = small_dataset(configured())
     changes = [{"seed": seed, "train": {"batch": 64, "epochs": 10_000}} for seed in range(16)]
     some = lanes_of(changes, dataset)
     plan = replace(make_plan(some[0].config, data_bytes=0), device=torch.device("cuda"))
     series = dataset.memory.series
-    return pack_size.choose_pack_size(some, dataset.signature, series, plan, **how), measured
+    return planning.choose_pack_size(some, dataset.signature, series, plan, **how), measured
 
 
 def test_a_gpu_begins_with_all_lanes_and_stops_where_fewer_are_slower(monkeypatch):
@@ -110,10 +109,10 @@ def test_a_gpu_halves_what_does_not_fit(monkeypatch):
 def test_measuring_is_limited_by_what_it_can_save():
     plan = make_plan(configured(), data_bytes=0)
     on_gpu = replace(plan, device=torch.device("cuda"))
-    assert pack_size.limit_measuring(1.0, 4, plan) == 0.0
-    assert pack_size.limit_measuring(100.0, 4, plan) == pack_size.MEASURE_LIMIT_S
-    assert pack_size.limit_measuring(4.0, 16, on_gpu) == 0.0
-    assert pack_size.limit_measuring(60.0, 16, on_gpu) == pytest.approx(6.0)
+    assert planning.limit_measuring(1.0, 4, plan) == 0.0
+    assert planning.limit_measuring(100.0, 4, plan) == planning.MEASURE_LIMIT_S
+    assert planning.limit_measuring(4.0, 16, on_gpu) == 0.0
+    assert planning.limit_measuring(60.0, 16, on_gpu) == pytest.approx(6.0)
 
 
 @pytest.fixture
@@ -129,12 +128,12 @@ def job(tmp_path, monkeypatch):
 
 def test_a_choice_is_remembered_for_the_same_job(job):
     task, lanes, rules = job
-    first = pack_size.recall_or_choose(task, lanes, rules, 10.0)
-    again = pack_size.recall_or_choose(task, lanes, rules, 10.0)
+    first = planning.recall_or_choose(task, lanes, rules, 10.0)
+    again = planning.recall_or_choose(task, lanes, rules, 10.0)
     assert (first.reason, again.reason) == ("measured", "measured before")
     assert (again.mode, again.num_lanes) == (first.mode, first.num_lanes)
     assert again.evidence == first.evidence
-    fewer = pack_size.recall_or_choose(task, lanes[:2], rules, 10.0)
+    fewer = planning.recall_or_choose(task, lanes[:2], rules, 10.0)
     assert fewer.reason == "measured"
 
 
@@ -149,8 +148,8 @@ def test_a_choice_that_lacked_memory_is_not_remembered(job, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(pack.Pack, "_advance", small)
-        assert pack_size.recall_or_choose(task, lanes, rules, 10.0).num_lanes == 1
-    assert pack_size.recall_or_choose(task, lanes, rules, 10.0).reason == "measured"
+        assert planning.recall_or_choose(task, lanes, rules, 10.0).num_lanes == 1
+    assert planning.recall_or_choose(task, lanes, rules, 10.0).reason == "measured"
 
 
 def test_no_more_lanes_are_tried_than_are_expected_to_fit():
@@ -170,7 +169,7 @@ def test_the_estimate_of_memory_is_above_what_lanes_take(hidden):
     lanes = lanes_of([{"seed": seed} for seed in range(16)], dataset, **wide)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    ms = pack_size._measure_pack(lanes, 16, dataset.signature, task.series, rules, "together")
+    ms = planning._measure_pack(lanes, 16, dataset.signature, task.series, rules, "together")
     taken = torch.cuda.max_memory_allocated() - before
     assert ms > 0
-    assert 16 * pack_size.estimate_bytes(task, lanes[0], rules) > taken
+    assert 16 * planning.estimate_bytes(task, lanes[0], rules) > taken

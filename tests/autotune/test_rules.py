@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream import UserError, machine
-from slipstream.autotune.rules import _refuse_own_kernels, is_half_faster, make_plan
+from slipstream import UserError
+from slipstream.base import machine
 from slipstream.config import Config, Engine
+from slipstream.engine.planning import _refuse_own_kernels, is_half_faster, make_plan
 
 
 def test_a_cpu_plan_explains_itself():

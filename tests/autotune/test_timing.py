@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.autotune.timing import NUM_STRETCHES, measure_ms
+from slipstream.engine.planning import NUM_STRETCHES, measure_ms
 
 
 class Clock:

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream import config as configs
-from slipstream.bench.cases import Case
 from slipstream.data import dataset as datasets
+from slipstream.tools.bench.cases import Case
 
 
 def small_case(*, epochs=1, kind="lstm", rows=900, batch=64, **train):

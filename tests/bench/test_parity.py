@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
-from slipstream.bench import cases, parity
+from slipstream.tools.bench import cases, parity
 from tests.bench.small import small_case
 
 

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from slipstream import config as configs
-from slipstream.autotune.workload import TrainingWorkload
-from slipstream.bench import peers
-from slipstream.bench.frameworks import lightning_loop, plain_loop, workload
-from slipstream.bench.frameworks.workload import PeerSettings, StepTimings
 from slipstream.data import dataset as datasets
+from slipstream.engine.planning import TrainingWorkload
+from slipstream.tools.bench import peers
+from slipstream.tools.bench.frameworks import lightning_loop, plain_loop, workload
+from slipstream.tools.bench.frameworks.workload import PeerSettings, StepTimings
 from tests.bench.small import small_case
 
 pytest.importorskip("lightning", reason="the peer is not installed")
@@ -60,8 +60,8 @@ def test_bidirectional_layers_are_the_same_network():
 def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (
-        "import torch; from slipstream import machine\n"
-        "from slipstream.bench.frameworks import workload\n"
+        "import torch; from slipstream.base import machine\n"
+        "from slipstream.tools.bench.frameworks import workload\n"
         "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
         "    with workload.apply_flags(workload.PeerSettings('', 'lightning', precision, 0)):\n"
         "        found = torch.get_float32_matmul_precision()\n"

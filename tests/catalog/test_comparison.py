@@ -7,8 +7,9 @@ import shutil
 import pytest
 
 import slipstream
-from slipstream import UserError, runs, stats
-from slipstream.catalog.comparison import list_differences
+from slipstream import UserError, runs
+from slipstream.base import statistics
+from slipstream.reporting.runs import list_differences
 from tests.conftest import close
 
 
@@ -59,7 +60,7 @@ def test_repeats_have_an_interval_and_a_single_model_has_none():
     )
     mae = next(row for row in three if row["metric"] == "mae")
     lanes = runs.read_metrics(comparison.runs[1].run)["lanes"]
-    interval = stats.compute_t_interval([lane["metrics"]["test"]["mae"] for lane in lanes])
+    interval = statistics.compute_t_interval([lane["metrics"]["test"]["mae"] for lane in lanes])
     close([mae["mean"], mae["low"], mae["high"]], list(interval))
     assert mae["n"] == 3
     assert "difference" not in mae  # the first run has no repeats

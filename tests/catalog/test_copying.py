@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream import UserError
-from slipstream.catalog.copies.api import copy_run
 from slipstream.cli.commands import app
+from slipstream.reporting.copies import copy_run
 from slipstream.runs import lock as locks
 
 

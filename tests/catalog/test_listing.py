@@ -11,8 +11,7 @@ import pytest
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.catalog.rows import read_row
-from slipstream.catalog.scores import read_scores
+from slipstream.reporting.run_rows import read_row, read_scores
 from slipstream.runs import lock as locks
 
 
@@ -251,7 +250,7 @@ def test_the_best_run_is_the_one_with_the_lowest_error(out):
 def test_listing_runs_loads_neither_torch_nor_the_config(out):
     code = (
         f"import sys, slipstream; assert len(slipstream.list_runs({str(out)!r})) == 2; "
-        "import slipstream.cli, slipstream.terminal.runs; "
+        "import slipstream.cli, slipstream.reporting.terminal.results; "
         "wrong = {'torch', 'numpy', 'matplotlib', 'slipstream.config'} & sys.modules.keys(); "
         "assert not wrong, wrong"
     )

@@ -11,7 +11,7 @@ import pytest
 
 import slipstream
 from slipstream import runs
-from slipstream.catalog.pairing import pair_runs
+from slipstream.reporting.pairing import pair_runs
 from tests.conftest import close
 
 ROWS = 600

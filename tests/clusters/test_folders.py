@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from slipstream import runs
-from slipstream.clusters import folders
-from slipstream.clusters.folders import FolderSender, copy_folder, place_probe, write_files
 from slipstream.runs import Run
+from slipstream.workers import ray
+from slipstream.workers.ray import FolderSender, copy_folder, place_probe, write_files
 
 
 def read_tree(folder: Path) -> dict[str, str]:
@@ -49,7 +49,7 @@ def test_only_changes_are_sent_and_the_copy_equals_the_folder(tmp_path):
 def test_a_worker_starts_from_the_files_and_sends_what_it_wrote_even_if_it_fails(tmp_path):
     write_tree(tmp_path / "caller", log="1", old="x")
     files = FolderSender(tmp_path / "caller").collect()
-    sent: list[folders.FolderFiles] = []
+    sent: list[ray.FolderFiles] = []
 
     def work() -> None:
         with copy_folder(files, sent.append) as local:
@@ -70,11 +70,11 @@ def test_a_worker_starts_from_the_files_and_sends_what_it_wrote_even_if_it_fails
 
 
 def test_files_travel_while_the_worker_runs_and_again_if_a_transfer_failed(monkeypatch):
-    monkeypatch.setattr(folders, "SEND_EVERY_S", (0.01, 0.01))
-    sent: list[folders.FolderFiles] = []
+    monkeypatch.setattr(ray, "SEND_EVERY_S", (0.01, 0.01))
+    sent: list[ray.FolderFiles] = []
     failures = [ConnectionError("lost")]
 
-    def send(new: folders.FolderFiles) -> None:
+    def send(new: ray.FolderFiles) -> None:
         if failures:
             raise failures.pop()
         sent.append(new)
@@ -100,7 +100,7 @@ def test_locks_of_ended_workers_are_removed_and_those_of_living_ones_left(tmp_pa
     write_tree(tmp_path, **{"0__packs__0__lock.json": "{}"})
     (tmp_path / "1").mkdir()
     with runs.lock_run(Run(tmp_path / "1")):
-        folders.release_locks(tmp_path)
+        ray.release_locks(tmp_path)
         assert set(read_tree(tmp_path)) == {"log", "1/lock.json"}
-        folders.release_locks(tmp_path, died=True)
+        ray.release_locks(tmp_path, died=True)
         assert set(read_tree(tmp_path)) == {"log"}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.clusters.resources import (
+from slipstream.base.errors import UserError
+from slipstream.workers.resources import (
     Bundle,
     Node,
     choose_bundle,
     count_places,
-    count_workers,
+    count_ray_workers,
     describe_nodes,
 )
-from slipstream.errors import UserError
 from tests.conftest import small_config
 
 GPU_NODES = [Node("a", cpus=16, gpus=2), Node("b", cpus=8, gpus=1), Node("c", cpus=4)]
@@ -20,11 +20,11 @@ CPU_NODES = [Node("a", cpus=8), Node("b", cpus=4)]
 
 
 def test_auto_is_a_worker_per_gpu_or_per_node_without_gpus():
-    assert count_workers("auto", GPU_NODES, "auto") == 3
-    assert count_workers("auto", GPU_NODES, "cpu") == 3  # three nodes
-    assert count_workers("auto", CPU_NODES, "auto") == 2
-    assert count_workers("auto", [Node("head", cpus=0), *CPU_NODES], "auto") == 2
-    assert count_workers(5, CPU_NODES, "auto") == 5
+    assert count_ray_workers("auto", GPU_NODES, "auto") == 3
+    assert count_ray_workers("auto", GPU_NODES, "cpu") == 3  # three nodes
+    assert count_ray_workers("auto", CPU_NODES, "auto") == 2
+    assert count_ray_workers("auto", [Node("head", cpus=0), *CPU_NODES], "auto") == 2
+    assert count_ray_workers(5, CPU_NODES, "auto") == 5
 
 
 @pytest.mark.parametrize(

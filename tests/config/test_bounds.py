@@ -14,7 +14,7 @@ from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.config.base import Section
-from slipstream.search_space import make_grid
+from slipstream.config.search_space import make_grid
 from tests.conftest import small_config, waves
 
 

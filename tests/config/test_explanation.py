@@ -7,7 +7,7 @@ import pytest
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import OptionText
-from slipstream.config.explanation import find_line
+from slipstream.config.errors import find_line
 from slipstream.config.model import SPECS
 
 

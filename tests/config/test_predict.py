@@ -3,8 +3,8 @@
 import pytest
 
 from slipstream import config as configs
+from slipstream.base.errors import UserError
 from slipstream.config import Config
-from slipstream.errors import UserError
 
 EMA = {"kind": "ema", "rows": 5}
 

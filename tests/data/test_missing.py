@@ -13,12 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream import UserError, checksums, evaluate, predict, runs, train
+from slipstream import UserError, evaluate, predict, runs, train
+from slipstream.base import storage
 from slipstream.config import Signature
 from slipstream.data import dataset as datasets
-from slipstream.data import missing, windows
+from slipstream.data import series, windows
 from slipstream.data.splits import WindowRanges
-from slipstream.inference import new_data
+from slipstream.inference import trained
 from slipstream.scoring import baselines
 from tests.conftest import small_config, small_dataset, waves
 
@@ -71,7 +72,7 @@ def test_leaving_out_windows_agrees_with_a_naive_loop(flags, context, horizon, s
     counts = [max((end - begin - length) // stride + 1, 0) for begin, end in pieces]
     firsts = [begin for begin, _ in pieces]
     every = WindowRanges(np.array(firsts), np.array(counts), stride)
-    kept = every.exclude(missing.encode_runs(gone), signature)
+    kept = every.exclude(series.encode_runs(gone), signature)
     ahead = np.arange(signature.steps_out) + signature.lead
     wanted = [start for start in every.list_starts() if not gone[start + ahead].any()]
     assert kept.list_starts().tolist() == wanted
@@ -80,10 +81,10 @@ def test_leaving_out_windows_agrees_with_a_naive_loop(flags, context, horizon, s
 
 @given(st.lists(st.booleans(), max_size=40), st.lists(st.booleans(), max_size=40))
 def test_runs_of_parts_are_the_runs_of_the_whole(first, second):
-    parts = [missing.encode_runs(np.array(first, dtype=bool))]
-    parts.append(len(first) + missing.encode_runs(np.array(second, dtype=bool)))
-    whole = missing.encode_runs(np.array(first + second, dtype=bool))
-    assert missing.join_runs(parts).tolist() == whole.tolist()
+    parts = [series.encode_runs(np.array(first, dtype=bool))]
+    parts.append(len(first) + series.encode_runs(np.array(second, dtype=bool)))
+    whole = series.encode_runs(np.array(first + second, dtype=bool))
+    assert series.join_runs(parts).tolist() == whole.tolist()
 
 
 @pytest.mark.parametrize("policy", ["error", "forward", "drop"])
@@ -264,7 +265,7 @@ def test_resampled_rows_with_an_unknown_part_are_unknown():
     dataset = small_dataset(config)
     finer = without([100, 101], table=waves(800).set_column(0, "time", pa.array(range(800))))
     halves = finer.set_column(0, "time", pa.array(np.arange(800) / 2))
-    found = new_data.load_new_data(
+    found = trained.load_new_data(
         config, dataset.signature, dataset.scaler, halves, targets=True, resample=True
     )
     assert found.left_out["all"] == 2
@@ -285,7 +286,7 @@ def test_a_run_that_scored_invented_targets_can_still_be_evaluated(tmp_path):
         folder.mkdir()
         for name, content in model.items():
             (folder / name).write_bytes(content)
-        sums = {name: checksums.compute_sha256(folder / name) for name in model}
+        sums = {name: storage.compute_sha256(folder / name) for name in model}
         runs.write_json(folder / "manifest.json", sums)
     scored = evaluate(run.folder)
     assert scored["windows"] == 78

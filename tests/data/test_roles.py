@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.config import Data, Split
+from slipstream.data import columns as typed
 from slipstream.data import dataset as datasets
 from slipstream.data import series, splits
-from slipstream.data.io import columns as typed
-from slipstream.data.io.table import read_memory
 from slipstream.data.roles import Roles, find_roles, normalize_value, sort_roles
+from slipstream.data.table import read_memory
 
 EANS = [4006381333931, 4006381333932, 4006381333933]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import series
-from slipstream.data.io.files import read_file
-from slipstream.data.io.table import read_memory
+from slipstream.data.files import read_file
 from slipstream.data.roles import Roles, find_roles
+from slipstream.data.table import read_memory
 
 
 def build(table, *, roles=None, min_rows=1, **settings):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from slipstream import UserError
 from slipstream.config import Data
 from slipstream.data import series, splits
-from slipstream.data.io.files import read_files
-from slipstream.data.io.table import read_memory
+from slipstream.data.files import read_files
 from slipstream.data.roles import find_roles
 from slipstream.data.splits import SETS, UNUSED, SplitAssignment
+from slipstream.data.table import read_memory
 
 
 def assigned(table, **settings):

@@ -21,9 +21,8 @@ from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import stream as streams
 from slipstream.data import windows
-from slipstream.engine.batches import stream as streaming
-from slipstream.engine.batches.host import TransferOptions
-from slipstream.engine.batches.stream import StreamBatching, StreamSource
+from slipstream.engine import batches as streaming
+from slipstream.engine.batches import StreamBatching, StreamSource, TransferOptions
 from tests.conftest import slow, small_config, waves
 
 SHAPES = {

@@ -11,9 +11,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from slipstream.cli.commands import app
-from slipstream.doctor import find_problems, inventory, techniques
-from slipstream.doctor.techniques import TIMED_OUT, IsolatedTrial, Technique
-from slipstream.terminal.doctor import print_doctor
+from slipstream.reporting.terminal.results import print_doctor
+from slipstream.tools.doctor import inventory, techniques
+from slipstream.tools.doctor.problems import find_problems
+from slipstream.tools.doctor.techniques import TIMED_OUT, IsolatedTrial, Technique
 from tests.conftest import HUNG_S
 
 CPU = torch.device("cpu")

@@ -9,16 +9,14 @@ from pathlib import Path
 
 import torch
 
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import plan
-from slipstream.engine.batches import augmented
-from slipstream.engine.lanes.lane import EpochStart
-from slipstream.engine.lanes.schedule import compute_lrs
-from slipstream.engine.parallel.ranks import Ranks
+from slipstream.engine import batches, plan
+from slipstream.engine.lanes import EpochStart, compute_lrs
+from slipstream.engine.parallel import Ranks
+from slipstream.engine.planning import make_plan
 from slipstream.engine.single import TrainingTask, build_step
-from slipstream.models import build
+from slipstream.models.forecaster import build
 from slipstream.runs import Run
 
 
@@ -31,7 +29,7 @@ def make_task(
     if series is not None and chosen.home == "device":
         series = series.to(chosen.device)
     run = run or Run(Path("nowhere"))
-    found = augmented.prepare_copies(config, dataset, run)
+    found = batches.prepare_copies(config, dataset, run)
     return TrainingTask(config, model, dataset, series, run, copies=found)
 
 

@@ -9,21 +9,17 @@ import pytest
 import torch
 
 from slipstream import UserError, runs
-from slipstream.autotune.rules import make_plan
+from slipstream.base.signals import catch_signals
 from slipstream.data import windows
-from slipstream.engine import checkpoint, loop, single
+from slipstream.engine import checkpoint, loop, pack, single
 from slipstream.engine import state as states
 from slipstream.engine.events import LaneEvents
-from slipstream.engine.lanes import pack
-from slipstream.engine.lanes.capacity import compute_capacity
-from slipstream.engine.lanes.lane import Lane
-from slipstream.engine.lanes.pack import parse_capacity
-from slipstream.engine.lanes.policy import LanePolicy
+from slipstream.engine.lanes import DIVERGED, INTERRUPTED, OUT_OF_TIME, Lane, LanePolicy
+from slipstream.engine.pack import compute_capacity, parse_capacity
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME
-from slipstream.errors.stop_signals import catch_signals
-from slipstream.models import build
-from slipstream.objectives import select_point
+from slipstream.engine.planning import make_plan
+from slipstream.models.forecaster import build
+from slipstream.models.losses import select_point
 from slipstream.runs import Run
 from tests.conftest import KINDS, close, slow, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of

@@ -8,8 +8,8 @@ import torch
 
 import slipstream
 from slipstream import UserError, runs, training
-from slipstream.autotune.rules import make_plan
 from slipstream.engine import loop
+from slipstream.engine.planning import make_plan
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
 
@@ -195,7 +195,7 @@ def test_the_newest_and_the_best_checkpoint_stay(tmp_path):
 
 def test_the_validation_loss_covers_every_window_once(tmp_path):
     from slipstream.data import windows
-    from slipstream.objectives import compute_window_losses
+    from slipstream.models.losses import compute_window_losses
 
     config = small_config(tmp_path)
     dataset = small_dataset(config, waves(6000))

@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from slipstream import runs
-from slipstream.autotune import timing
-from slipstream.autotune.rules import make_plan
+from slipstream.base.signals import catch_signals
 from slipstream.engine import checkpoint as checkpoints
-from slipstream.engine import loop, optim
+from slipstream.engine import lanes as engine_lanes
+from slipstream.engine import loop, optim, planning
+from slipstream.engine import pack as packs
 from slipstream.engine import state as states
 from slipstream.engine.events import LaneEvents, SingleEvents
-from slipstream.engine.lanes import pack as packs
-from slipstream.engine.lanes.capacity import compute_capacity
-from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.lanes import Lane
+from slipstream.engine.pack import compute_capacity
+from slipstream.engine.planning import make_plan
 from slipstream.engine.single import SingleProgram
-from slipstream.errors.stop_signals import catch_signals
 from tests.conftest import close, small_config, small_dataset
 from tests.engine.steps import make_task
 
@@ -120,7 +120,7 @@ def test_a_carried_state_is_that_of_the_step_that_counts(tmp_path, scale):
         task = make_task(config, small_dataset(config), chosen, runs.Run(tmp_path))
         program = SingleProgram(task, chosen)
         with chosen.flags():
-            program.begin({0: states.EpochStart()})
+            program.begin({0: engine_lanes.EpochStart()})
             while int(program.positions) < program.num_steps(0):
                 program.advance()
         found.append([state.clone() for state in program.step.buffers.states])
@@ -181,5 +181,5 @@ def test_a_plan_is_chosen_by_losses_of_steps_that_count(tmp_path, scale):
         config = small_config(tmp_path, model=MODEL)
         chosen = make_half_plan(config)
         task = make_task(config, small_dataset(config), chosen)
-        losses.append(timing.measure_step(task, chosen).loss)
+        losses.append(planning.measure_step(task, chosen).loss)
     assert losses[0] == losses[1] > 0

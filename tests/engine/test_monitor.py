@@ -11,9 +11,9 @@ import torch
 
 import slipstream
 from slipstream import runs
+from slipstream.base.nvml import THROTTLE_REASONS, open_gpu
 from slipstream.engine import monitor
 from slipstream.engine.monitor import HostSampler, Monitor, compare_with_estimate, summarize
-from slipstream.machine.nvml import THROTTLE_REASONS, open_gpu
 from tests.conftest import small_config, waves
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import pytest
 
 import slipstream
 from slipstream import Interrupted, runs, training
-from slipstream.autotune import measure
-from slipstream.autotune.rules import make_plan
+from slipstream.engine import planning
+from slipstream.engine.planning import make_plan
 from slipstream.kernels import find_library
 from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, MIXED, MODES, lanes_of, packed, same_as_alone, train
@@ -76,7 +76,7 @@ def test_a_measured_plan_compares_them_with_torch_and_names_what_ran(tmp_path):
         tmp_path, engine={"plan": "measure"}, train={"epochs": 100_000}, model={"hidden": 32}
     )
     rules = make_plan(config, data_bytes=0)
-    decided = measure.choose_plan(make_task(config, small_dataset(config), rules), rules)
+    decided = planning.choose_plan(make_task(config, small_dataset(config), rules), rules)
     assert "cudnn = PyTorch's layers" in [item["candidate"] for item in decided.evidence]
     assert decided.kernels == decided.native_kernels
 

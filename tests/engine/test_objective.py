@@ -8,16 +8,17 @@ import pytest
 import torch
 
 from slipstream import config as configs
-from slipstream.autotune.rules import make_plan
+from slipstream.base.errors import UserError
 from slipstream.config.train import KINDS
 from slipstream.data import windows
 from slipstream.engine import objective
-from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.lanes import Lane
+from slipstream.engine.planning import make_plan
 from slipstream.engine.single import resolve_settings
-from slipstream.errors import UserError
-from slipstream.models import Noise, build
-from slipstream.models.noise import masks
-from slipstream.objectives import compute_collapse_penalty, compute_window_losses
+from slipstream.models import noise as masks
+from slipstream.models.forecaster import build
+from slipstream.models.losses import compute_collapse_penalty, compute_window_losses
+from slipstream.models.noise import Noise
 from tests.conftest import SMALL, close, merged, small_config, small_dataset, waves
 from tests.engine.lanes.test_pack import MODES, packed, same_as_alone, train
 from tests.engine.steps import run_steps

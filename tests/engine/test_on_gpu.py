@@ -13,16 +13,15 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import machine, runs, training
-from slipstream.autotune import measure
-from slipstream.autotune.rules import MAX_OWN_HIDDEN, make_plan
-from slipstream.autotune.timing import WORTHWHILE_RATIO
+from slipstream import runs, training
+from slipstream.base import machine
 from slipstream.config import Model, Signature
 from slipstream.data import dataset as datasets
-from slipstream.engine import loop, optim, recovery
-from slipstream.engine.lanes.lane import EpochStart
+from slipstream.engine import loop, optim, planning, recovery
+from slipstream.engine.lanes import EpochStart
+from slipstream.engine.planning import MAX_OWN_HIDDEN, WORTHWHILE_RATIO, make_plan
 from slipstream.engine.single import SingleProgram
-from slipstream.models import OWN_KERNELS, build, set_execution
+from slipstream.models.forecaster import OWN_KERNELS, build, set_execution
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 from tests.labelled import NAMES, class_config, states
@@ -281,7 +280,7 @@ def test_the_plan_measures_and_tells(hidden, tmp_path, monkeypatch):
     )
     dataset = small_dataset(config, table)
     chosen = make_plan(config, data_bytes=dataset.data_bytes)
-    decided = measure.choose_plan(make_task(config, dataset, chosen), chosen)
+    decided = planning.choose_plan(make_task(config, dataset, chosen), chosen)
     names = {item["candidate"] for item in decided.evidence if "ms" in item}
     assert {"rules of thumb", "precision = fp32", "precision = tf32"} <= names
     assert {"cudnn = standard", "fused = False", "capture = False"} <= names
@@ -335,7 +334,7 @@ def test_twenty_kills_on_the_gpu():
 
 
 def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
-    from slipstream.kernels.rnn import fused  # needs Triton
+    from slipstream.kernels import launch  # needs Triton
 
     config = cuda_config(
         tmp_path, model={"kind": "lstm", "hidden": 32}, engine={"precision": "fp16"}
@@ -349,7 +348,7 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise ValueError("out of resource: shared memory")
 
-    monkeypatch.setattr(fused, "launch", refuse)
+    monkeypatch.setattr(launch, "launch", refuse)
     result = loop.fit_task(task, plan)
     assert result.plan.cudnn == ("persistent",) * len(plan.cudnn)
     assert "shared memory" in result.plan.reasons["cudnn"]

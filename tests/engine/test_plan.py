@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from slipstream import runs
-from slipstream.autotune.rules import make_plan
+from slipstream.base.machine import CpuLoad
 from slipstream.engine import checkpoint, loop, plan
 from slipstream.engine.plan import NUM_TRIED, Plan, ThreadReview, plan_review
-from slipstream.machine import CpuLoad
+from slipstream.engine.planning import make_plan
 from tests.conftest import small_config, small_dataset
 from tests.engine.steps import make_task
 

@@ -12,7 +12,7 @@ import torch
 
 from slipstream import UserError
 from slipstream.engine import recovery
-from slipstream.engine.progress import DIVERGED
+from slipstream.engine.lanes import DIVERGED
 from slipstream.engine.single import SingleProgram
 from tests.conftest import KINDS, close, waves
 from tests.engine.test_loop import fit, of_kind

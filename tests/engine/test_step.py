@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from slipstream.engine.batches.source import shuffle_starts
-from slipstream.engine.lanes.lane import EpochStart
-from slipstream.engine.lanes.schedule import compute_lrs
-from slipstream.models import build
-from slipstream.objectives import compute_window_losses
+from slipstream.engine.batches import shuffle_starts
+from slipstream.engine.lanes import EpochStart, compute_lrs
+from slipstream.models.forecaster import build
+from slipstream.models.losses import compute_window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset
 from tests.engine.steps import run_steps
 

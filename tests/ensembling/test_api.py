@@ -11,8 +11,9 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, ensembling, runs
-from slipstream.errors import ResumableError
+from slipstream import UserError, runs
+from slipstream.base.errors import ResumableError
+from slipstream.search import ensemble
 from tests.conftest import merged, small_config, waves
 from tests.labelled import CLASSIFY, states
 from tests.test_cli import invoke
@@ -280,7 +281,7 @@ def test_an_ensemble_that_is_stopped_leaves_nothing_behind(members, tmp_path, er
             raise error
 
     with pytest.raises((KeyboardInterrupt, ResumableError)):
-        ensembling.ensemble([one.run for one in members], out=tmp_path, watch=stop)
+        ensemble.ensemble([one.run for one in members], out=tmp_path, watch=stop)
     assert list(tmp_path.iterdir()) == []
 
 

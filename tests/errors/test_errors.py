@@ -5,7 +5,7 @@ import signal
 import pytest
 
 import slipstream
-from slipstream.errors import Interrupted
+from slipstream.base.errors import Interrupted
 
 
 def test_a_message_that_quotes_a_file_holds_no_control_characters(tmp_path):

@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from slipstream.errors import Interrupted, stop_signals
+from slipstream.base import signals
+from slipstream.base.errors import Interrupted
 
 
 @pytest.fixture(autouse=True)
@@ -24,34 +25,34 @@ def handlers():
 def test_a_warning_that_the_program_handles_itself_stays_its_own():
     seen = []
     signal.signal(signal.SIGUSR1, lambda *_: seen.append("own"))
-    stop_signals.leave_on_warning()
-    stop_signals.raise_on_stop()
+    signals.leave_on_warning()
+    signals.raise_on_stop()
     signal.raise_signal(signal.SIGUSR1)
     assert seen == ["own"]
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    assert stop_signals.list_stop_signals() == [signal.SIGTERM]
+    assert signals.list_stop_signals() == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_the_first_signal_raises_and_the_next_ones_do_not_disturb(number):
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    stop_signals.raise_on_stop()
+    signals.raise_on_stop()
     with pytest.raises(Interrupted):
         signal.raise_signal(number)
     signal.raise_signal(number)
-    stop_signals.raise_on_stop()  # the next command of this process
+    signals.raise_on_stop()  # the next command of this process
     with pytest.raises(Interrupted):
         signal.raise_signal(number)
 
 
 def test_ctrl_c_raises_where_the_parent_ignores_it():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stop_signals.accept_ctrl_c()
+    signals.accept_ctrl_c()
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    signal.signal(signal.SIGINT, stop_signals.ignore)  # a program's own handler stays
-    stop_signals.accept_ctrl_c()
-    assert signal.getsignal(signal.SIGINT) is stop_signals.ignore
+    signal.signal(signal.SIGINT, signals.ignore)  # a program's own handler stays
+    signals.accept_ctrl_c()
+    assert signal.getsignal(signal.SIGINT) is signals.ignore
 
 
 @pytest.mark.parametrize(
@@ -65,8 +66,8 @@ def test_a_signal_during_an_import_acts_when_that_is_over(tmp_path, monkeypatch,
         "time.sleep(0.1)\nis_complete = True\n"
     )
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    stop_signals.accept_ctrl_c()
-    stop_signals.raise_on_stop()
+    signals.accept_ctrl_c()
+    signals.raise_on_stop()
 
     def load():
         importlib.import_module(name)
@@ -83,6 +84,6 @@ def test_a_second_ctrl_c_during_an_import_ends_the_process(tmp_path):
         "import signal, time\nfor _ in range(2):\n    signal.raise_signal(signal.SIGINT)\n"
         "time.sleep(1e6)\n"
     )
-    code = "from slipstream.errors import stop_signals; stop_signals.accept_ctrl_c();import hanging"
+    code = "from slipstream.base import signals; signals.accept_ctrl_c(); import hanging"
     path = f"import sys; sys.path.insert(0, {str(tmp_path)!r});"
     assert subprocess.run([sys.executable, "-c", path + code], check=False).returncode == 130

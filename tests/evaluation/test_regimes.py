@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from slipstream.evaluation.regimes import (
+from slipstream.inference.evaluate import (
     ErrorRatio,
     Places,
     RowErrors,
+    choose_regime,
     compare_errors,
     measure_warm_up,
     tabulate_rows,
 )
-from slipstream.evaluation.stream import choose_regime
 
 COSTS = (12_000, 100)
 

@@ -12,10 +12,10 @@ import torch
 from typer.testing import CliRunner
 
 import slipstream
+from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
 from slipstream.config import Config
-from slipstream.errors import UserError
-from slipstream.evaluation.carried import find_obstacle
+from slipstream.inference.evaluate import find_obstacle
 from tests.conftest import merged, small_config, waves
 
 ROWS, CONTEXT, GAP = 90, 8, 40

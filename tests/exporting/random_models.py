@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from slipstream import config as configs
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Config, Signature
 from slipstream.data.scaler import Scaler, order_columns
 from slipstream.data.windows import build_series, merge_channels
-from slipstream.models import build
-from slipstream.portable.model import PortableMember, PortableModel, PortableRun
-from slipstream.portable.rows import PhysicalWindows
+from slipstream.engine.planning import make_plan
+from slipstream.inference.portable import PortableMember, PortableModel, PortableRun
+from slipstream.inference.rows import PhysicalWindows
+from slipstream.models.forecaster import build
 from slipstream.runs import Run
 from slipstream.scoring.ensemble import average_predictors
 from slipstream.scoring.predict import make_predictor

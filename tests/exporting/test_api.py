@@ -16,8 +16,8 @@ import pytest
 from typer.testing import CliRunner
 
 import slipstream
+from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
-from slipstream.errors import UserError
 from slipstream.exporting import formats
 from slipstream.exporting.api import export_run
 from slipstream.training import train

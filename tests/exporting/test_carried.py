@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import slipstream
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from tests.exporting.carried_runs import ESTIMATE, train_carried
 from tests.exporting.small_runs import compare_predictions
 

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
+from slipstream.base.errors import UserError
 from slipstream.data.scaler import Scaler
-from slipstream.errors import UserError
 from slipstream.exporting.formats import LIMIT
 from slipstream.exporting.interface import make_interface
 from slipstream.exporting.verification import Differences

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream import UserError
-from slipstream.inference.alignment import describe_left_out, join_datasets, match_rows
+from slipstream.inference.mixture import describe_left_out, join_datasets, match_rows
 from tests.conftest import small_config, small_dataset, waves
 
 HOLES = [30, 31, 100, 260]

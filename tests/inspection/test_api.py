@@ -18,11 +18,12 @@ import pytest
 import slipstream
 from slipstream import UserError, runs
 from slipstream import config as configs
+from slipstream.base.phases import listen_to_progress
+from slipstream.data import files
 from slipstream.data.dataset import load_dataset
-from slipstream.data.io import csv, files
-from slipstream.inspection import reading
-from slipstream.inspection.api import inspect_path, parse_options
-from slipstream.phases import listen_to_progress
+from slipstream.data.formats import csv
+from slipstream.tools import inspection
+from slipstream.tools.inspection import inspect_path, parse_options
 from tests.conftest import waves
 from tests.workbooks import write_workbook
 
@@ -207,7 +208,7 @@ def test_memory_stays_small_while_a_large_file_is_read(tmp_path, monkeypatch):
     pa.csv.write_csv(waves(150_000), buffer)
     (tmp_path / "t.csv").write_bytes(buffer.getvalue())
     before, most = pa.total_allocated_bytes(), 0
-    (table,) = reading.open_tables(str(tmp_path / "t.csv"))
+    (table,) = inspection.open_tables(str(tmp_path / "t.csv"))
     count = 0
     for batch in table.batches:
         most, count = max(most, pa.total_allocated_bytes() - before), count + len(batch["a"])
@@ -256,7 +257,7 @@ def test_packed_text_is_read_in_batches_like_the_same_text(tmp_path, monkeypatch
     options, _ = parse_options(overrides)
     batches = []
     for name in ("load.csv", "load.zip", "load.csv.gz"):
-        (table,) = reading.open_tables(str(tmp_path / name), options)
+        (table,) = inspection.open_tables(str(tmp_path / name), options)
         batches.append([batch["load"].to_pylist() for batch in table.batches])
     assert len(batches[0]) > 3
     assert batches[0] == batches[1] == batches[2]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.inspection import trace
-from slipstream.inspection.trace import PLACES, SAMPLE, RunningCourse, Sample
+from slipstream.tools import columns
+from slipstream.tools.columns import PLACES, SAMPLE, RunningCourse, Sample
 
 
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=6), st.integers(0, 2**31))
@@ -46,9 +46,9 @@ def test_a_sample_is_evenly_spread_and_never_large(sizes):
 def test_bars_show_the_course_and_leave_missing_stretches_blank():
     course = RunningCourse()
     course.add(np.array([0.0, 1.0, np.nan, 7.0]))
-    assert course.draw(4) == f"{trace.BARS[0]}{trace.BARS[1]} {trace.BARS[-1]}"
+    assert course.draw(4) == f"{columns.BARS[0]}{columns.BARS[1]} {columns.BARS[-1]}"
     flat = RunningCourse()
     flat.add(np.full(9, 3.0))
-    assert flat.draw(3) == trace.BARS[0] * 3
+    assert flat.draw(3) == columns.BARS[0] * 3
     assert flat.is_constant(0.7)
     assert not course.is_constant(1.0)

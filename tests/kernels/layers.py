@@ -171,13 +171,13 @@ def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
     """Numbers drawn by our kernel are those of torch's operations, to the bit: for lanes with one
     key each, or one for each window."""
     from slipstream.kernels import counter_rng
-    from slipstream.models.noise import rng
+    from slipstream.models import noise
 
     many = torch.arange(1, 1 + 3 * keys).view(3, keys) * 0x1234567890ABCD
     many = (many[:, 0] if keys == 1 else many).to(device)
     found = True
     for site in (0, 7, 1 << 20):
-        how = counter_rng.CounterHash(rng._hash_site(site), rng.MIX, rng.BITS)
+        how = counter_rng.CounterHash(noise._hash_site(site), noise.MIX, noise.BITS)
         for name, dtype in (
             ("int64", torch.int64),
             ("uniform", torch.float32),
@@ -189,7 +189,7 @@ def draws_agree(device: str, *, rows: int, batch: int, keys: int) -> bool:
                     key, how, rows, batch, dtype, signed=name == "signed"
                 )
 
-            wanted = [getattr(rng, f"draw_{name}")(key.cpu(), site, rows, batch) for key in many]
+            wanted = [getattr(noise, f"draw_{name}")(key.cpu(), site, rows, batch) for key in many]
             mine = vmap(one)(many).cpu()
             found = found and torch.equal(mine, torch.stack(wanted))
             found = found and torch.equal(one(many[0]).cpu(), wanted[0])

@@ -4,7 +4,8 @@ import platform
 
 import torch
 
-from slipstream import __version__, machine
+from slipstream import __version__
+from slipstream.base import machine
 
 
 def test_a_description_names_every_version():

@@ -7,7 +7,7 @@ import os
 import psutil
 import pytest
 
-from slipstream import machine
+from slipstream.base import machine
 
 
 @pytest.fixture

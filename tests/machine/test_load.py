@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.machine import CpuLoad, CpuUsage, compute_load, read_cpu_usage
+from slipstream.base.machine import CpuLoad, CpuUsage, compute_load, read_cpu_usage
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.machine import nvml
+from slipstream.base import nvml
 
 
 class DriverError(Exception):

@@ -7,7 +7,7 @@ import sys
 import psutil
 import pytest
 
-from slipstream import machine
+from slipstream.base import machine
 from tests.conftest import HUNG_S
 
 PARENT = """

@@ -30,12 +30,12 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream import runs
+from slipstream.app.app import create_app
+from slipstream.app.security import Access
+from slipstream.app.workspace import Workspace
 from slipstream.cli.commands import app
-from slipstream.doctor import examine_job
-from slipstream.serving.api import build_app
-from slipstream.webapp.app import create_app
-from slipstream.webapp.security import Access
-from slipstream.webapp.workspace import Workspace
+from slipstream.server.api import build_app
+from slipstream.tools.doctor.trials import examine_job
 from tests.conftest import close
 from tests.matrix.kinds import CONTEXT, Trained
 from tests.tracking.reading import read_scalars

@@ -10,9 +10,10 @@ from torch import nn
 from slipstream.config.model import SPECS
 from slipstream.data import windows
 from slipstream.engine import optim
-from slipstream.models import Noise, build, has_dropout
+from slipstream.models.forecaster import build, has_dropout
+from slipstream.models.losses import compute_window_losses
+from slipstream.models.noise import Noise
 from slipstream.models.transformer import run_layer
-from slipstream.objectives import compute_window_losses
 from tests.conftest import KINDS, close, small_config, small_dataset, waves
 
 VARIANTS = {

@@ -12,7 +12,7 @@ from slipstream.config.model import CUSTOM, SPECS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.kernels import causal_conv
-from slipstream.models import build
+from slipstream.models.forecaster import build
 from slipstream.models.layers import load_network
 from slipstream.training import encoder as pretrained
 from tests.conftest import KINDS, SMALL, close, merged, small_config, waves

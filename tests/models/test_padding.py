@@ -7,7 +7,8 @@ import torch
 
 from slipstream.config.model import SPECS
 from slipstream.data import windows
-from slipstream.models import build, padding
+from slipstream.models import padding
+from slipstream.models.forecaster import build
 from tests.conftest import close, small_config, small_dataset, waves
 
 VARIANTS = {

@@ -16,7 +16,7 @@ import pytest
 import slipstream
 from slipstream import UserError
 from slipstream.config import Config, Model
-from slipstream.models import custom, permission
+from slipstream.models import custom
 from tests.conftest import merged, small_config, waves
 from tests.test_cli import invoke, sets
 
@@ -149,20 +149,20 @@ def test_the_files_of_a_package_are_named_without_running_it(tmp_path, monkeypat
     for path in (package.parent / "__init__.py", package / "__init__.py", package / "nets.py"):
         path.write_text("raise AssertionError('it was run')")
     monkeypatch.chdir(tmp_path)
-    assert permission.list_module_files("received_package.inner.nets") == [
+    assert custom.list_module_files("received_package.inner.nets") == [
         str(package.parent / "__init__.py"),
         str(package / "__init__.py"),
         str(package / "nets.py"),
     ]
-    assert permission.list_module_files("received_package.missing") == []
+    assert custom.list_module_files("received_package.missing") == []
     assert not [name for name in sys.modules if name.startswith("received_package")]
-    assert permission.list_module_files("json.decoder")[-1].endswith("decoder.py")
-    assert permission.list_module_files("sys") == []
+    assert custom.list_module_files("json.decoder")[-1].endswith("decoder.py")
+    assert custom.list_module_files("sys") == []
 
 
 def test_a_class_that_nobody_named_is_not_imported(received):
     refused(received, custom.import_class, f"{received.module}:Net")
-    permission.allow_classes(Config(model=Model(kind=f"{received.module}:Net")))
+    custom.allow_classes(Config(model=Model(kind=f"{received.module}:Net")))
     assert custom.import_class(f"{received.module}:Net").__name__ == "Net"
 
 

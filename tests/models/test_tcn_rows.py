@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slipstream.models import build
+from slipstream.models.forecaster import build
 from tests.conftest import close, small_config, small_dataset
 
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from slipstream.models import build
-from slipstream.portable.cost import count_multiply_adds
+from slipstream.models.cost import count_multiply_adds
+from slipstream.models.forecaster import build
 from tests.conftest import small_config, small_dataset
 
 SHAPES = {

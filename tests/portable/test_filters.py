@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import signal
 
+from slipstream.base.errors import UserError
 from slipstream.config import Config, PredictFilter, Signature
+from slipstream.data.filters import RowFilter, design_filter, make_filter
 from slipstream.data.prepare.filters import apply_filter
-from slipstream.errors import UserError
-from slipstream.portable.filters import RowFilter, design_filter, make_filter
 
 KINDS = [
     {"kind": "moving_average", "rows": 7},
@@ -149,7 +149,7 @@ def test_a_cut_off_above_half_the_rate_is_refused():
 def test_pushing_rows_imports_neither_torch_nor_scipy():
     code = (
         "import sys; from slipstream.config import PredictFilter\n"
-        "from slipstream.portable.filters import RowFilter, design_filter\n"
+        "from slipstream.data.filters import RowFilter, design_filter\n"
         "for kind in ('savgol', 'butterworth'):\n"
         "    one = RowFilter(design_filter(PredictFilter(kind=kind, rows=9), None))\n"
         "    one.push([1.0]), one.push([2.0])\n"

@@ -10,8 +10,8 @@ import pytest
 
 import slipstream
 from slipstream import UserError
+from slipstream.inference.portable import load_portable
 from slipstream.inference.trained import load_trained
-from slipstream.portable.model import load_portable
 from tests.conftest import merged, small_config, waves
 
 QUICK = {"model": {"kind": "mlp"}, "train": {"epochs": 1, "lr": 0.01}, "data": {"targets": ["a"]}}

@@ -8,9 +8,9 @@ import slipstream
 from slipstream import UserError
 from slipstream import config as configs
 from slipstream.data import series
-from slipstream.data.io.files import read_tables
+from slipstream.data.files import read_tables
 from slipstream.data.roles import Roles
-from slipstream.portable.resampling import resample_series
+from slipstream.inference.rows import resample_series
 from tests.conftest import small_config
 
 

@@ -12,8 +12,8 @@ import torch
 from slipstream import UserError
 from slipstream.data import windows
 from slipstream.data.dataset import load_dataset
-from slipstream.inference.new_data import load_new_data
-from slipstream.portable.rows import find_last_windows, read_new_rows
+from slipstream.inference.rows import find_last_windows, read_new_rows
+from slipstream.inference.trained import load_new_data
 from tests.conftest import small_config, waves
 
 SERIES = {"id": "cell", "static": ["size"], "future": ["c"], "targets": ["a", "b"]}

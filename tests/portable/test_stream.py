@@ -135,10 +135,10 @@ def test_columns_that_are_known_ahead_are_passed(runs):
 
 
 def test_a_carried_state_predicts_as_a_window_of_all_rows_so_far(runs):
-    from slipstream.portable.model import load_portable
-    from slipstream.portable.networks.windows import predict_windows
-    from slipstream.portable.rows import PhysicalWindows
-    from slipstream.portable.table import to_physical
+    from slipstream.data.predictions import to_physical
+    from slipstream.inference.networks import predict_windows
+    from slipstream.inference.portable import load_portable
+    from slipstream.inference.rows import PhysicalWindows
 
     portable = load_portable(runs("estimate"))
     model = portable.first
@@ -272,7 +272,7 @@ def test_the_state_of_another_model_is_refused(runs):
 )
 def test_steps_that_cannot_be_streamed_are_refused_by_name(step, message):
     from slipstream.config import Data
-    from slipstream.portable.streaming.preparation import StreamedSteps
+    from slipstream.inference.stream import StreamedSteps
 
     data = Data(time="time", prepare=[step])
     with pytest.raises(UserError, match=message):
@@ -344,7 +344,7 @@ def stream_of_ten(runs):
     ],
 )
 def test_times_of_every_type_are_the_same(value):
-    from slipstream.portable.streaming.parsing import parse_time
+    from slipstream.inference.stream import parse_time
 
     wanted = np.datetime64("2026-01-31T12:30", "us").astype(np.int64)
     assert parse_time(value, None) == (int(wanted), True)
@@ -352,7 +352,7 @@ def test_times_of_every_type_are_the_same(value):
 
 def test_a_time_of_several_columns_is_joined_as_in_a_file():
     from slipstream.config import Data
-    from slipstream.portable.streaming.parsing import RowParser, parse_time
+    from slipstream.inference.stream import RowParser, parse_time
 
     parser = RowParser(Data(time=["day", "clock"]), ["b"], [])
     row = {"day": "2026-01-31", "clock": "12:30:00", "b": 1.0}

@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from slipstream import config as configs
-from slipstream import machine
+from slipstream.base import machine
 from slipstream.data import dataset as datasets
-from slipstream.profiling import examine, profile
-from slipstream.profiling.report import write_sentences
+from slipstream.tools.profiling import examine, profile, write_sentences
 
 MADV_PAGEOUT = 21
 

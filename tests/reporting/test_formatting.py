@@ -2,13 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting.formatting import (
-    find_unit,
-    format_moment,
-    format_number,
-    format_seconds,
-    format_step,
-)
+from slipstream.base.text import format_number
+from slipstream.reporting.wording import find_unit, format_moment, format_seconds, format_step
 
 
 @pytest.mark.parametrize(

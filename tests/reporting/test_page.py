@@ -10,7 +10,7 @@ import pytest
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.reporting.formatting import format_number
+from slipstream.base.text import format_number
 from slipstream.reporting.page import read_plot_events
 from tests.conftest import small_config, waves
 from tests.test_cli import invoke

@@ -15,10 +15,14 @@ from rich.console import Console
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.reporting.formatting import format_number, shorten_names
-from slipstream.reporting.wording import describe_search, describe_search_verdict, get_chosen
-from slipstream.terminal.results import print_search
-from slipstream.terminal.search import SearchDisplay
+from slipstream.base.text import format_number
+from slipstream.reporting.terminal.results import SearchDisplay, print_search
+from slipstream.reporting.wording import (
+    describe_search,
+    describe_search_verdict,
+    get_chosen,
+    shorten_names,
+)
 from tests.conftest import close, small_config, waves
 from tests.test_cli import invoke, sets
 

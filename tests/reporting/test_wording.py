@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from slipstream.base.statistics import BETTER, NO_DIFFERENCE, WORSE, combine_verdicts
 from slipstream.engine.monitor import summarize
 from slipstream.reporting import wording
 from slipstream.reporting.wording import (
@@ -9,7 +10,6 @@ from slipstream.reporting.wording import (
     format_energy,
     judge,
 )
-from slipstream.stats import BETTER, NO_DIFFERENCE, WORSE, combine_verdicts
 from tests.reporting.monitor_sample import SAMPLE
 
 

@@ -7,10 +7,11 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, checksums, runs
+from slipstream import UserError, runs
 from slipstream import config as configs
+from slipstream.base import storage
 from slipstream.engine import checkpoint
-from slipstream.portable import files
+from slipstream.models import files
 from tests.conftest import small_config, waves
 from tests.training.test_resume import configured, interrupted
 
@@ -104,7 +105,7 @@ def test_runs_of_version_0_1_are_used_as_they_are(tmp_path):
         folder.mkdir()
         for name, content in model.items():
             (folder / name).write_bytes(content)
-        sums = {name: checksums.compute_sha256(folder / name) for name in model}
+        sums = {name: storage.compute_sha256(folder / name) for name in model}
         runs.write_json(folder / "manifest.json", sums)
     assert len(slipstream.predict(run.folder, table))
     assert slipstream.evaluate(run.folder, table)["windows"]

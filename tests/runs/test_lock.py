@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from slipstream import UserError, runs
-from slipstream.runs import batch_jobs
+from slipstream.runs import lock
 
 PAIRS = 300
 STALE = json.dumps({"host": platform.node(), "pid": 999_999_999, "since": 1.0})
@@ -176,7 +176,7 @@ def in_slurm(tmp_path, monkeypatch):
     """Puts this process into a SLURM job, whose `squeue` gives this answer."""
 
     def enter(job, restarts, answer="exit 1"):
-        batch_jobs.is_gone.cache_clear()
+        lock.is_gone.cache_clear()
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_CLUSTER_NAME", "lab")
         monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
@@ -242,7 +242,7 @@ def test_a_job_of_another_cluster_or_outside_of_slurm_is_not_over(tmp_path, monk
 
 
 def test_slurm_is_not_asked_again_at_every_look_at_a_lock(tmp_path, monkeypatch, in_slurm):
-    monkeypatch.setattr(batch_jobs, "ASK_EVERY_S", 1e9)
+    monkeypatch.setattr(lock, "ASK_EVERY_S", 1e9)
     run, calls = leave_lock(tmp_path), tmp_path / "calls"
     in_slurm("8", "0", f"echo asked >> {calls}; echo 7 main job me R 1:00 1 node-of-before")
     assert all(runs.find_holder(run.folder) for _ in range(5))

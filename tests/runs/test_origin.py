@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from slipstream.runs.origin import describe_origin, find_command
+from slipstream.runs.folder import describe_origin, find_command
 
 
 @pytest.mark.parametrize(

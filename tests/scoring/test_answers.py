@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream import stats
+from slipstream.base import statistics
+from slipstream.base.statistics import compute_percentile_interval
 from slipstream.scoring import answers
 from slipstream.scoring.answers import ClassAnswers, find_worst
-from slipstream.stats import compute_percentile_interval
 from tests.scoring.test_classification import count, draw
 
 
@@ -30,8 +30,8 @@ def take(found, rows):
 def test_a_resample_has_the_metrics_of_the_windows_drawn(size, steps):
     found = as_answers(60, steps, size)
     metrics = answers.WeightedMetrics(found)
-    draws = next(stats.draw_counts(60, 4))
-    assert draws.shape == (stats.RESAMPLES_AT_ONCE, 60)
+    draws = next(statistics.draw_counts(60, 4))
+    assert draws.shape == (statistics.RESAMPLES_AT_ONCE, 60)
     assert (draws.sum(axis=1) == 60).all()
     got = metrics.compute(np.repeat(draws, steps, axis=1))
     for resample in (0, 17):
@@ -44,11 +44,11 @@ def test_a_resample_has_the_metrics_of_the_windows_drawn(size, steps):
 
 
 def test_blocks_are_neighbours():
-    draws = next(stats.draw_counts(100, 10))
+    draws = next(statistics.draw_counts(100, 10))
     for counts in draws[:5]:
         rolled = np.flatnonzero(np.diff(counts, prepend=counts[-1]))
         assert len(rolled) <= 20  # ten blocks begin and end
-    again = next(stats.draw_counts(100, 10))
+    again = next(statistics.draw_counts(100, 10))
     assert np.array_equal(draws, again)
 
 
@@ -62,7 +62,7 @@ def test_blocks_are_neighbours():
     ],
 )
 def test_blocks_are_as_long_as_windows_share_rows(start, length):
-    assert stats.estimate_block_length(start, 24) == length
+    assert statistics.estimate_block_length(start, 24) == length
 
 
 def test_intervals_hold_the_metric_and_are_wider_for_neighbours():

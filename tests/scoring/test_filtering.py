@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
+from slipstream.base.errors import UserError
 from slipstream.config import PredictFilter
-from slipstream.errors import UserError
-from slipstream.portable.filters import RowFilter, design_filter
+from slipstream.data.filters import RowFilter, design_filter
 from tests.conftest import merged, small_config, waves
 
 EMA = {"kind": "ema", "rows": 5}

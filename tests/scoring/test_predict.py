@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from slipstream import UserError
-from slipstream.autotune.rules import make_plan
-from slipstream.models import build
+from slipstream.engine.planning import make_plan
+from slipstream.models.forecaster import build
 from slipstream.scoring import baselines
 from slipstream.scoring import predict as score
 from tests.conftest import small_config, small_dataset, waves

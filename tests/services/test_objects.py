@@ -22,13 +22,14 @@ import pytest
 from pyarrow import fs
 
 import slipstream
-from slipstream import UserError, object_storage
+from slipstream import UserError
 from slipstream import config as configs
-from slipstream.catalog.copies.api import copy_run
+from slipstream.base import storage
+from slipstream.base.errors import ResumableError
+from slipstream.base.storage import parse_path
 from slipstream.data.dataset import load_dataset
-from slipstream.data.io.files import read_files
-from slipstream.errors import ResumableError
-from slipstream.object_storage import parse_path
+from slipstream.data.files import read_files
+from slipstream.reporting.copies import copy_run
 from slipstream.training import train
 from tests.conftest import HUNG_S, small_config, waves
 
@@ -107,7 +108,7 @@ def connect_to(address, monkeypatch):
     settings = {"AWS_ENDPOINT_URL": f"http://{address}", "AWS_REGION": "us-east-1"}
     for name, value in (KEYS | settings).items():
         monkeypatch.setenv(name, value)
-    object_storage._connect.cache_clear()
+    storage._connect.cache_clear()
 
 
 def put(key: str, content: bytes) -> str:
@@ -189,7 +190,7 @@ def test_a_run_is_copied_there_and_back_and_evaluated(files, tmp_path):
 
 @pytest.mark.usefixtures("server")
 def test_large_objects_come_in_several_requests(tmp_path):
-    content = os.urandom(3 * object_storage.BLOCK_BYTES + 5)
+    content = os.urandom(3 * storage.BLOCK_BYTES + 5)
     put("large/t.bin", content)
     parse_path("s3://bucket/large/t.bin").download(tmp_path / "t.bin")
     assert (tmp_path / "t.bin").read_bytes() == content
@@ -279,7 +280,7 @@ def test_googles_storage_gives_the_same_data_and_takes_copies(files, tmp_path, m
     options = ("start", "--host=127.0.0.1", "--port={port}", "--in-memory")
     with start("gcp-storage-emulator", tmp_path, *options, "--default-bucket=bucket") as (port, _):
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        object_storage._connect.cache_clear()
+        storage._connect.cache_clear()
         for name in ("t.csv", "t.parquet"):
             path = parse_path(f"gs://bucket/data/{name}")
             with path.connect().open_output_stream(path.key) as sink:

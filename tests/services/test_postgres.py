@@ -15,10 +15,9 @@ import sqlalchemy
 
 import slipstream
 from slipstream import config as configs
-from slipstream import tuning
-from slipstream.errors import UserError
-from slipstream.tuning.storage import database
-from slipstream.tuning.workers.worker import WorkerTask
+from slipstream.base.errors import UserError
+from slipstream.search import api, database
+from slipstream.search.workers import WorkerTask
 from tests.conftest import HUNG_S
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
@@ -100,7 +99,7 @@ def test_the_password_comes_from_the_environment_and_is_in_no_list_and_no_file(
             )
 
     storage = None if place == "SLIPSTREAM_STORAGE" else url
-    found = tuning.tune(config, storage=storage, workers=2, watch=look)
+    found = api.tune(config, storage=storage, workers=2, watch=look)
     assert found.summary["trials"]["finished"] == 2
     assert len(commands) == 2
     assert "s3cret" not in "".join(commands)
@@ -146,7 +145,7 @@ def test_a_worker_that_crashes_writes_no_password(postgres, tmp_path):
         study_name=None,  # which nobody passes: a bug
         parallel="x",
     )
-    command = [sys.executable, "-m", "slipstream.tuning.workers.main"]
+    command = [sys.executable, "-m", "slipstream.search.worker_main"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdin.write(json.dumps(asdict(task)) + "\n")

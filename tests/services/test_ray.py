@@ -17,12 +17,12 @@ import pytest
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs, training, tuning
-from slipstream.clusters import connection
+from slipstream import runs, training
+from slipstream.base.errors import Interrupted, UserError
 from slipstream.config import Config
-from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
-from slipstream.tuning import sharing
+from slipstream.search import api, sharing
+from slipstream.workers import ray as connection
 from tests.conftest import HUNG_S, close
 from tests.training.shares.test_launcher import configured, lane_events
 from tests.tuning.searches import make_config
@@ -161,7 +161,7 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
     def run_name():
         return runs.find_last(config.out).name
 
-    found = tuning.tune(config, watch=kill_once, workers=2, on="ray")
+    found = api.tune(config, watch=kill_once, workers=2, on="ray")
     assert killed
     assert found.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 0}
     trials = runs.read_json(found.run / "trials.json")
@@ -186,7 +186,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
             hold.release()
 
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume"):
-        tuning.tune(config, watch=stop_once, workers=2, on="ray")
+        api.tune(config, watch=stop_once, workers=2, on="ray")
     folder = runs.find_last(config.out)
     assert list(folder.glob("workers/*/packs/*/checkpoints/step-*"))
     assert not list(folder.glob("workers/*/lock.json"))
@@ -200,7 +200,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
 def test_more_workers_than_the_cluster_can_have_are_refused_before_a_run_exists(tmp_path):
     config = make_config(tmp_path)
     with pytest.raises(UserError, match=r"--workers 3: .* has 2 CPUs .* so 1 is missing"):
-        tuning.tune(config, workers=3, on="ray")
+        api.tune(config, workers=3, on="ray")
     assert not (tmp_path / "runs").exists()
 
 
@@ -223,7 +223,7 @@ def test_a_worker_on_a_lost_node_continues_elsewhere_from_the_files_that_were_fe
         start_node(cluster.address),
         hold.release_after(has_fetched, lambda: kill_node(lost)),
     ):
-        found = tuning.tune(config, watch=events.append, workers=2, on="ray", storage=postgres)
+        found = api.tune(config, watch=events.append, workers=2, on="ray", storage=postgres)
         assert lost.poll() is not None
     assert found.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 0}
     assert not any(map(sharing.is_retry, found.study.get_trials()))  # so none was lost

@@ -22,9 +22,9 @@ from pyarrow import csv
 
 import slipstream
 from slipstream import runs
-from slipstream.errors import ResumableError
-from slipstream.runs.following import EXTRAS
-from slipstream.tracking.api import follow
+from slipstream.base.errors import ResumableError
+from slipstream.reporting.tracking.follow import follow
+from slipstream.runs.watching import EXTRAS
 from tests.conftest import HUNG_S, small_config, waves
 from tests.tracking.reading import logged_points, to_single
 
@@ -144,8 +144,8 @@ def test_mlflow_has_every_point_once_and_the_files(run, server):
 
 
 def test_mlflow_has_every_point_once_after_a_kill_and_a_resume(run, server, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.tail.MOST_BYTES", 400)  # many messages
-    from slipstream.tracking.mlflow import MLflow
+    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 400)  # many messages
+    from slipstream.reporting.tracking.mlflow import MLflow
 
     send, messages = MLflow.send, []
 
@@ -311,11 +311,11 @@ def is_followed(folder: Path) -> bool:
 
 
 def test_a_server_that_is_away_at_the_start_and_later_gets_everything(run, machine, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.tail.MOST_BYTES", 400)  # many messages
-    from slipstream.tracking import follower
-    from slipstream.tracking.mlflow import MLflow
+    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 400)  # many messages
+    from slipstream.reporting.tracking import follow
+    from slipstream.reporting.tracking.mlflow import MLflow
 
-    monkeypatch.setattr(follower, "MOST_PAUSE_S", 1.0)
+    monkeypatch.setattr(follow, "MOST_PAUSE_S", 1.0)
     send, messages, notes = MLflow.send, [], []
 
     starts: list[threading.Timer] = []
@@ -353,7 +353,7 @@ def test_a_password_is_sent_and_not_shown(run, server, capsys, monkeypatch):
     for file in run.rglob("*"):
         assert not file.is_file() or b"s3cret" not in file.read_bytes()
     down = address.replace(server.rpartition(":")[2], "9")
-    monkeypatch.setattr("slipstream.tracking.follower.PATIENCE_S", 0.0)
+    monkeypatch.setattr("slipstream.reporting.tracking.follow.PATIENCE_S", 0.0)
     notes: list[str] = []
     with pytest.raises(ResumableError, match="does not answer") as caught:
         follow(run, "mlflow", out=down, project="secret", warn=notes.append)

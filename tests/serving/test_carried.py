@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import slipstream
-from slipstream.serving.api import build_app
+from slipstream.server.api import build_app
 from tests.conftest import close
 from tests.exporting.carried_runs import ESTIMATE, train_carried
 

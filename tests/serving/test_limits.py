@@ -18,7 +18,7 @@ import pytest
 
 import slipstream
 from slipstream import UserError
-from slipstream.web_server import bind
+from slipstream.base.web_server import bind
 from tests.conftest import HUNG_S, small_config, waves
 from tests.serving.servers import ARROW, Server, start_server, to_csv, to_ipc
 

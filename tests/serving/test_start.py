@@ -14,7 +14,7 @@ from tests.conftest import HUNG_S, small_config, waves
 UNUSED = {
     *("torch", "pandas.core", "scipy", "rich", "psutil", "numpy.random", "pyarrow.parquet"),
     *("slipstream.cli.commands", "slipstream.models", "slipstream.engine", "slipstream.scoring"),
-    *("slipstream.data.simulated.cell", "slipstream.webapp", "slipstream.reporting"),
+    *("slipstream.data.simulated.cell", "slipstream.app", "slipstream.reporting"),
 }
 
 
@@ -44,7 +44,7 @@ def list_imports(run: Path, folder: Path) -> set[str]:
 
 def test_a_server_imports_nothing_that_it_does_not_use(run, tmp_path):
     modules = list_imports(run, tmp_path)
-    assert {"onnxruntime", "slipstream.serving.app"} < modules
+    assert {"onnxruntime", "slipstream.server.app"} < modules
     assert UNUSED & modules == set()
 
 

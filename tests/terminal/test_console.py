@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import slipstream
-from slipstream.terminal.console import (
+from slipstream.reporting.terminal.console import (
     TextTable,
     create_result_console,
     create_text_column,

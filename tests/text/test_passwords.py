@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.text.passwords import holds_secret, mask_argument, mask_secrets, mask_url
+from slipstream.base.text import holds_secret, mask_argument, mask_secrets, mask_url
 
 SECRET = "S3CRETx"
 LEAKY = [

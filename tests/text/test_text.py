@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.text import (
+from slipstream.base.text import (
     escape_controls,
     escape_to_line,
     find_nearest,

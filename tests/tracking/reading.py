@@ -9,7 +9,7 @@ from pathlib import Path
 from tensorboardX.proto.event_pb2 import Event
 
 from slipstream import runs
-from slipstream.tracking.points import PointReader
+from slipstream.reporting.tracking.tracker import PointReader
 
 Points = set[tuple[str, str, int, float]]
 

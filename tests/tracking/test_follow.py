@@ -14,14 +14,11 @@ import pytest
 
 import slipstream
 from slipstream import runs
-from slipstream.errors import ResumableError, UserError
-from slipstream.tracking import follower
-from slipstream.tracking.api import follow
-from slipstream.tracking.pictures import draw_pictures
-from slipstream.tracking.points import Point
-from slipstream.tracking.summary import read_figures
-from slipstream.tracking.tensorboard import TensorBoard
-from slipstream.tracking.tracker import TrackerDown
+from slipstream.base.errors import ResumableError, UserError
+from slipstream.reporting.tracking import tracker
+from slipstream.reporting.tracking.follow import follow
+from slipstream.reporting.tracking.tensorboard import TensorBoard
+from slipstream.reporting.tracking.tracker import Point, TrackerDown, draw_pictures, read_figures
 from slipstream.training import train
 from tests.conftest import HUNG_S, merged, small_config, waves
 from tests.labelled import class_config, states
@@ -115,8 +112,8 @@ class Halting(TensorBoard):
 
 
 def test_a_follower_that_is_killed_goes_on_without_loss_or_repetition(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.tail.MOST_BYTES", 500)  # several messages
-    monkeypatch.setattr("slipstream.tracking.tensorboard.TensorBoard", Halting)
+    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 500)  # several messages
+    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Halting)
     with pytest.raises(KeyboardInterrupt):
         follow(run, "tensorboard", out=str(tmp_path / "board"))
     follow(run, "tensorboard", out=str(tmp_path / "board"))
@@ -148,7 +145,7 @@ class Keeping(TensorBoard):
 
 @pytest.fixture
 def keeping(monkeypatch):
-    monkeypatch.setattr("slipstream.tracking.tensorboard.TensorBoard", Keeping)
+    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Keeping)
     monkeypatch.setattr(Keeping, "sent", [])
     monkeypatch.setattr(Keeping, "begins", 0)
     return Keeping
@@ -251,9 +248,9 @@ class Failing(Keeping):
 
 @pytest.mark.usefixtures("keeping")
 def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.tail.MOST_BYTES", 500)
-    monkeypatch.setattr("slipstream.tracking.tensorboard.TensorBoard", Failing)
-    monkeypatch.setattr(follower, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 500)
+    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Failing)
+    monkeypatch.setattr(follow, "FIRST_PAUSE_S", 0.01)
     messages: list[str] = []
     follow(run, "tensorboard", out=str(tmp_path / "board"), warn=messages.append)
     assert messages == [
@@ -269,11 +266,11 @@ def test_a_server_that_stays_away_ends_the_follower_which_can_go_on(run, tmp_pat
         def send(self, points):
             raise TrackerDown("the server does not answer")
 
-    monkeypatch.setattr(follower, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(follower, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(follow, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(follow, "PATIENCE_S", 0.05)
     out = str(tmp_path / "board")
     with monkeypatch.context() as patch:
-        patch.setattr("slipstream.tracking.tensorboard.TensorBoard", Away)
+        patch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Away)
         with pytest.raises(ResumableError, match="the same command"):
             follow(run, "tensorboard", out=out, warn=lambda _: None)
     assert follow(run, "tensorboard", out=out)["points"] == len(logged_points(run))
@@ -305,9 +302,9 @@ def test_a_search_has_its_trials_as_parts(tmp_path):
 
 def test_times_are_those_of_the_log(run):
     events = list(runs.read_events(runs.Run(run)))
-    reader = follower.PointReader(0.0)
+    reader = tracker.PointReader(0.0)
     points = [point for event in events for point in reader.read(event)]
-    opened = follower.PointReader(0.0)
+    opened = tracker.PointReader(0.0)
     opened.read(events[0])
     assert opened.opened > 1.7e9
     assert all(point.at >= opened.opened for point in points)
@@ -322,7 +319,7 @@ def test_two_followers_of_one_place_do_not_meet(run, tmp_path, monkeypatch):
                 follow(run, "tensorboard", out=out)
             super().send(points)
 
-    monkeypatch.setattr("slipstream.tracking.tensorboard.TensorBoard", Second)
+    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Second)
     assert follow(run, "tensorboard", out=out)["points"]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import slipstream
-from slipstream.errors import UserError
-from slipstream.runs import following
-from slipstream.tracking.api import follow
-from slipstream.tracking.mlflow import take_password
+from slipstream.base.errors import UserError
+from slipstream.reporting.tracking.follow import follow
+from slipstream.reporting.tracking.mlflow import take_password
+from slipstream.runs import watching
 from tests.conftest import small_config, waves
 from tests.tracking.reading import read_scalars
 
@@ -83,7 +83,7 @@ def test_a_config_with_an_address_in_the_place_of_a_folder_is_refused(tmp_path):
 
 
 def test_a_run_whose_tracker_is_not_installed_says_so_and_trains(tmp_path, monkeypatch):
-    monkeypatch.setitem(following.EXTRAS, "wandb", "not_installed")
+    monkeypatch.setitem(watching.EXTRAS, "wandb", "not_installed")
     told = []
     config = small_config(tmp_path / "runs", follow={"to": "wandb"})
     slipstream.train(config, waves(), on_event=told.append, quiet=True)

@@ -13,8 +13,8 @@ import slipstream
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.cli.commands import app
-from slipstream.doctor import examine_job
 from slipstream.reporting.page import report
+from slipstream.tools.doctor.trials import examine_job
 from slipstream.training import advice
 from tests.conftest import small_config, small_dataset, waves
 

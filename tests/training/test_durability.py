@@ -18,10 +18,11 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream import UserError, checksums, runs, training
+from slipstream import UserError, runs, training
+from slipstream.base import storage
+from slipstream.base.errors import ResumableError
 from slipstream.engine import checkpoint
-from slipstream.errors import ResumableError
-from slipstream.scoring import summary
+from slipstream.scoring import baselines
 from tests.conftest import HUNG_S, slow, small_config, waves
 from tests.soak import Soak
 from tests.training.test_resume import configured, ended, interrupted
@@ -98,7 +99,7 @@ def test_a_fault_of_our_own_leaves_its_traceback_and_a_run_that_goes_on(tmp_path
         raise ZeroDivisionError("by accident")
 
     with monkeypatch.context() as patch:
-        patch.setattr(summary, "fit_baselines", fail)
+        patch.setattr(baselines, "fit_baselines", fail)
         with pytest.raises(ZeroDivisionError):
             slipstream.train(configured(tmp_path / "b"), table)
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
@@ -139,7 +140,7 @@ def test_a_model_that_cannot_be_written_is_kept_elsewhere(tmp_path, monkeypatch)
     ) as caught:
         slipstream.train(small_config(tmp_path), waves(400))
     folder = str(caught.value).partition("best weights are in ")[2].partition(";")[0]
-    assert "weights.safetensors" in checksums.read_verified(Path(folder))
+    assert "weights.safetensors" in storage.read_verified(Path(folder))
     shutil.rmtree(Path(folder).parent)
 
 
@@ -193,7 +194,7 @@ def test_every_kind_of_damage_is_named(tmp_path):
         shutil.copytree(folder, copy)
         change(copy)
         with pytest.raises(UserError) as caught:
-            checksums.read_verified(copy)
+            storage.read_verified(copy)
         return str(caught.value)
 
     assert "lanes.safetensors: is missing" in damage(lambda at: (at / "lanes.safetensors").unlink())

@@ -12,7 +12,7 @@ import slipstream
 from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.engine.optim import is_encoder_weight
-from slipstream.tuning.packing import grouping
+from slipstream.search import packs
 from tests.conftest import close, merged
 from tests.labelled import class_config, states
 
@@ -188,7 +188,7 @@ def test_widths_under_a_layer_norm_have_packs_of_their_own(tmp_path):
     assert found["trials"]["finished"] == 4
     assert found["packs"] == 4
     shapes = [
-        grouping.get_pack_shape(configs.replace_settings(config, {"model.hidden": width}), "cuda")
+        packs.get_pack_shape(configs.replace_settings(config, {"model.hidden": width}), "cuda")
         for width in (5, 8, (8,))
     ]
     assert [shape.widths for shape in shapes] == [(5,), (8,), (8,)]

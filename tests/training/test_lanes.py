@@ -18,15 +18,13 @@ from safetensors.torch import load_file
 
 import slipstream
 from slipstream import Interrupted, UserError, runs
-from slipstream.autotune import measure, pack_size
 from slipstream.config import Split
 from slipstream.data import dataset as datasets
-from slipstream.engine import loop, recovery
-from slipstream.engine.lanes import pack
-from slipstream.engine.progress import OUT_OF_TIME
+from slipstream.engine import loop, pack, planning, recovery
+from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.engine.state import TrainingState
-from slipstream.terminal import training
-from slipstream.terminal.training import TrainingDisplay
+from slipstream.reporting.terminal import training
+from slipstream.reporting.terminal.training import TrainingDisplay
 from slipstream.training import context as contexts
 from slipstream.training import fitting, train
 from tests.conftest import close, merged, slow, small_config, waves
@@ -329,7 +327,7 @@ def test_every_kind_of_job_repeats(tmp_path, sections):
 
 
 def test_lanes_that_do_not_fit_at_once_follow_each_other(tmp_path, monkeypatch, repeated):
-    monkeypatch.setattr(pack_size, "MAX_LANES", 2)
+    monkeypatch.setattr(planning, "MAX_LANES", 2)
     config = configured(tmp_path, train={"repeats": 3}, seed=5)
     summary = slipstream.train(config, waves(600)).summary
     assert summary["pack"]["places"] == 2
@@ -346,7 +344,7 @@ def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repe
             raise torch.OutOfMemoryError("CUDA out of memory")
         return pack.Pack(places, *given)
 
-    monkeypatch.setattr(fitting, "Pack", tight)
+    monkeypatch.setattr(pack, "Pack", tight)
     assert recovery.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     config = configured(tmp_path, train={"repeats": 3}, seed=5)
     result = slipstream.train(config, waves(600))
@@ -408,7 +406,7 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
 
 
 def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, repeated):
-    monkeypatch.setattr(fitting, "guess_duration_s", lambda *_: 0.2 / measure.SHARE_OF_RUN)
+    monkeypatch.setattr(planning, "guess_duration_s", lambda *_: 0.2 / planning.SHARE_OF_RUN)
     config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"plan": "measure"})
     result = slipstream.train(config, waves(600))
     found = result.summary["pack"]
@@ -473,7 +471,7 @@ def ended(run):
 @pytest.mark.parametrize("places", [64, 2])
 @pytest.mark.parametrize("logs", [(7,), slow((1, 11))])
 def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places, logs):
-    monkeypatch.setattr(pack_size, "MAX_LANES", places)
+    monkeypatch.setattr(planning, "MAX_LANES", places)
     sections = merged(merged(FOLDS, DURABLE), {"train": {"repeats": 2}})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.open_run(whole))
@@ -515,7 +513,7 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
 
     config = configured(tmp_path / "stopped", **sections)
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "Pack", make_stopped)
+        patch.setattr(pack, "Pack", make_stopped)
         with pytest.raises(Interrupted):
             slipstream.train(config, waves(400))
     run = runs.open_run(runs.find_last(config.out))

@@ -24,9 +24,9 @@ from slipstream.config.train import KINDS
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.engine import checkpoint, optim
-from slipstream.models import build
-from slipstream.models.noise import masks
-from slipstream.models.noise.augment import SequenceLayout, augment
+from slipstream.models import noise
+from slipstream.models.forecaster import build
+from slipstream.models.noise import SequenceLayout, augment
 from slipstream.training import encoder
 from tests.conftest import SMALL, close, merged, slow, waves
 from tests.training.test_resume import ended, same, stopping_at
@@ -198,7 +198,7 @@ def test_the_future_changes_nothing_of_a_past_window(table):
             dataset = datasets.load_dataset(config, given)
             starts = torch.cat([dataset.memory.starts[name] for name in ("train", "val")])
             batch = windows.gather(dataset.memory.series, starts)
-            mask = masks.mask_windows(config.pretrain, batch.inputs, None)
+            mask = noise.mask_windows(config.pretrain, batch.inputs, None)
             layout, shares = SequenceLayout(dataset.signature.model_shared), torch.ones(len(starts))
             how = Augment(**dict.fromkeys(KINDS, 0.3))
             changed = augment(

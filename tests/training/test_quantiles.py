@@ -16,9 +16,9 @@ import torch
 import slipstream
 from slipstream import Stream
 from slipstream.cli.commands import app
-from slipstream.portable.model import load_portable
+from slipstream.inference.portable import load_portable
 from slipstream.reporting.wording import describe_quantiles
-from slipstream.serving.api import build_app
+from slipstream.server.api import build_app
 from tests.conftest import merged, small_config, waves
 from tests.exporting.carried_runs import ESTIMATE, train_carried
 

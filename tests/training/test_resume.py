@@ -12,11 +12,11 @@ import pytest
 from safetensors.torch import load_file
 
 import slipstream
-from slipstream import Interrupted, UserError, checksums, runs, training
+from slipstream import Interrupted, UserError, runs, training
+from slipstream.base import signals, storage
+from slipstream.base.phases import PARTS
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.single import SingleProgram
-from slipstream.errors import stop_signals
-from slipstream.phases import PARTS
 from slipstream.training import start
 from tests.conftest import slow, small_config, waves
 
@@ -493,7 +493,7 @@ def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at, job, 
             signal.raise_signal(signal.SIGTERM)
 
     table, before = waves(400), signal.getsignal(signal.SIGTERM)
-    stop_signals.raise_on_stop()
+    signals.raise_on_stop()
     try:
         with pytest.raises(Interrupted, match=f"resume with: slipstream {verb} ") as caught:
             training.train(configured(tmp_path, job), table, watch=watch)
@@ -611,11 +611,11 @@ def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path, repeats):
         del state["format"]
         runs.write_json(folder / "state.json", state)
         sums = {
-            path.name: checksums.compute_sha256(path)
+            path.name: storage.compute_sha256(path)
             for path in folder.iterdir()
-            if path.name != checksums.MANIFEST
+            if path.name != storage.MANIFEST
         }
-        runs.write_json(folder / checksums.MANIFEST, sums)
+        runs.write_json(folder / storage.MANIFEST, sums)
     told = r"earlier version of Slipstream; its model can be evaluated .* start a new run"
     with pytest.raises(UserError, match=told):
         slipstream.train(data=table, resume=run.folder, overrides=("train.epochs=9",))

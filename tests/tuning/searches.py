@@ -15,14 +15,13 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from slipstream import config as configs
-from slipstream import tuning
 from slipstream.config import Config
 from slipstream.runs import Event, Run
-from slipstream.tuning import FinishedSearch, sharing
-from slipstream.tuning.storage.journal import NOTES
-from slipstream.tuning.study import open_study
-from slipstream.tuning.workers.processes import MODULE
-from slipstream.tuning.workers.worker import WorkerTask
+from slipstream.search import api, sharing
+from slipstream.search.storage import NOTES
+from slipstream.search.study import open_study
+from slipstream.search.summary import FinishedSearch
+from slipstream.search.workers import MODULE, WorkerTask
 from slipstream.workers.processes import WorkerEvent, WorkerProcess
 from tests.conftest import HUNG_S, small_config, waves
 
@@ -89,7 +88,7 @@ def make_trial(
 def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Event]]:
     """Return the study, and the events of the search."""
     events: list[Event] = []
-    return tuning.tune(settings, watch=events.append, **how), events
+    return api.tune(settings, watch=events.append, **how), events
 
 
 def get_trials(study: FinishedSearch) -> list[FrozenTrial]:

@@ -8,10 +8,12 @@ import optuna
 import pytest
 
 import slipstream
-from slipstream import Interrupted, UserError, machine, runs, tuning
+from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
+from slipstream.base import machine
 from slipstream.engine import checkpoint
-from slipstream.tuning.api import count_parallel_trials
+from slipstream.search import api
+from slipstream.search.api import count_parallel_trials
 from tests.conftest import close
 from tests.tuning.searches import check_same_results, get_trials, make_settings, run_search
 
@@ -56,7 +58,7 @@ def test_an_interrupted_search_resumes_to_the_same_end(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted) as stopped:
-        tuning.tune(settings, watch=stop_once)
+        api.tune(settings, watch=stop_once)
     assert "slipstream tune --resume" in str(stopped.value)
     (folder,) = (tmp_path / "runs").iterdir()
     study, _ = run_search(None, resume=folder)
@@ -72,7 +74,7 @@ def test_a_search_with_a_folder_begins_there_and_resumes(tmp_path):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        tuning.tune(settings, watch=stop, folder=folder)
+        api.tune(settings, watch=stop, folder=folder)
     study = slipstream.tune(settings, folder=folder)
     assert study.run == folder
     assert study.summary["trials"]["finished"] == 3
@@ -96,7 +98,7 @@ def test_a_search_interrupted_between_folds_keeps_the_finished_ones(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        tuning.tune(settings, watch=stop_once)
+        api.tune(settings, watch=stop_once)
     (folder,) = (tmp_path / "runs").iterdir()
     (newest,) = folder.glob("packs/*")
     saved, _ = checkpoint.read_newest(runs.Run(newest))

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.config import Config, Tune
-from slipstream.tuning import budget as budgets
-from slipstream.tuning.budget import (
+from slipstream.search import budget as budgets
+from slipstream.search.budget import (
     NO_RETRAINING,
     ModelCosts,
     RetrainingPlan,

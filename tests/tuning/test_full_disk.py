@@ -10,9 +10,9 @@ import pytest
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base.errors import ResumableError
 from slipstream.cli.commands import app
-from slipstream.errors import ResumableError
-from slipstream.tuning.storage import database
+from slipstream.search import database
 from tests.conftest import slow
 from tests.soak import forked, waited
 from tests.tuning.searches import make_settings

@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
 
-from slipstream import Interrupted, runs, training, tuning
+from slipstream import Interrupted, runs, training
 from slipstream import config as configs
-from slipstream.tuning import retraining
-from slipstream.tuning.budget import RetrainingPlan
-from slipstream.tuning.packing.trial import NOT_STARTED
-from slipstream.tuning.retraining import DEFAULT, Retraining
-from slipstream.tuning.storage.journal import OUT_OF_TIME
-from slipstream.tuning.study import open_study
-from slipstream.tuning.summary import describe_limits
+from slipstream.search import api, retraining
+from slipstream.search.budget import RetrainingPlan
+from slipstream.search.packs import NOT_STARTED
+from slipstream.search.retraining import DEFAULT, Retraining
+from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.study import open_study
+from slipstream.search.summary import describe_limits
 from tests.conftest import small_config, waves
 from tests.tuning.searches import (
     check_same_results,
@@ -95,7 +95,7 @@ def searched(tmp_path_factory):
         events.append(event)
         (folder / "waves.parquet").unlink(missing_ok=True)
 
-    return tuning.tune(settings, watch=watch), events, table
+    return api.tune(settings, watch=watch), events, table
 
 
 def test_nothing_is_trained_twice_and_the_data_are_loaded_once(searched):
@@ -180,7 +180,7 @@ def test_a_search_that_is_killed_after_the_retraining_trains_nothing_again(tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises((KeyboardInterrupt, Interrupted)):
-        tuning.tune(settings, watch=kill)
+        api.tune(settings, watch=kill)
     folder = runs.find_last(str(tmp_path / "runs"))
     study, later = run_search(None, resume=folder)
     assert not count(later, "lane")
@@ -201,7 +201,7 @@ def test_a_damaged_lane_is_trained_again_by_the_test_run(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tuning.tune(settings, watch=kill)
+        api.tune(settings, watch=kill)
     folder = runs.find_last(str(tmp_path / "runs"))
     (folder / "retraining" / "default-1001" / "rows.safetensors").write_bytes(b"")
     study, later = run_search(None, resume=folder)
@@ -250,7 +250,7 @@ def test_the_end_of_a_search_trains_the_default_and_the_best_in_its_empty_places
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        tuning.tune(settings, watch=stop_once)
+        api.tune(settings, watch=stop_once)
     study, _ = run_search(None, resume=runs.find_last(str(tmp_path / "runs")))
     check_same_results(study, whole)
     for one, other in zip(study.summary["retrained"], whole.summary["retrained"], strict=True):

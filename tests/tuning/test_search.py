@@ -13,14 +13,14 @@ import torch
 from rich.console import Console
 
 import slipstream
-from slipstream import UserError, report, runs, tuning
+from slipstream import UserError, report, runs
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from slipstream.data import folds
+from slipstream.reporting.terminal.results import print_search
 from slipstream.reporting.wording import describe_search_verdict
-from slipstream.terminal.results import print_search
-from slipstream.tuning.storage.journal import OUT_OF_TIME
-from slipstream.tuning.study import NOTES
+from slipstream.search import api
+from slipstream.search.storage import NOTES, OUT_OF_TIME
 from tests.conftest import close, slow, waves
 from tests.tuning.searches import get_trials, make_settings, run_search
 
@@ -169,7 +169,7 @@ def test_the_best_trial_is_tested_where_there_is_no_time_to_retrain(tmp_path, se
 
 def test_the_best_trial_of_several_workers_is_tested(tmp_path):
     long = {"train": {"epochs": 20_000, "patience": "off"}, "tune": SHORT | {"minutes": 0.15}}
-    study = tuning.tune(make_settings(tmp_path, **long), workers=2)
+    study = api.tune(make_settings(tmp_path, **long), workers=2)
     assert study.summary["retraining"]["num_trials"] == 0
     check_best_is_tested(study)
 

@@ -12,16 +12,15 @@ from optuna.trial import TrialState
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from slipstream.runs import Run
-from slipstream.tuning import sharing
-from slipstream.tuning.packing.dataset_cache import DatasetCache
-from slipstream.tuning.packing.trial import TrialRun
-from slipstream.tuning.search import OptunaSearch
-from slipstream.tuning.sharing import StudyMembership
-from slipstream.tuning.storage import database, shared
-from slipstream.tuning.storage.shared_journal import SharedJournalStorage
-from slipstream.tuning.study import open_study
+from slipstream.search import database, sharing
+from slipstream.search import storage as shared
+from slipstream.search.packs import DatasetCache, TrialRun
+from slipstream.search.sharing import StudyMembership
+from slipstream.search.storage import SharedJournalStorage
+from slipstream.search.study import open_study
+from slipstream.search.trials import OptunaSearch
 from tests.tuning.searches import make_config
 
 

@@ -10,9 +10,11 @@ from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from slipstream.config import Range, Tune
-from slipstream.tuning import retraining, study
-from slipstream.tuning.storage.journal import OUT_OF_TIME
-from slipstream.tuning.study import make_sampler
+from slipstream.search import retraining
+from slipstream.search import storage as search_storage
+from slipstream.search import study as search_study
+from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.study import make_sampler
 from tests.conftest import small_config
 from tests.tuning.searches import make_trial
 
@@ -93,12 +95,12 @@ def test_trials_that_were_cut_off_rank_behind_complete_ones_whatever_their_loss(
         make_trial(5, TrialState.PRUNED, stopped=OUT_OF_TIME),  # before its first validation
         make_trial(6, TrialState.FAIL, stopped="no finite loss"),
     ]
-    assert [trial.number for trial in study.rank_trials(trials)] == [4, 1, 3, 0]
-    states = [study.describe_trial(trial)["state"] for trial in trials]
+    assert [trial.number for trial in search_study.rank_trials(trials)] == [4, 1, 3, 0]
+    states = [search_study.describe_trial(trial)["state"] for trial in trials]
     assert states == [
         *("cut off", "finished", "pruned", "cut off", "finished", "cut off", "failed")
     ]
-    assert study.describe_trial(trials[3])["value"] == 0.05
+    assert search_study.describe_trial(trials[3])["value"] == 0.05
 
 
 def test_the_disk_stores_results_and_new_trials_at_once_but_not_every_value(tmp_path, monkeypatch):
@@ -109,7 +111,7 @@ def test_the_disk_stores_results_and_new_trials_at_once_but_not_every_value(tmp_
     config = small_config(tmp_path, tune={"space": space})
     flushes, flush = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (flushes.append(file), flush(file)))
-    opened = study.open_study(config, tmp_path, None, "s")
+    opened = search_study.open_study(config, tmp_path, None, "s")
     assert len(flushes) == 1
     trial = opened.ask()
     assert len(flushes) == 2
@@ -118,7 +120,7 @@ def test_the_disk_stores_results_and_new_trials_at_once_but_not_every_value(tmp_
     assert len(flushes) == 2
     opened.tell(trial, TrialState.COMPLETE, 0.5, {})
     assert len(flushes) == 3
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / study.JOURNAL))
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / search_storage.JOURNAL))
     storage = optuna.storages.JournalStorage(backend)
     (read,) = optuna.load_study(study_name="s", storage=storage).trials
     assert read.params == trial.params

@@ -13,18 +13,18 @@ from optuna.trial import TrialState
 from rich.console import Console
 
 import slipstream
-from slipstream import Interrupted, UserError, runs, tuning
+from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
 from slipstream.engine.single import seed_generators
-from slipstream.reporting.search import count_epochs
+from slipstream.reporting.page import count_epochs
+from slipstream.reporting.terminal.results import print_search
 from slipstream.reporting.wording import describe_pruning
-from slipstream.terminal.results import print_search
-from slipstream.tuning import retraining
-from slipstream.tuning import summary as summaries
-from slipstream.tuning.budget import RetrainingPlan
-from slipstream.tuning.retraining import RetrainedConfig
-from slipstream.tuning.storage.journal import OUT_OF_TIME
-from slipstream.tuning.summary import compare_test_errors
+from slipstream.search import api, retraining
+from slipstream.search import summary as summaries
+from slipstream.search.budget import RetrainingPlan
+from slipstream.search.retraining import RetrainedConfig
+from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.summary import compare_test_errors
 from tests.conftest import slow, small_config
 from tests.tuning.searches import make_settings, make_trial, run_search
 
@@ -151,7 +151,7 @@ def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, momen
                 signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        tuning.tune(settings, watch=stop)
+        api.tune(settings, watch=stop)
     folder = runs.find_last(str(tmp_path / "runs"))
     assert pending in runs.read_json(folder / "metrics.json")["pending"]
     assert len(runs.read_json(folder / "trials.json")) == 3

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from slipstream.webapp.jobs.store import OPEN, JobStore
+from slipstream.app.jobs import OPEN, JobStore
 
 CHROMIUM = next(
     (path for path in ("/usr/bin/chromium", "/usr/bin/chromium-browser") if Path(path).exists()),

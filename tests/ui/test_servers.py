@@ -8,9 +8,7 @@ import httpx
 import psutil
 import pytest
 
-from slipstream.webapp.jobs.presence import DeviceLock
-from slipstream.webapp.jobs.store import JobStore
-from slipstream.webapp.jobs.supervisor import find_default_device
+from slipstream.app.jobs import DeviceLock, JobStore, find_default_device
 from tests.ui.conftest import App
 
 pytestmark = pytest.mark.ui

@@ -17,11 +17,11 @@ import uvicorn
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.web_server import bind
-from slipstream.webapp.app import create_app
-from slipstream.webapp.jobs.supervisor import Supervisor
-from slipstream.webapp.security import Access, Security
-from slipstream.webapp.workspace import Workspace
+from slipstream.app.app import create_app
+from slipstream.app.jobs import Supervisor
+from slipstream.app.security import Access, Security
+from slipstream.app.workspace import Workspace
+from slipstream.base.web_server import bind
 
 TOKEN = "a-token-of-the-tests"
 

@@ -8,11 +8,11 @@ import pytest
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.app import paths, settings
+from slipstream.base.errors import UserError
 from slipstream.config import Config
 from slipstream.config.base import Section
 from slipstream.config.prepare import STEPS
-from slipstream.errors import UserError
-from slipstream.webapp import paths, settings
 from tests.webapp.conftest import Site, start_site
 from tests.webapp.searches import write_search
 

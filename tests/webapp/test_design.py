@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import pytest
 
-from slipstream.webapp.app import TABLE
+from slipstream.app.app import TABLE
 from tests.webapp.conftest import Site, write_run
 from tests.webapp.searches import write_search
 
-STATIC = resources.files("slipstream.webapp").joinpath("static")
+STATIC = resources.files("slipstream.app").joinpath("static")
 TEXT = ("ink", "muted", "blue", "orange", "green", "red")
 """Colours of texts"""
 GROUNDS = ("card", "ground", "hover")

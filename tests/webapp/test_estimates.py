@@ -7,8 +7,8 @@ import pytest
 import slipstream
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.webapp.screens.estimates import estimate_job
-from slipstream.webapp.workspace import Workspace
+from slipstream.app.screens.estimates import estimate_job
+from slipstream.app.workspace import Workspace
 from tests.conftest import KINDS, waves
 
 SETTINGS = {

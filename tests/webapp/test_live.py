@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import runs
-from slipstream.runs import tail
-from slipstream.runs.tail import LOG_START, read_chunk
-from slipstream.webapp.live import Feed
-from slipstream.webapp.workspace import Workspace
+from slipstream.app.live import Feed
+from slipstream.app.workspace import Workspace
+from slipstream.runs import log as tail
+from slipstream.runs.log import LOG_START, read_chunk
 from tests.webapp.conftest import TOKEN, write_run
 
 

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
+from slipstream.app import forms, settings
+from slipstream.app.workspace import Workspace
 from slipstream.config import Config
-from slipstream.webapp import forms, settings
-from slipstream.webapp.workspace import Workspace
 from tests.webapp.conftest import start_site, write_run
 
 pytestmark = pytest.mark.usefixtures("no_workers")
@@ -289,7 +289,7 @@ def test_the_app_does_not_import_torch():
     import sys
 
     code = (
-        "import sys, slipstream.webapp.server, slipstream.webapp.jobs.worker; "
+        "import sys, slipstream.app.app, slipstream.app.jobs; "
         "import slipstream.cli.serving; "
         "assert not {'torch', 'pyarrow', 'numpy', 'matplotlib'} & sys.modules.keys()"
     )

@@ -11,11 +11,10 @@ from urllib.parse import quote
 import pytest
 
 from slipstream import config as configs
-from slipstream import runs, search_space
-from slipstream.config import Config
-from slipstream.webapp import settings
-from slipstream.webapp.searches import spaces
-from slipstream.webapp.searches.trials import describe_search
+from slipstream import runs
+from slipstream.app import searches, settings
+from slipstream.app.searches import describe_search
+from slipstream.config import Config, search_space
 from tests.webapp.conftest import write_run
 from tests.webapp.searches import (
     PARAMS,
@@ -80,15 +79,15 @@ def test_every_kind_of_entry_becomes_the_config_of_the_command_line(site, row, e
     written = tomllib.loads(answer["toml"])["tune"]["space"]
     assert written == {row["setting"]: entry}
     assert answer["command"].startswith("slipstream tune ")
-    again = spaces.list_rows(Config.model_validate(tomllib.loads(answer["toml"])).tune.space)
-    assert spaces.parse_rows(again) == written
+    again = searches.list_rows(Config.model_validate(tomllib.loads(answer["toml"])).tune.space)
+    assert searches.parse_rows(again) == written
 
 
 @pytest.mark.parametrize("kind", ["lstm", "transformer", "tcn", "linear", "mlp"])
 def test_the_usual_space_round_trips(kind):
     space = search_space.make_default_space(Config.model_validate({"model": {"kind": kind}}))
-    rows = spaces.list_rows(space)
-    parsed = Config.model_validate({"tune": {"space": spaces.parse_rows(rows)}}).tune.space
+    rows = searches.list_rows(space)
+    parsed = Config.model_validate({"tune": {"space": searches.parse_rows(rows)}}).tune.space
     assert {
         name: entry if isinstance(entry, tuple) else entry.model_dump()
         for name, entry in parsed.items()
@@ -102,8 +101,8 @@ def test_the_usual_space_round_trips(kind):
     "choice", ["a, b", "true", "1", " x", "[1]", '"', "", "plain", 'q"', "ü\n"]
 )
 def test_choices_that_look_like_something_else_stay_texts(choice):
-    rows = spaces.list_rows({"model.pool": (choice, "last")})
-    assert spaces.parse_rows(rows) == {"model.pool": [choice, "last"]}
+    rows = searches.list_rows({"model.pool": (choice, "last")})
+    assert searches.parse_rows(rows) == {"model.pool": [choice, "last"]}
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_without_rows_the_usual_space_is_offered(site):
 
 
 def test_every_setting_that_is_offered_is_accepted():
-    names = {one["name"] for one in spaces.list_settings()}
+    names = {one["name"] for one in searches.list_settings()}
     assert {"train.lr", "model.hidden", "data.context", "train.batch"} <= names
     assert not {"seed", "data.path", "data.stride", "engine.device", "tune.trials"} & names
     for name in names:
@@ -194,7 +193,7 @@ def test_the_form_begins_with_the_space_of_a_run(site):
     write_search(site.workspace.folder / "runs")
     text = site.get(f"/search/new?start={quote('run:runs/job-1')}").text
     given = json.loads(text.partition('id="space-values">')[2].partition("</script>")[0])
-    assert spaces.parse_rows(given["rows"]) == SPACE
+    assert searches.parse_rows(given["rows"]) == SPACE
     values = json.loads(text.partition('id="values">')[2].partition("</script>")[0])
     assert values["values"]["tune.trials"] == "4"
     assert values["data"] == "simulated:cell"
@@ -498,8 +497,8 @@ def test_an_infinite_choice_is_shown_edited_and_sent_to_a_new_run(site):
     assert axis["choices"] == ["1.0", "inf"]
     assert settings.load_start(site.workspace, "trial:1:job-1").train.clip == math.inf
     assert site.get(f"/search/new?start={quote('run:job-1')}").status == 200
-    assert spaces.list_rows(space)[0]["choices"] == "1.0, inf"
-    assert spaces.parse_rows(spaces.list_rows(space)) == space
+    assert searches.list_rows(space)[0]["choices"] == "1.0, inf"
+    assert searches.parse_rows(searches.list_rows(space)) == space
 
 
 def test_a_pretraining_is_a_config_and_a_command(site):

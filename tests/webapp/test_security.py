@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from slipstream.webapp import security
-from slipstream.webapp.security import Access
+from slipstream.app import security
+from slipstream.app.security import Access
 from tests.webapp.conftest import TOKEN, Site
 
 pytestmark = pytest.mark.usefixtures("no_workers")
@@ -100,7 +100,7 @@ def test_every_response_has_the_policy_and_refuses_framing(site):
 def test_no_template_has_an_inline_script_style_or_handler():
     from importlib import resources
 
-    for file in resources.files("slipstream.webapp").joinpath("templates").iterdir():
+    for file in resources.files("slipstream.app").joinpath("templates").iterdir():
         text = file.read_text("utf-8")
         assert not re.search(r"<style|\sstyle=|\son[a-z]+=|javascript:", text), file.name
         for script in re.findall(r"<script[^>]*>", text):

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import pytest
 
 from slipstream import config as configs
-from slipstream.webapp.jobs.store import JobStore
-from slipstream.webapp.screens.what_if import sliders, tries
+from slipstream.app.jobs import JobStore
+from slipstream.app.screens import what_if
 from tests.webapp.conftest import Site, write_run
 
 SMALL = {"data.stride": "40", "model.hidden": "8", "data.context": "20", "train.epochs": "1"}
@@ -25,7 +25,7 @@ SMALL = {"data.stride": "40", "model.hidden": "8", "data.context": "20", "train.
 def open_demo(site: Site, **changes: str) -> str:
     """Open a small version of the demo."""
     demo = configs.load_demo()
-    from slipstream.webapp import forms
+    from slipstream.app import forms
 
     form = forms.fill(demo) | {"data.path": demo.data.paths[0]} | SMALL | changes
     answer = site.post("/api/what-if", {"settings": form})
@@ -84,7 +84,7 @@ def test_a_base_comes_from_a_run_a_config_or_the_demo(still):
         answer = still.post("/api/what-if", {"start": start})
         assert answer.status == 200, answer.text
         values = read_page(still, answer.json["session"])
-        assert values["base"]["train.epochs"] == sliders.FEW_EPOCHS
+        assert values["base"]["train.epochs"] == what_if.FEW_EPOCHS
     for start in ("", "run:none", "file:../x.toml", "preset:1-lstm"):
         assert still.post("/api/what-if", {"start": start}).status in (400, 404)
 
@@ -147,7 +147,7 @@ def test_what_is_left_of_a_stopped_try_is_removed_and_nothing_else(still):
     store.take_next("cpu")
     store.record_run(job, str(stopped.relative_to(still.workspace.folder)))
     store.record_end(job, 143)
-    tries.remove_stopped(still.workspace, session)
+    what_if.remove_stopped(still.workspace, session)
     assert not stopped.exists()
     assert foreign.exists()
 

@@ -4,39 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream import machine
-from slipstream.errors import UserError
-from slipstream.workers import assignment
+from slipstream.base import machine
+from slipstream.base.errors import UserError
+from slipstream.workers import resources
 from tests.conftest import small_config
 
 
 def test_each_worker_is_shown_its_own_gpu(monkeypatch):
-    monkeypatch.setattr(machine, "choose_device", lambda _: assignment.torch.device("cuda"))
-    monkeypatch.setattr(assignment.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(machine, "choose_device", lambda _: resources.torch.device("cuda"))
+    monkeypatch.setattr(resources.torch.cuda, "device_count", lambda: 2)
     config = small_config(engine={"device": "cuda", "threads": "auto"})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert assignment.count_workers("auto", config) == 2
-    shown = [place["CUDA_VISIBLE_DEVICES"] for place in assignment.assign_gpus(config, 3)]
+    assert resources.count_workers("auto", config) == 2
+    shown = [place["CUDA_VISIBLE_DEVICES"] for place in resources.assign_gpus(config, 3)]
     assert shown == ["0", "1", "0"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    shown = [place["CUDA_VISIBLE_DEVICES"] for place in assignment.assign_gpus(config, 2)]
+    shown = [place["CUDA_VISIBLE_DEVICES"] for place in resources.assign_gpus(config, 2)]
     assert shown == ["5", "7"]
-    assert assignment.split_cores(config, 2) == config
+    assert resources.split_cores(config, 2) == config
 
 
 def test_workers_on_a_cpu_divide_its_cores(monkeypatch):
     monkeypatch.setattr(machine, "count_available_cores", lambda: 8)
     config = small_config(engine={"device": "cpu", "threads": "auto"})
-    assert assignment.count_workers("auto", config) == 1
-    assert assignment.assign_gpus(config, 2) == [{}, {}]
-    assert assignment.split_cores(config, 3).engine.threads == 2
-    assert assignment.split_cores(config, 20).engine.threads == 1
+    assert resources.count_workers("auto", config) == 1
+    assert resources.assign_gpus(config, 2) == [{}, {}]
+    assert resources.split_cores(config, 3).engine.threads == 2
+    assert resources.split_cores(config, 20).engine.threads == 1
 
 
 def test_several_workers_need_data_on_disk_and_no_gpu_of_their_own():
     with pytest.raises(UserError, match="names one GPU"):
-        assignment.check_config(small_config(data={"path": "x"}, engine={"device": "cuda:1"}), None)
+        resources.check_config(small_config(data={"path": "x"}, engine={"device": "cuda:1"}), None)
     with pytest.raises(UserError, match=r"set data\.path instead of passing a table"):
-        assignment.check_config(small_config(), object())
+        resources.check_config(small_config(), object())
     with pytest.raises(UserError, match="workers is 0; give a number from 1"):
-        assignment.check_count(0)
+        resources.check_count(0)

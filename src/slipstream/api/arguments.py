@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 
 Overrides = str | Iterable[str] | Mapping[str, Any]
 

@@ -20,18 +20,18 @@ from slipstream import runs
 from slipstream.api import tables, training
 from slipstream.api.results import Result
 from slipstream.api.tables import EstimatorError, SeriesPlaces
+from slipstream.base.errors import UserError
+from slipstream.base.statistics import HIGHER_IS_BETTER
+from slipstream.base.text import find_nearest
 from slipstream.config import Config
 from slipstream.config.prepare import ResampleStep
-from slipstream.data.prediction_columns import PREDICTED, name_columns, name_probability
-from slipstream.errors import UserError
-from slipstream.stats import HIGHER_IS_BETTER
-from slipstream.text import find_nearest
+from slipstream.data.predictions import PREDICTED, name_columns, name_probability
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import pyarrow as pa
 
-    from slipstream.api.evaluation import Evaluation
+    from slipstream.api.inference import Evaluation
     from slipstream.api.model import TrainedModel
     from slipstream.events import Event
 

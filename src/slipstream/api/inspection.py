@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.api.arguments import Overrides, parse_overrides
-from slipstream.api.messages import speak_python
+from slipstream.api.progress import speak_python
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from slipstream.inspection.api import Findings
+    from slipstream.tools.inspection import Findings
 
 
 class Inspection:
@@ -52,7 +52,7 @@ class Inspection:
     def write(self, file: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the config to a file; an existing one is replaced only with `force`."""
         from slipstream import runs
-        from slipstream.errors import UserError
+        from slipstream.base.errors import UserError
 
         path = Path(file)
         if path.exists() and not force:
@@ -64,7 +64,7 @@ class Inspection:
     @speak_python
     def to_html(self, file: str | os.PathLike[str]) -> Path:
         """Write a page with a plot per column."""
-        from slipstream.reporting.inspection import write_inspection
+        from slipstream.reporting.page import write_inspection
 
         return write_inspection(Path(file), self.summary, self._findings.list_courses())
 
@@ -75,8 +75,8 @@ class Inspection:
         return pd.DataFrame(self.columns).set_index("name")
 
     def __repr__(self) -> str:
-        from slipstream.terminal.inspection import describe_range
-        from slipstream.text import format_table
+        from slipstream.base.text import format_table
+        from slipstream.reporting.terminal.results import describe_range
 
         title = f"{self.path}: {self.summary['rows']:,} rows, {self.summary['series']}"
         headings = ["", "type", "role", "range"]
@@ -87,7 +87,7 @@ class Inspection:
         return f"{format_table(title, headings, rows)}{more}"
 
     def _repr_html_(self) -> str:
-        from slipstream.reporting.inspection import render_inspection
+        from slipstream.reporting.page import render_inspection
 
         page = render_inspection(self.summary, self._findings.list_courses())
         return f'<iframe srcdoc="{_escape(page)}" width="100%" height="600"></iframe>'
@@ -119,6 +119,6 @@ def inspect(path: str | os.PathLike[str], *, overrides: Overrides = ()) -> Inspe
         found = slipstream.inspect("ETTh1.csv")
         found.write("job.toml")
     """
-    from slipstream.inspection.api import inspect_path
+    from slipstream.tools.inspection import inspect_path
 
     return Inspection(inspect_path(os.fspath(path), parse_overrides(overrides)))

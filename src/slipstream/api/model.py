@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipstream import runs
 from slipstream.api.arguments import format_override, name_columns
-from slipstream.api.messages import speak_python
+from slipstream.api.progress import speak_python
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count
 from slipstream.config import Config, Signature
-from slipstream.errors import UserError
 from slipstream.runs import Run
-from slipstream.text import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from slipstream.data.scaler import Scaler
     from slipstream.exporting.interface import Interface
-    from slipstream.exporting.pytorch.module import PhysicalModel
+    from slipstream.exporting.torch_program import PhysicalModel
     from slipstream.inference.trained import TrainedRun
 
 MAX_NAMES = 4
@@ -124,8 +124,8 @@ class TrainedModel:
     def _physical(self) -> tuple[Interface, PhysicalModel]:
         """What a call takes and returns, and the module that computes it."""
         from slipstream.exporting.interface import make_interface
-        from slipstream.exporting.pytorch.module import PhysicalModel
         from slipstream.exporting.sources import load_source
+        from slipstream.exporting.torch_program import PhysicalModel
 
         trained = self._require_predictions()
         interface = make_interface(load_source(trained.run.folder, trained, self._reload[1]))
@@ -153,7 +153,7 @@ class TrainedModel:
     ) -> pa.Table:
         """Predict new data in physical units; the arguments are those of `slipstream.predict`."""
         trained = self._require_predictions()
-        from slipstream import prediction
+        from slipstream.inference import predict as prediction
 
         table = name_columns(data, columns)
         options: dict[str, Any] = {"every": every, "resample": resample, "joins": joins}
@@ -221,12 +221,12 @@ def load_model(
 
 
 def _load_encoder(run: Run, overrides: tuple[str, ...], allow_code: bool) -> LoadedWeights:
-    from slipstream.autotune.rules import make_plan
     from slipstream.engine import checkpoint
-    from slipstream.models import permission
-    from slipstream.portable.files import load_run_config
+    from slipstream.engine.planning import make_plan
+    from slipstream.models import custom
+    from slipstream.models.files import load_run_config
 
-    permission.require_permission(run.folder, allow_code=allow_code)
+    custom.require_permission(run.folder, allow_code=allow_code)
     config = load_run_config(run, overrides)
     plan = make_plan(config, data_bytes=0, training=False)
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)

@@ -12,28 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import runs
 from slipstream.api import inference
-from slipstream.api.messages import translate
+from slipstream.api.progress import translate
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count, format_html_table, format_number, format_table
 from slipstream.config import Config
-from slipstream.errors import UserError
 from slipstream.events import Epoch, TrialEnd, parse_event
 from slipstream.reporting import streaming, wording
-from slipstream.reporting.formatting import (
-    MetricColumn,
-    choose_layout,
-    format_number,
-    format_value,
-    sort_key,
-)
+from slipstream.reporting.terminal.training import draw_losses
+from slipstream.reporting.wording import MetricColumn, choose_layout, format_value, sort_key
 from slipstream.runs import Run
-from slipstream.terminal.notebook import draw_losses
-from slipstream.text import format_count, format_html_table, format_table
 
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
     import pyarrow as pa
 
-    from slipstream.api.evaluation import Evaluation
+    from slipstream.api.inference import Evaluation
     from slipstream.api.model import TrainedModel
 
 TEXT_COLUMNS = 4

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from slipstream.base.errors import UserError
 from slipstream.config import Data
-from slipstream.data.io.files import read_tables
-from slipstream.data.io.memory import to_arrow
+from slipstream.data.compression import to_arrow
+from slipstream.data.files import read_tables
 from slipstream.data.series import MICROSECONDS, Ints, iter_ordered, list_rows
-from slipstream.errors import UserError
 
 if TYPE_CHECKING:
     import numpy.typing as npt

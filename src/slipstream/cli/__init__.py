@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from slipstream.base.signals import CTRL_C, accept_ctrl_c, leave_on_warning
 from slipstream.cli import startup
-from slipstream.errors.stop_signals import CTRL_C, accept_ctrl_c, leave_on_warning
 
 WORKER = "ui-worker"
 """The first argument of a process that runs a job of the app; then a folder, a device, `--warm`"""
@@ -23,7 +23,7 @@ def main() -> None:
     with startup.record_exit_code():
         try:
             startup.begin(sys.argv[1:])
-            from slipstream.terminal.streams import prepare_streams
+            from slipstream.reporting.terminal.streams import prepare_streams
 
             prepare_streams()
             _load_app(sys.argv[1:2])()
@@ -48,10 +48,10 @@ def _load_app(command: list[str]) -> Callable[[], None]:
 
 def _work(folder: str, device: str, *options: str) -> None:
     """Wait for jobs of the app, run their commands in this process, and end."""
-    from slipstream.webapp.jobs.worker import work
+    from slipstream.app.jobs import work
 
     if "--warm" in options:
-        from slipstream.data.io.memory import avoid_pandas
+        from slipstream.data.compression import avoid_pandas
 
         avoid_pandas()
     sys.exit(work(Path(folder), device, main, warm="--warm" in options))

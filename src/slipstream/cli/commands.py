@@ -1,12 +1,9 @@
 """All commands as one application."""
 
-from slipstream.cli.catalog import runs_app
-from slipstream.cli.diagnostics import bench_app, doctor, profile
-from slipstream.cli.exporting import export
-from slipstream.cli.inspection import inspect
 from slipstream.cli.options import create_app
-from slipstream.cli.runs import copy, evaluate, follow, predict, report
+from slipstream.cli.runs import copy, evaluate, follow, predict, report, runs_app
 from slipstream.cli.serving import serve, ui
+from slipstream.cli.tools import bench_app, doctor, export, inspect, profile
 from slipstream.cli.training import ensemble, pretrain, train, tune
 
 app = create_app()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from slipstream.object_storage import is_url
+from slipstream.base.storage import is_url
 
 if TYPE_CHECKING:
     from slipstream.config import Config
@@ -108,7 +108,7 @@ DATA_HELP = "A file or folder with the columns that the model was trained on."
 
 def parse_joins(joins: Sequence[str] | None) -> dict[str, str]:
     """Return the files of --join, by the name of the file that each replaces."""
-    from slipstream.errors import UserError
+    from slipstream.base.errors import UserError
 
     result = {}
     for text in joins or ():
@@ -130,7 +130,7 @@ def list_overrides(set_: Sequence[str] | None, out: Path | None) -> tuple[str, .
 
 def refuse_several_folders(folder: Path | None, resume: str | None, out: Path | None) -> None:
     """Raise a UserError where `--folder` has company."""
-    from slipstream.errors import UserError
+    from slipstream.base.errors import UserError
 
     for name, value in (("--resume", resume), ("--out", out)):
         if folder is not None and value is not None:

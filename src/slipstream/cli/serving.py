@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from slipstream.base.errors import UserError
 from slipstream.cli.options import Ensemble, Json, Quiet, RunFolder, parse_path
 from slipstream.cli.output import handle_errors, print_note, to_json_line, write_stdout
-from slipstream.errors import UserError
 
 TOKEN = "SLIPSTREAM_TOKEN"
 
@@ -64,7 +64,7 @@ def serve(
     """
     with handle_errors(as_json, quiet):
         try:
-            from slipstream.web_server import bind, format_url, is_loopback
+            from slipstream.base.web_server import bind, format_url, is_loopback
         except ModuleNotFoundError as error:
             raise UserError(
                 f"serve needs the package {error.name}; pip install 'slipstream[onnx,serve]'"
@@ -79,9 +79,9 @@ def serve(
         bound = bind(host, port)
         from slipstream import runs
         from slipstream.cli.startup import retain_modules
-        from slipstream.data.io.memory import avoid_pandas
-        from slipstream.serving.api import serve as run_server
-        from slipstream.serving.limits import MEGABYTE, ServerLimits
+        from slipstream.data.compression import avoid_pandas
+        from slipstream.server.api import serve as run_server
+        from slipstream.server.bodies import MEGABYTE, ServerLimits
 
         avoid_pandas()
         run = runs.find_run(run)
@@ -141,12 +141,12 @@ def ui(
         if not folder.is_dir():
             raise UserError(f"{folder}: there is no such folder")
         try:
-            from slipstream.webapp.server import serve as serve_app
+            from slipstream.app.app import serve as serve_app
         except ImportError as error:
             raise UserError(
                 f"{error.name} is missing; install the extra: pip install 'slipstream[ui]'"
             ) from None
-        from slipstream.webapp.workspace import Workspace
+        from slipstream.app.workspace import Workspace
 
         workspace = Workspace(folder.resolve(), allow_code=allow_code, warm=not no_warm_worker)
         serve_app(workspace, host=host, port=port, browser=not no_browser)

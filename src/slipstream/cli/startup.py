@@ -54,7 +54,8 @@ def prepare_device(setting: str) -> None:
 
 def _prepare_device(setting: str) -> None:
     with suppress(Exception):  # as above
-        from slipstream import kernels, machine
+        from slipstream import kernels
+        from slipstream.base import machine
 
         kernels.prepare_device(machine.choose_device(setting))
 
@@ -84,7 +85,7 @@ def _leave() -> None:
 @contextmanager
 def import_modules() -> Iterator[None]:
     """Import what a command needs: without pandas, and without looking for garbage among it."""
-    from slipstream.data.io.memory import avoid_pandas
+    from slipstream.data.compression import avoid_pandas
 
     avoid_pandas()
     yield

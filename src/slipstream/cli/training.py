@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from slipstream.cli.finishing import Output, finish, show_event
+from slipstream.base.errors import UserError
+from slipstream.base.phases import PhaseTimer, find_process_start
+from slipstream.base.rank import find_place, is_follower
+from slipstream.base.text import format_count
 from slipstream.cli.options import (
     RUN_HELP,
     AllowCode,
@@ -25,25 +28,24 @@ from slipstream.cli.options import (
     refuse_several_folders,
 )
 from slipstream.cli.output import (
+    Output,
+    finish,
     handle_errors,
     print_note,
+    show_event,
     to_json_line,
     write_stdout,
 )
 from slipstream.cli.startup import import_modules, prepare_device
-from slipstream.errors import UserError
-from slipstream.phases import PhaseTimer, find_process_start
-from slipstream.rank import find_place, is_follower
-from slipstream.terminal.results import (
+from slipstream.reporting.terminal.results import (
+    SearchDisplay,
     print_ensemble,
     print_probe,
     print_search,
     print_training,
 )
-from slipstream.terminal.search import SearchDisplay
-from slipstream.terminal.streams import SafeStream
-from slipstream.terminal.training import LOADING, TrainingDisplay
-from slipstream.text import format_count
+from slipstream.reporting.terminal.streams import SafeStream
+from slipstream.reporting.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:
     from slipstream.config import Config
@@ -163,7 +165,7 @@ def pretrain(
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)
             with import_modules():
-                from slipstream.probing import probe as run_probe
+                from slipstream.search.probe import probe as run_probe
 
             result = run_probe(
                 configs.load_demo("bars") if probe is None else config,
@@ -220,7 +222,7 @@ def tune(
         with SearchDisplay(quiet) as display:
             display.say(LOADING)
             with import_modules():
-                from slipstream.tuning import tune as run_search
+                from slipstream.search.api import tune as run_search
 
             _warn_about_password(storage)
             has_classes = loaded is not None and loaded.data.task == "classify"
@@ -256,7 +258,7 @@ def ensemble(
         with TrainingDisplay(quiet) as display:
             display.say(LOADING)
             with import_modules():
-                from slipstream.ensembling import ensemble as join_runs
+                from slipstream.search.ensemble import ensemble as join_runs
 
             overrides = tuple(set_ or ())
             options: dict[str, Any] = {"watch": display.show, "allow_code": allow_code}
@@ -370,7 +372,7 @@ def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay
 
 
 def _warn_about_password(storage: str | None) -> None:
-    from slipstream.text.passwords import holds_secret
+    from slipstream.base.text import holds_secret
 
     if storage is not None and holds_secret(storage):
         SafeStream(sys.stderr).write(

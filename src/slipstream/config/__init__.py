@@ -2,12 +2,13 @@
 
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
-from slipstream.config.engine import Engine
-from slipstream.config.explanation import ConfigError
+from slipstream.config.errors import ConfigError
 from slipstream.config.loading import (
+    format_setting,
     from_json_values,
     list_differences,
     list_fixed_settings,
+    list_unused,
     load,
     load_demo,
     replace_settings,
@@ -15,11 +16,17 @@ from slipstream.config.loading import (
     to_toml,
 )
 from slipstream.config.model import Model
-from slipstream.config.pretraining import PRETRAIN_OVERRIDE, Pretrain, describe_recurrent
 from slipstream.config.sections import Config, Predict, PredictFilter
-from slipstream.config.train import Augment, Train
-from slipstream.config.tune import Range, Tune
-from slipstream.config.unused import format_setting, list_unused
+from slipstream.config.train import (
+    PRETRAIN_OVERRIDE,
+    Augment,
+    Engine,
+    Pretrain,
+    Range,
+    Train,
+    Tune,
+    describe_recurrent,
+)
 
 __all__ = [
     "CLASS_LOSSES",

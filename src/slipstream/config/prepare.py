@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
+from slipstream.base.text import find_nearest
 from slipstream.config.base import Count, Fraction, Names, PositiveFloat, PositiveOrInf, Section
-from slipstream.config.explanation import explain, format_value
-from slipstream.text import find_nearest
+from slipstream.config.errors import explain, format_value
 
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 UNITS_S |= {"w": 7 * 86400.0}

@@ -4,15 +4,20 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from slipstream.base.text import holds_secret
 from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, match_pattern
 from slipstream.config.data import Data
-from slipstream.config.engine import Engine
-from slipstream.config.explanation import format_value
+from slipstream.config.errors import format_value
 from slipstream.config.model import Model
-from slipstream.config.pretraining import Pretrain, apply_defaults, refuse_unfit
-from slipstream.config.train import Augment, Train
-from slipstream.config.tune import Tune
-from slipstream.text.passwords import holds_secret
+from slipstream.config.train import (
+    Augment,
+    Engine,
+    Pretrain,
+    Train,
+    Tune,
+    apply_defaults,
+    refuse_unfit,
+)
 
 UNCARRIED: dict[str, tuple[Any, ...]] = {
     "model.bidirectional": (False,),

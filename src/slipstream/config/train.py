@@ -1,22 +1,32 @@
-"""Loss, optimizer, schedule and stopping; augmentation."""
+"""The sections `train`, `pretrain`, `engine` and `tune`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import math
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from slipstream.config.base import (
+    CLASS_LOSSES,
     MAX_MODELS,
     Count,
     CountOrZero,
     Fraction,
     NonNegative,
+    OptionText,
     PositiveFloat,
     PositiveOrInf,
+    Scalar,
+    Scalars,
     Section,
     Weights,
+    Width,
+    match_pattern,
 )
+from slipstream.config.data import Data
+from slipstream.config.errors import explain, format_value
+from slipstream.config.model import SPECS, Model, format_encoders
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Chance = Annotated[float, Field(gt=0, le=1)]
@@ -217,3 +227,320 @@ def _is_on(strength: float | ColumnAmounts | Amounts) -> bool:
     if isinstance(strength, dict):
         strength = tuple(strength.values())
     return any(strength) if isinstance(strength, tuple) else strength > 0
+
+
+CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True, "cudnn": "persistent"}
+CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
+PRESETS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "classic": CLASSIC | {"cudnn_benchmark": True},
+    "baseline": CLASSIC
+    | {"precision": "fp32", "workers": 0, "pinned": False, "non_blocking": False},
+}
+
+
+class Engine(Section):
+    """How training runs; results do not depend on it, beyond rounding."""
+
+    preset: Literal["auto", "classic", "baseline"] = "auto"
+    """Defaults for this section: `"auto"`; `"classic"`, the usual advice (DataLoader workers,
+    pinned memory, fp16, cuDNN benchmark); `"baseline"`, the naive loop (DataLoader, fp32, a
+    synchronisation after every step). Single settings override it."""
+    plan: Literal["cached", "measure", "off"] = "cached"
+    """Choose by timing real steps: once per machine and shape, every time, or not at all (rules of
+    thumb). Takes at most ten seconds or 5 % of the run."""
+    device: Annotated[
+        str, match_pattern(r"^(auto|cpu|cuda|cuda:\d+)$", '"auto", "cpu", "cuda", "cuda:1"')
+    ] = "auto"
+    """`"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Operands of matrix products; weights, optimizer state and loss stay fp32."""
+    home: Literal["auto", "device", "host", "stream", "loader"] = "auto"
+    """Where the series are: on the training device, in pinned host memory, on disk (Parquet or
+    Arrow larger than memory), or behind a DataLoader over single windows, as in most scripts."""
+    capture: bool | Literal["auto"] = "auto"
+    """CUDA: record the whole training step once and replay it."""
+    steps_per_graph: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """CUDA: training steps recorded into one graph, where the data are on the device."""
+    cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
+    """Recurrent models. CUDA: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
+    for up to 512 hidden units on Ampere and newer GPUs. CPU: PyTorch's layers, or with `"off"` our
+    own kernels, which need a C compiler (gcc or clang) and compute in fp32. `"auto"` measures, and
+    starts with our own kernels in runs that are long enough to pay for compiling them."""
+    cudnn_benchmark: bool = False
+    """CUDA: let cuDNN time its convolutions; recurrent models have none."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile for feed-forward and attention models; it does not affect recurrent layers."""
+    fused: bool | Literal["auto"] = "auto"
+    """One kernel for the whole weight update, where the optimizer has one."""
+    set_to_none: bool = True
+    """Drop gradients between steps instead of filling them with zeros."""
+    deterministic: bool = False
+    """CUDA: use only kernels that give the same bits in every run, where torch has them."""
+    recompute: bool = False
+    """Recompute activations of recurrent and attention layers in the backward pass instead of
+    storing them."""
+    sync: bool = False
+    """Synchronise with the device after every step, as loops with `.item()` do."""
+    data_parallel: Annotated[int, Field(ge=1, le=1_024)] = 1
+    """Processes that train one model together, each on a GPU of its own, or on a CPU: each computes
+    its share of every batch, and the gradients are added up once a step. Pays only where a share of
+    the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
+    threads: Annotated[int, Field(ge=1, le=1_024)] | Literal["auto"] = "auto"
+    """CPU threads for one operation (torch, OMP and MKL alike)."""
+    workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
+    """Homes stream and loader: number of reading processes."""
+    prefetch: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
+    """Homes stream and loader: batches that each worker reads ahead."""
+    persistent_workers: bool = True
+    """Homes stream and loader: keep the workers from epoch to epoch."""
+    pinned: bool = True
+    """Homes host, stream and loader: use page-locked memory for copies to the device."""
+    non_blocking: bool = True
+    """Homes host, stream and loader: copy while the device computes."""
+    buffer_rows: Count = 1_000_000
+    """Home stream: rows that each worker holds and draws windows from."""
+    async_checkpoints: bool = True
+    """Write checkpoints in a background thread."""
+    checkpoint_minutes: PositiveOrInf = 1.0
+    """Longest time between two checkpoints; more follow validations, as long as they take at most
+    one percent of the time."""
+    log_every: Count = 50
+    """Steps between two readings of the loss, the only synchronisations within an epoch."""
+    monitor: bool = True
+    """Sample GPU, CPU, memory and energy, at most once a second, in a side thread."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_preset(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and isinstance(settings.get("preset"), str):
+            return PRESETS.get(settings["preset"], {}) | settings
+        return settings
+
+
+Value = Scalar | Scalars
+MAX_VALUE = 1e15
+"""Of a range: beyond it, neighbours are no longer told apart as numbers"""
+Choices = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
+
+
+class Range(Section):
+    """Numbers from `low` to `high`, both included."""
+
+    low: int | float
+    high: int | float
+    step: int | float | None = None
+    """Step between values. Default: 1 for whole numbers, otherwise continuous."""
+    log: bool = False
+    """Sample on a logarithmic scale."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not all(math.isfinite(n) for n in (self.low, self.high, self.step or 1)):
+            raise ValueError("low, high and step must be finite")
+        if max(abs(self.low), abs(self.high)) > MAX_VALUE:
+            raise ValueError(f"low and high must lie within -{MAX_VALUE:g} and {MAX_VALUE:g}")
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low:g} is above high = {self.high:g}")
+        if self.step is not None and self.step <= 0:
+            raise ValueError(f"step = {self.step:g} should be greater than 0")
+        if self.log and self.step is not None:
+            raise ValueError("log and step cannot be combined; remove one of them")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log = true needs low to be greater than 0; it is {self.low:g}")
+        return self
+
+    @property
+    def is_integer(self) -> bool:
+        return all(isinstance(n, int) for n in (self.low, self.high, self.step or 1))
+
+
+class Tune(Section):
+    """A search over settings: `slipstream tune`."""
+
+    space: dict[str, Range | Choices] = Field(default={})
+    """Settings to search, by dotted name: `"train.lr" = { low = 1e-4, high = 1e-2, log = true }`,
+    `"model.kind" = ["lstm", "gru"]`, `"model.hidden.0" = { low = 64, high = 256, step = 16 }` for
+    one layer. Default: learning rate, decay, dropout, width and batch."""
+    trials: Annotated[int, Field(ge=1, le=1_000_000)] = 64
+    """Number of trials."""
+    minutes: PositiveOrInf | None = None
+    """Time limit of the whole command: trials, retraining, tests and report. Trials in training are
+    cut off, and fewer settings are retrained where the time is short."""
+    sampler: Literal["tpe", "random", "cmaes", "grid", "gp"] = "tpe"
+    """Optuna's sampler."""
+    pruner: Literal["median", "hyperband", "halving", "wilcoxon", "none"] = "median"
+    """Optuna's pruner; `"halving"` is successive halving, `"wilcoxon"` compares fold by fold and
+    needs `folds`."""
+    startup_trials: CountOrZero = 5
+    """Pruner median: trials that run in full before any is pruned."""
+    warmup_epochs: CountOrZero = 2
+    """Pruner median: epochs in which no trial is pruned. Other pruners: the minimum epochs."""
+    metric: Literal["loss", "mse", "mae"] = "loss"
+    """Validation metric of a trial: the training loss, or an error in standardised units, which
+    trials with different losses share."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """The sampler's seed."""
+    folds: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Number of folds of a trial: the validation block, and blocks of its length before it, each
+    trained and scaled on earlier rows only. The trial's score is their mean. The device holds a
+    copy of the series for each."""
+    parallel: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
+    """Trials in training at a time. More train faster, but the sampler knows less about each."""
+    retrain: Annotated[int, Field(ge=0, le=1_000)] = 5
+    """Number of best trials to retrain from other seeds, together with the original settings."""
+    retrain_seeds: Annotated[int, Field(ge=2, le=1_000)] = 3
+    """Seeds of each retrained setting."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse_space(cls, settings: Any) -> Any:
+        """Check each entry of `space` by its form, so that an error can name it."""
+        if not isinstance(settings, dict):
+            return settings
+        if settings.get("direction") == "minimize":  # runs of version 0.1 have this setting
+            settings = {key: value for key, value in settings.items() if key != "direction"}
+        if not isinstance(settings.get("space"), dict):
+            return settings
+        space = {name: _parse_entry(name, value) for name, value in settings["space"].items()}
+        return settings | {"space": space}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.pruner == "wilcoxon" and (self.folds or 1) < 2:
+            raise ValueError('tune.pruner = "wilcoxon" needs tune.folds to be at least 2')
+        return self
+
+
+def _parse_entry(name: str, value: Any) -> Any:
+    where = f'tune.space."{name}"'
+    if isinstance(value, dict):
+        try:
+            return Range.model_validate(value)
+        except ValidationError as error:
+            problems = [problem.message for problem in explain(error, Range)]
+            unknown = [message for message in problems if "is not a setting" in message]
+            raise ValueError(f"{where}: {'; '.join(unknown or problems)}") from None
+    if isinstance(value, (Range, list, tuple)) and value:
+        return value
+    raise ValueError(
+        f"{where} is {format_value(value)}; give a list of values, or a range as in "
+        "{ low = 1, high = 8 }"
+    )
+
+
+PRETRAIN_OVERRIDE = OptionText("train.objective=masked", "slipstream pretrain")
+"""The override that turns any config into one of pre-training"""
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "data": {"split": {"train": 0.9, "val": 0.1}},
+    "train": {
+        "optimizer": "adamw",
+        "lr": 1e-3,
+        "weight_decay": 1e-4,
+        "schedule": "cosine",
+        "lr_min": 1e-5,
+        "epochs": 50,
+        "batch": 512,
+        "clip": 1.0,
+        "patience": 5,
+        "min_delta": 1e-3,
+    },
+}
+"""Defaults of `slipstream pretrain`"""
+RECURRENT_DEFAULTS = {"bidirectional": True, "layer_norm": True}
+"""Further defaults for recurrent models"""
+CLASS_SETTINGS = ("focal_gamma", "label_smoothing", "class_weights")
+"""Settings of `[train]` that pre-training leaves out"""
+
+
+class Pretrain(Section):
+    """Masked pre-training, `slipstream pretrain`: an encoder learns to fill in hidden rows."""
+
+    mask: Literal["patch", "block", "random"] = "patch"
+    """Rows to hide: whole patches, one block, or single rows."""
+    length: Count = 7
+    """Rows of a patch. The offset of the grid of patches varies between windows, where the context
+    leaves room."""
+    ratio: Fraction = 0.15
+    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, and the
+    same number in every window."""
+    variance: NonNegative = 0.0
+    """Weight of a penalty against collapse, when the encoder maps all windows of a batch to the
+    same vector: the mean of relu(1 - standard deviation) over its units. 0.1 is usual."""
+    decoder: Width = 128
+    """Hidden units of the decoder that maps the encoder's tokens to rows."""
+
+
+def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
+    """Add the defaults of pre-training to settings.
+
+    Settings of classes are for the training that follows, and are left out.
+    """
+    result = dict(settings)
+    train = result.get("train", {})
+    if isinstance(train, dict):
+        result["train"] = {
+            key: value
+            for key, value in train.items()
+            if key not in CLASS_SETTINGS and not (key == "loss" and value in CLASS_LOSSES)
+        }
+    for name, values in DEFAULTS.items():
+        section = result.get(name, {})
+        if isinstance(section, dict):
+            result[name] = values | section
+    model = result.get("model", {})
+    spec = SPECS.get(str(model.get("kind", "lstm"))) if isinstance(model, dict) else None
+    if spec is not None and spec.is_recurrent:
+        result["model"] = RECURRENT_DEFAULTS | model
+    return result
+
+
+def describe_recurrent(model: Model) -> list[str]:
+    """Note what pre-training sets of a recurrent model by itself, and what follows from it."""
+    names = [name for name in RECURRENT_DEFAULTS if getattr(model, name)]
+    if not (model.spec.is_recurrent and names):
+        return []
+    listed = " and ".join(f"model.{name} = true" for name in names)
+    after = ""
+    if model.bidirectional:
+        after = (
+            "; a model that reads in both directions cannot carry its state from row to row: set "
+            "model.bidirectional = false for that"
+        )
+    return [
+        f"pre-trains with {listed}, its defaults for LSTM and GRU; runs that start from the "
+        f"encoder have them too{after}"
+    ]
+
+
+def refuse_unfit(pretrain: Pretrain, data: Data, model: Model, train: Train) -> None:
+    """Raise a ValueError that names the setting which does not go with pre-training."""
+    kind = model.kind
+    if model.spec.flattens:
+        raise ValueError(
+            f'model.kind = "{kind}" has no sequence encoder to pre-train; use {format_encoders()}'
+        )
+    if model.is_custom:
+        raise ValueError(
+            f'model.kind = "{kind}" is your own class, which has no encoder to pre-train; use '
+            f"{format_encoders()}"
+        )
+    fewest = 2 * (pretrain.length if pretrain.mask == "patch" else 1)
+    if data.context < fewest:
+        raise ValueError(
+            f"data.context = {data.context} is less than the {fewest} rows that masking needs, as "
+            "some rows must stay visible; increase it, or reduce pretrain.length"
+        )
+    if train.loss not in ("mse", "mae", "huber"):
+        raise ValueError(
+            f'train.loss = "{train.loss}" does not work in pre-training; use "mse", "mae" or '
+            '"huber"'
+        )
+    if train.repeats > 1:
+        raise ValueError(
+            "train.repeats does not apply to pre-training, which trains one encoder; remove it"
+        )
+    if train.init_from is not None:
+        raise ValueError(
+            "train.init_from does not apply to pre-training, which starts anew; remove it"
+        )

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.base.text import format_count, format_number
 from slipstream.config import Signature
-from slipstream.data import missing
+from slipstream.data import series
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import order_columns
-from slipstream.text import format_count, format_number
 
 Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def _find_codes(dataset: Dataset) -> Iterator[str]:
     for i, name in _list_columns(dataset):
         column = sample[:, i].astype(np.float64)
         column = column * dataset.scaler.size[name] + dataset.scaler.shift[name]
-        for code in missing.find_codes(column[~np.isnan(column)]):
+        for code in series.find_codes(column[~np.isnan(column)]):
             yield (
                 f'column "{name}": {format_number(100 * code.share, figures=2)} % of the values '
                 f"are {code.value:.6g}, all others {code.low:.6g} to {code.high:.6g}; if it means "

@@ -12,20 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.base.errors import UserError
 from slipstream.config import Config, Data, Signature
-from slipstream.data import folds, missing, splits, stream, windows
+from slipstream.data import folds, splits, stream, windows
+from slipstream.data import labels as intervals
+from slipstream.data import labels as selection
+from slipstream.data import series as missing
+from slipstream.data.files import read_tables
 from slipstream.data.folds import Fold
-from slipstream.data.io.files import read_tables
-from slipstream.data.io.table import SourceFile, concatenate_tables, describe_files
-from slipstream.data.labels import intervals, selection
-from slipstream.data.prepare.chain.replay import Limits, Replay
-from slipstream.data.prepare.chain.source import Source, find_source, mark_source_rows
+from slipstream.data.prepare.chain import Limits, Replay, Source, find_source, mark_source_rows
 from slipstream.data.roles import Roles, build_signature
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
 from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times
 from slipstream.data.stream import StreamedSeries
+from slipstream.data.table import SourceFile, concatenate_tables, describe_files
 from slipstream.data.windows import Series, WindowChunk
-from slipstream.errors import UserError
 
 COUNT_ROWS = 1_000_000
 MAX_FILES = 100
@@ -171,7 +172,7 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
     if not data.prepare:
         tables = read_tables(data, table)
         return find_source(config, data, tables, describe_files(tables))
-    from slipstream.data.prepare.chain.tables import PrepareChain  # takes a while to import
+    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
 
     chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
@@ -318,7 +319,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         data = data.model_copy(update={"id": data.id or table.file_column})
     index, static = stream.scan_index(table, data, roles.static)
     if data.prepare:
-        from slipstream.data.prepare.chain.lazy import mark_unknown_rows
+        from slipstream.data.prepare.tables import mark_unknown_rows
 
         index = mark_unknown_rows(table, index, source.features)
         index = replace(index, look_ahead=source.tables[0].look_ahead)

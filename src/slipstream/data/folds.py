@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.base.errors import UserError
 from slipstream.config import Data, Signature
 from slipstream.data.series import Flags, SeriesIndex, Times
-from slipstream.data.splits import SplitAssignment
-from slipstream.data.walk_forward import find_fold_windows
-from slipstream.errors import UserError
+from slipstream.data.splits import SplitAssignment, find_fold_windows
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.base.errors import UserError
+from slipstream.base.text import find_nearest
 from slipstream.config import Config, Data, Signature
-from slipstream.data.io import csv
-from slipstream.data.io.columns import is_numeric, read_codes, require_column
-from slipstream.data.io.table import FILE_COLUMN, DataTable
-from slipstream.errors import UserError
-from slipstream.text import find_nearest
+from slipstream.data.columns import is_numeric, read_codes, require_column
+from slipstream.data.formats import csv
+from slipstream.data.table import FILE_COLUMN, DataTable
 
 Ints = npt.NDArray[np.int64]
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.base.errors import UserError
+from slipstream.base.statistics import Moments
 from slipstream.config import Data, Signature
 from slipstream.data.series import Flags, Floats, RawSeries
-from slipstream.errors import UserError
-from slipstream.stats import Moments
 
 Values = npt.NDArray[np.float32]
 BLOCK_ROWS = 1 << 20

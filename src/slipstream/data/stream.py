@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream import machine
+from slipstream.base import machine
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count
 from slipstream.config import Config, Data, Signature
-from slipstream.data import missing, series, windows
 from slipstream.data import scaler as scaling
-from slipstream.data.io.columns import read_numbers, read_times
-from slipstream.data.io.table import DataTable
+from slipstream.data import series, windows
+from slipstream.data.columns import read_numbers, read_times
 from slipstream.data.roles import Roles, find_split_groups, identify_series
 from slipstream.data.scaler import RunningStatistics, Scaler, Values
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
+from slipstream.data.table import DataTable
 from slipstream.data.windows import WindowChunk
-from slipstream.errors import UserError
-from slipstream.text import format_count
 
 SCAN_ROWS = 1 << 18
 
@@ -287,7 +287,7 @@ def scan_values(
                 some = training[-num_scanned % stride :: stride]
                 samples.setdefault(name, []).append(column[some])
             del column  # before the next one is read
-        runs.append(rows.first_row + missing.encode_runs(unknown))
+        runs.append(rows.first_row + series.encode_runs(unknown))
         num_scanned += len(training)
     scaler = statistics.to_scaler(kind)
     for name, parts in samples.items():
@@ -295,4 +295,4 @@ def scan_values(
         sample = sample[~np.isnan(sample)]
         if len(sample):
             scaling.refuse_lost_digits(name, sample, scaler)
-    return scaler, missing.join_runs(runs), num_missing
+    return scaler, series.join_runs(runs), num_missing

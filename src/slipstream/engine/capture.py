@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from slipstream.engine.batches.source import Program
+from slipstream.engine.batches import Program
 
 EAGER_FIRST = 3
 """Steps that run eagerly before a capture, in which libraries choose kernels and allocate"""

@@ -24,13 +24,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.checksums import MANIFEST, compute_sha256, read_verified
+from slipstream.base.errors import UserError
+from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
-from slipstream.data.prepare.chain.replay import Limits
+from slipstream.data.prepare.chain import Limits
 from slipstream.data.scaler import Scaler
-from slipstream.errors import UserError
-from slipstream.models import MaskedAutoencoder, WindowPredictor, build
-from slipstream.portable.files import (
+from slipstream.models.files import (
     ORIGIN,
     PREPARE_FILE,
     SCALER_FILE,
@@ -39,6 +38,7 @@ from slipstream.portable.files import (
     parse_description,
     parse_safetensors,
 )
+from slipstream.models.forecaster import MaskedAutoencoder, WindowPredictor, build
 from slipstream.runs import Run
 
 STATE_FILE = "state.json"

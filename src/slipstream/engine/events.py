@@ -9,10 +9,9 @@ from dataclasses import asdict
 from typing import NamedTuple
 
 from slipstream import runs
-from slipstream.engine.lanes.schedule import compute_lr
+from slipstream.engine.lanes import DIVERGED, FitResult, LaneResult, compute_lr
 from slipstream.engine.monitor import DurationEstimate, Monitor
 from slipstream.engine.plan import Plan, ThreadReview
-from slipstream.engine.progress import DIVERGED, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram
 from slipstream.engine.step import StepProgram
 from slipstream.runs import Run

@@ -16,21 +16,26 @@ from typing import Any
 
 import torch
 
+from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.engine import recovery
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
 from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
-from slipstream.engine.lanes.policy import NO_POLICY, LanePolicy
-from slipstream.engine.lanes.time_limit import TimeLimit
+from slipstream.engine.lanes import (
+    DIVERGED,
+    INTERRUPTED,
+    NO_POLICY,
+    OUT_OF_TIME,
+    FitResult,
+    LanePolicy,
+    LaneResult,
+)
 from slipstream.engine.optim import MAX_REPEATS
-from slipstream.engine.parallel.ranks import Ranks, StepPoll
-from slipstream.engine.parallel.writing import AgreedSchedule
+from slipstream.engine.parallel import AgreedSchedule, Ranks, StepPoll
 from slipstream.engine.plan import Plan, ThreadReview, plan_review
-from slipstream.engine.progress import DIVERGED, INTERRUPTED, OUT_OF_TIME, FitResult, LaneResult
 from slipstream.engine.single import SingleProgram, TrainingTask
-from slipstream.engine.state import TrainingState
+from slipstream.engine.state import TimeLimit, TrainingState
 from slipstream.engine.step import Round, close_round
-from slipstream.errors.stop_signals import StopRequest, catch_signals
 
 EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""

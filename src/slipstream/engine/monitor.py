@@ -16,9 +16,9 @@ import psutil
 import torch
 
 from slipstream import runs
+from slipstream.base.nvml import THROTTLE_REASONS, Gpu, open_gpu
 from slipstream.engine import capture
 from slipstream.engine.single import SingleStep
-from slipstream.machine.nvml import THROTTLE_REASONS, Gpu, open_gpu
 from slipstream.runs import Event, Run
 
 INTERVAL_S = 1.0

@@ -14,15 +14,15 @@ from torch import Tensor
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Batch
 from slipstream.engine.plan import Plan
-from slipstream.models import Noise
-from slipstream.models.noise import augment, masks
-from slipstream.models.noise.augment import AugmentedBatch, SequenceLayout
-from slipstream.objectives import (
+from slipstream.models import noise as augment
+from slipstream.models import noise as masks
+from slipstream.models.losses import (
     compute_collapse_penalty,
     compute_masked_losses,
     compute_window_losses,
     make_validation_settings,
 )
+from slipstream.models.noise import AugmentedBatch, Noise, SequenceLayout
 
 Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
 """From a model, windows, their weights (0: padding) and noise to losses [B]. Without noise, as in

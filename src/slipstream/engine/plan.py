@@ -13,11 +13,11 @@ from typing import Any, Self
 
 import torch
 
-from slipstream import machine
+from slipstream.base import machine
+from slipstream.base.machine import CpuLoad, CpuUsage
+from slipstream.base.text import format_count, format_speedup
 from slipstream.kernels import NATIVE_KERNELS
-from slipstream.machine import CpuLoad, CpuUsage
-from slipstream.models import OWN_KERNELS
-from slipstream.text import format_count, format_speedup
+from slipstream.models.forecaster import OWN_KERNELS
 
 SLOW_RATIO = 1.5
 """Steps that take so many times the planned time are a reason to review the threads"""

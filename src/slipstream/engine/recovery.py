@@ -6,11 +6,11 @@ from contextlib import contextmanager
 
 import torch
 
-from slipstream import machine
+from slipstream.base import machine
+from slipstream.base.errors import ResumableError, UserError
 from slipstream.config import Config, Signature
-from slipstream.config.explanation import format_value
-from slipstream.errors import ResumableError, UserError
-from slipstream.portable import cost
+from slipstream.config.errors import format_value
+from slipstream.models import cost
 
 MIN_COPIES = 3
 """Of the weights while a network trains: they, their gradients and the best so far"""

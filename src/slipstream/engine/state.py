@@ -4,6 +4,9 @@ A single model is one lane in a program with one place. A lane has a place while
 for one, or has ended; what training changed of lanes without a place is on the host.
 """
 
+from __future__ import annotations
+
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,17 +17,20 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.config import Config, Train
+from slipstream.base.errors import UserError
+from slipstream.config import Config, Signature, Train
 from slipstream.engine import checkpoint as checkpoints
-from slipstream.engine import progress as progresses
-from slipstream.engine import recovery
+from slipstream.engine import lanes, recovery
+from slipstream.engine import lanes as progresses
+from slipstream.engine import pack as lane_rows
 from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents
-from slipstream.engine.lanes.lane import EpochStart, Lane
-from slipstream.engine.progress import FitResult, LaneResult, Progress
+from slipstream.engine.lanes import EpochStart, FitResult, Lane, LaneResult, Progress
+from slipstream.engine.pack import compute_capacity, describe_capacity, parse_capacity
+from slipstream.engine.parallel import Ranks
+from slipstream.engine.plan import Plan
 from slipstream.engine.step import Rows, StepProgram
-from slipstream.errors import UserError
 from slipstream.runs import Run
 
 LANES, ENDED, WAITING = (f"{name}.safetensors" for name in ("lanes", "ended", "waiting"))
@@ -372,3 +378,135 @@ def split_rows(checkpoint: Checkpoint) -> dict[int, Rows]:
             number, _, name = key.partition("/")
             rows.setdefault(int(number), {})[name] = row
     return rows
+
+
+@dataclass(frozen=True)
+class EndedLane:
+    """A lane that was trained in a pack, perhaps among others."""
+
+    rows: Rows
+    """As they are in a pack of its own width"""
+    progress: Progress
+    stop_reason: str
+    plan: Plan
+    """As it trained"""
+    mode: str
+    seconds: tuple[float, float, float]
+    """Set-up, training and validation of its pack"""
+
+
+def make_checkpoint(
+    lanes: Sequence[Lane],
+    ended: Mapping[int, EndedLane],
+    *,
+    max_lanes: int,
+    extra: Mapping[str, Any],
+) -> Checkpoint:
+    """Return the checkpoint of a pack of these lanes, some of which have ended; the others wait.
+
+    `ended` has them by their number. At most `max_lanes` of the others train at a time.
+    """
+    first = next(iter(ended.values()))
+    limit = min(len(lanes), max_lanes)
+    entries = []
+    for number, lane in enumerate(lanes):
+        one = ended.get(number)
+        entry = {"number": number, "config": lane.config.model_dump_json()}
+        progress, stopped = (one.progress, one.stop_reason) if one else (Progress(), "")
+        entries.append(entry | {"progress": asdict(progress), "stopped": stopped})
+    metadata = {
+        **extra,
+        **describe_capacity(compute_capacity(lanes, places=limit)),
+        "mode": first.mode,
+        "plan": first.plan.to_dict(),
+        "limit": limit,
+        "places": [],
+        "lanes": entries,
+        "waiting": [number for number in range(len(lanes)) if number not in ended],
+        "entered": len(lanes),
+        "seconds": [max(parts) for parts in zip(*(e.seconds for e in ended.values()), strict=True)],
+        "log_bytes": 0,
+    }
+    tensors = {
+        f"{number}/{name}": row for number, one in ended.items() for name, row in one.rows.items()
+    }
+    step = max(one.progress.step for one in ended.values())
+    return Checkpoint(step, {ENDED: tensors}, metadata)
+
+
+def read_results(
+    checkpoint: Checkpoint, lanes: Sequence[Lane], signature: Signature, plan: Plan
+) -> FitResult | None:
+    """Return the results of a pack whose lanes have all ended; None if one of them can go on."""
+    metadata = checkpoint.metadata
+    if (
+        "capacity" not in metadata
+        or metadata["waiting"]
+        or any(number is not None for number in metadata["places"])
+    ):
+        return None
+    results = [parse_lane(entry, lanes) for entry in metadata["lanes"]]
+    if any(can_go_on(one.stop_reason, one.progress, one.train) for one in results):
+        return None
+    results.sort(key=lambda one: one.number)
+    model = parse_capacity(metadata).model
+    layout, rows = lane_rows.build_lane_layout(model, signature), split_rows(checkpoint)
+    for one in results:
+        if one.has_best:
+            row = rows[one.number]["best"].to(plan.device)
+            one.weights = lane_rows.read_weights(row, layout, one.lane, model, signature)
+    seconds = metadata["seconds"]
+    return FitResult(results, plan, {}, metadata["limit"], checkpoint.step, 0, *seconds)
+
+
+FIRST_PACE, MAX_PACES = 0.05, 200
+"""Share of the time after which schedules follow it, and how often they are fitted to it at most"""
+
+
+class TimeLimit:
+    """`train.minutes` of the lanes that train; the first rank's clock counts."""
+
+    def __init__(self, state: TrainingState, ranks: Ranks | None) -> None:
+        self.state, self.ranks = state, ranks
+        self.started_at = time.perf_counter() - state.train_s - state.validate_s
+        self.paced_at = self.measure_elapsed()
+        """When the schedules were last fitted to the time"""
+
+    def is_over(self) -> bool:
+        return self.measure_elapsed() > self._find_seconds()
+
+    def measure_elapsed(self) -> float:
+        """The seconds of training so far, validations and earlier parts of the run included."""
+        elapsed_s = time.perf_counter() - self.started_at
+        return elapsed_s if self.ranks is None else self.ranks.lead(elapsed_s)
+
+    def _find_seconds(self) -> float:
+        minutes = [one.train.minutes for _, one in self.state.list_active()]
+        return min((60 * limit for limit in minutes if limit), default=math.inf)
+
+    def fit_schedules(self, launched: int) -> None:
+        """Fit the schedules to the time that is left, where it ends before the epochs do.
+
+        `launched` steps are under way. The speed is that of all steps so far but the first ones; in
+        the first part of the time it is not known well enough.
+        """
+        state, limit_s, now_s = self.state, self._find_seconds(), self.measure_elapsed()
+        is_known = state.steps > 0 and now_s >= FIRST_PACE * limit_s
+        if not is_known or now_s < self.paced_at + limit_s / MAX_PACES:
+            return
+        self.paced_at = now_s
+        since_s, since_steps = state.timed_from or (0.0, 0)
+        if state.steps == since_steps:
+            since_s, since_steps = 0.0, 0
+        steps_in_time = (limit_s - now_s) * (state.steps - since_steps) / (now_s - since_s)
+        epochs = {}
+        for place, one in state.list_active():
+            at, num_steps = one.progress, state.program.num_steps(place)
+            epoch = at.next_epoch()._replace(step=at.done + launched)
+            if lanes.follows_time(one.train, epoch):
+                left = steps_in_time - launched
+                at.pace = lanes.choose_pace(one.train, epoch, num_steps, left)
+                if at.pace != epoch.pace:
+                    epochs[place] = epoch._replace(pace=at.pace)
+        if epochs:
+            state.program.update_rates(epochs)

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor, nn
 
+from slipstream.base.errors import UserError
 from slipstream.engine import recovery
-from slipstream.engine.batches.source import BatchSource, CarriedStates, MicroBatch, Program
+from slipstream.engine.batches import BatchSource, CarriedStates, MicroBatch, Program
 from slipstream.engine.capture import CaptureSeconds
-from slipstream.engine.lanes.lane import EpochStart, Lane
+from slipstream.engine.lanes import EpochStart, Lane
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import ParameterUpdate
-from slipstream.engine.parallel.ranks import Ranks
+from slipstream.engine.parallel import Ranks
 from slipstream.engine.plan import Plan
-from slipstream.errors import UserError
-from slipstream.models import Noise
+from slipstream.models.noise import Noise
 
 EVAL_BATCH = 1024
 """Windows in one forward pass without gradients"""

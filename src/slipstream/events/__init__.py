@@ -23,44 +23,40 @@ Example:
 
 from __future__ import annotations
 
-from slipstream.events.base import Event
-from slipstream.events.machine import (
-    CopiesOnDisk,
-    Estimate,
-    MachineSample,
-    PlanComparison,
-    ThreadsReviewed,
-)
-from slipstream.events.parsing import Other, parse_event
-from slipstream.events.search import (
-    PackStart,
-    Retrained,
-    RetrainingStart,
-    SearchEnd,
-    SearchStart,
-    TrialEnd,
-    WorkerChange,
-    WorkerStart,
-)
-from slipstream.events.training import (
+from slipstream.events.classes import (
     CheckpointSaved,
+    CopiesOnDisk,
     EncoderLoaded,
     EncoderThawed,
     End,
     Epoch,
+    Estimate,
+    Event,
     Exploit,
     Fallback,
     LaneEnd,
     Log,
+    MachineSample,
+    PackStart,
+    PlanComparison,
     ProbeStep,
     Recovery,
     Resume,
+    Retrained,
+    RetrainingStart,
     Scoring,
+    SearchEnd,
+    SearchStart,
     Start,
     Step,
+    ThreadsReviewed,
     TrainingEnd,
+    TrialEnd,
     Trouble,
+    WorkerChange,
+    WorkerStart,
 )
+from slipstream.events.parsing import Other, parse_event
 
 __all__ = [
     "CheckpointSaved",

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any
 
-from slipstream.events import machine, search, training
-from slipstream.events.base import Event
+from slipstream.events import classes
+from slipstream.events.classes import Event
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,36 +24,36 @@ class Other(Event):
 
 
 CLASSES: dict[str, type[Event]] = {
-    "start": training.Start,
-    "resume": training.Resume,
-    "step": training.Step,
-    "log": training.Log,
-    "epoch": training.Epoch,
-    "exploit": training.Exploit,
-    "lane": training.LaneEnd,
-    "trained": training.TrainingEnd,
-    "scoring": training.Scoring,
-    "end": training.End,
-    "checkpoint": training.CheckpointSaved,
-    "recovery": training.Recovery,
-    "fallback": training.Fallback,
-    "trouble": training.Trouble,
-    "init": training.EncoderLoaded,
-    "thaw": training.EncoderThawed,
-    "probe": training.ProbeStep,
-    "search": search.SearchStart,
-    "pack": search.PackStart,
-    "trial": search.TrialEnd,
-    "searched": search.SearchEnd,
-    "retraining": search.RetrainingStart,
-    "retrained": search.Retrained,
-    "worker": search.WorkerChange,
-    "begun": search.WorkerStart,
-    "estimate": machine.Estimate,
-    "plan": machine.PlanComparison,
-    "review": machine.ThreadsReviewed,
-    "monitor": machine.MachineSample,
-    "cache": machine.CopiesOnDisk,
+    "start": classes.Start,
+    "resume": classes.Resume,
+    "step": classes.Step,
+    "log": classes.Log,
+    "epoch": classes.Epoch,
+    "exploit": classes.Exploit,
+    "lane": classes.LaneEnd,
+    "trained": classes.TrainingEnd,
+    "scoring": classes.Scoring,
+    "end": classes.End,
+    "checkpoint": classes.CheckpointSaved,
+    "recovery": classes.Recovery,
+    "fallback": classes.Fallback,
+    "trouble": classes.Trouble,
+    "init": classes.EncoderLoaded,
+    "thaw": classes.EncoderThawed,
+    "probe": classes.ProbeStep,
+    "search": classes.SearchStart,
+    "pack": classes.PackStart,
+    "trial": classes.TrialEnd,
+    "searched": classes.SearchEnd,
+    "retraining": classes.RetrainingStart,
+    "retrained": classes.Retrained,
+    "worker": classes.WorkerChange,
+    "begun": classes.WorkerStart,
+    "estimate": classes.Estimate,
+    "plan": classes.PlanComparison,
+    "review": classes.ThreadsReviewed,
+    "monitor": classes.MachineSample,
+    "cache": classes.CopiesOnDisk,
 }
 """By the name in the log"""
 
@@ -69,7 +69,7 @@ _KEYS = {kind: list_keys(kind) for kind in CLASSES.values()}
 def parse_event(logged: Mapping[str, Any]) -> Event:
     """Return the event that a line of `events.jsonl`, or a call of the watcher, describes."""
     name = logged["event"]
-    kind = search.SearchStart if "space" in logged else CLASSES.get(name, Other)
+    kind = classes.SearchStart if "space" in logged else CLASSES.get(name, Other)
     if kind is not Other:
         names = _KEYS[kind]
         try:

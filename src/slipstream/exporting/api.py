@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 
 from slipstream import __version__, runs
-from slipstream.checksums import compute_sha256
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
+from slipstream.base.run_names import EXPORT_FILE
+from slipstream.base.storage import compute_sha256
+from slipstream.exporting.docker import write_servable
 from slipstream.exporting.formats import (
     ExportSource,
     WrittenExport,
@@ -21,17 +23,15 @@ from slipstream.exporting.formats import (
     refuse_unsupported,
 )
 from slipstream.exporting.interface import Interface, make_interface
-from slipstream.exporting.reference import (
+from slipstream.exporting.sources import load_source
+from slipstream.exporting.verification import (
     VerificationData,
     load_verification_data,
     read_examples,
     read_start,
+    verify,
 )
-from slipstream.exporting.servers.docker import write_servable
-from slipstream.exporting.sources import load_source
-from slipstream.exporting.verification import verify
 from slipstream.inference.trained import load_trained
-from slipstream.run_names import EXPORT_FILE
 
 ON_CPU = ("engine.device=cpu", "engine.precision=fp32")
 

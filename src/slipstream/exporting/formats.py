@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
+from slipstream.base.text import find_nearest
 from slipstream.exporting.interface import Interface
-from slipstream.portable.model import PortableRun
-from slipstream.portable.rows import PhysicalWindows
-from slipstream.text import find_nearest
+from slipstream.inference.portable import PortableRun
+from slipstream.inference.rows import PhysicalWindows
 
 if TYPE_CHECKING:
     from slipstream.inference.trained import TrainedRun
@@ -157,24 +157,24 @@ FORMATS = {
         why_not="attention needs all rows of a window in memory at once",
     ),
     "torch": ExportFormat(
-        "slipstream.exporting.pytorch.files",
+        "slipstream.exporting.torch_program",
         "a torch.export program",
         takes_own_classes=True,
         why_no_state="a program takes windows of data.context rows and starts each from zero",
     ),
     "hub": ExportFormat(
-        "slipstream.exporting.hub.files",
+        "slipstream.exporting.hub",
         "a folder for the Hugging Face Hub, with a model card",
         settings=("license",),
         is_run=True,
     ),
     "triton": ExportFormat(
-        "slipstream.exporting.servers.triton",
+        "slipstream.exporting.triton",
         "a model repository for NVIDIA Triton",
         takes_own_classes=True,
     ),
     "ray": ExportFormat(
-        "slipstream.exporting.servers.ray_serve",
+        "slipstream.exporting.ray_serve",
         "an application for Ray Serve",
         is_run=True,
     ),

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count
 from slipstream.config import Model, Signature
 from slipstream.config.prepare import name_step
 from slipstream.data.scaler import Scaler
-from slipstream.errors import UserError
-from slipstream.portable.model import PortableModel, PortableRun
-from slipstream.text import format_count
+from slipstream.inference.portable import PortableModel, PortableRun
 
 ROUNDING = 2.0**-24
 """The share of a value that float32 rounds off at most"""

@@ -6,14 +6,19 @@ They are not negative and add up to one. Shapes: M members, N numbers or windows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.base.errors import UserError
 from slipstream.config import Signature
 from slipstream.data.dataset import Dataset
+from slipstream.data.folds import Fold
+from slipstream.data.series import Flags, Ints
 from slipstream.scoring.batch import PredictionBatch
 
 Floats = npt.NDArray[np.float64]
@@ -129,3 +134,151 @@ def fit_to_classes(probabilities: Floats) -> Floats:
     weights = np.where(solution.x < NO_WEIGHT, 0.0, solution.x)
     result: Floats = weights / weights.sum()
     return result
+
+
+SEEN_BEFORE = {"val": ("train",), "test": ("train", "val")}
+"""By set: those of the other members whose target rows it may not hold"""
+
+
+class JointData(NamedTuple):
+    """The data set of one member, with the windows that all members have."""
+
+    dataset: Dataset
+    starts: list[Tensor]
+    """By member: the start of its own window for each row that one of these may start at"""
+
+
+def match_rows(of: Dataset, among: Dataset) -> Ints:
+    """Return for each row of one data set the same row of another; -1 where it has none."""
+    assert of.memory is not None
+    assert among.memory is not None
+    result = np.full(of.index.num_rows, -1, dtype=np.int64)
+    numbers = {name: number for number, name in enumerate(among.index.series_names)}
+    times = of.memory.time, among.memory.time
+    for number, name in enumerate(of.index.series_names):
+        if name not in numbers:
+            continue
+        begin, end = of.index.offsets[number : number + 2]
+        first, last = among.index.offsets[numbers[name] : numbers[name] + 2]
+        if times[0] is not None and times[1] is not None:
+            left, right = times[0][begin:end], times[1][first:last]
+        else:
+            left = of.index.number_rows(np.arange(begin, end), number)
+            right = among.index.number_rows(np.arange(first, last), numbers[name])
+        _, mine, theirs = np.intersect1d(left, right, return_indices=True)
+        result[begin + mine] = first + theirs
+    return result
+
+
+def find_starts(of: Dataset, among: Dataset, rows: Ints) -> Ints:
+    """Return for each row that a window of one data set may start at, where the other's window
+    starts that ends with the same context row; -1 where it has none, or lacks rows that it reads
+    ahead. `rows` match the rows."""
+    result = np.full(len(rows), -1, dtype=np.int64)
+    before = of.signature.context - 1
+    last = rows[before:] if before else rows
+    starts, breaks = last - among.signature.context + 1, among.index.breaks
+    segments = breaks[np.searchsorted(breaks, np.maximum(last, 0), side="right") - 1]
+    fits = (last >= 0) & (starts >= segments)
+    if among.signature.future:  # the rows ahead must follow the context
+        ends = last + among.signature.horizon
+        after = np.searchsorted(breaks, np.maximum(ends, 0), side="right") - 1
+        fits &= (ends < among.index.num_rows) & (breaks[after] == segments)
+    result[: len(last)] = np.where(fits, starts, -1)
+    return result
+
+
+def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
+    """Return the windows of the reference that every member has too.
+
+    A member may lack one for want of context, or because a value is missing in a row. Validation
+    and test windows whose targets another member was trained or chosen by are left out as well;
+    this happens where members have different rows, and their splits different borders.
+    """
+    of = datasets[reference]
+    assert of.memory is not None
+    rows = [match_rows(of, one) for one in datasets]
+    starts = [find_starts(of, one, match) for one, match in zip(datasets, rows, strict=True)]
+    present = np.all([one >= 0 for one in starts], axis=0)
+
+    def select(folds: Sequence[Dataset]) -> dict[str, Tensor]:
+        own = folds[reference].memory
+        assert own is not None
+        result = {}
+        for which, some in own.starts.items():
+            fits = present[some.numpy()]
+            for fold, match in zip(folds, rows, strict=True):
+                if fold.memory is own or _has_same_windows(fold, folds[reference]):
+                    continue
+                fits &= ~_holds_seen_rows(some, of, fold, match, SEEN_BEFORE.get(which, ()))
+            result[which] = some[torch.from_numpy(fits)]
+        return result
+
+    joint = [torch.from_numpy(one) for one in starts]
+    if not of.folds:
+        chosen = select(datasets)
+        return JointData(_replace_starts(of, chosen, ()), joint)
+    folds = []
+    for number, fold in enumerate(of.folds):
+        chosen = select([one.select_fold(one.folds[number]) for one in datasets])
+        folds.append(replace(fold, starts=chosen))
+    return JointData(_replace_starts(of, folds[-1].starts, tuple(folds)), joint)
+
+
+def _has_same_windows(one: Dataset, other: Dataset) -> bool:
+    assert one.memory is not None
+    assert other.memory is not None
+    pairs = [(one.memory.starts[which], some) for which, some in other.memory.starts.items()]
+    same_rows = np.array_equal(one.index.offsets, other.index.offsets)
+    return (
+        same_rows
+        and one.signature.lead == other.signature.lead
+        and all(torch.equal(*pair) for pair in pairs)
+    )
+
+
+def _holds_seen_rows(
+    starts: Tensor, of: Dataset, other: Dataset, rows: Ints, sets: Sequence[str]
+) -> Flags:
+    """Return which windows have a target row that the other data set has in one of these sets."""
+    assert other.memory is not None
+    seen = np.zeros(other.index.num_rows + 1, dtype=bool)  # its last stands for a row it has not
+    first = [other.memory.starts[name].numpy() + other.signature.lead for name in sets]
+    for begin in first:
+        for ahead in range(other.signature.steps_out):
+            seen[begin + ahead] = True
+    before = np.concatenate([[0], np.cumsum(seen[rows])])
+    begin = starts.numpy() + of.signature.lead
+    result: Flags = before[np.minimum(begin + of.signature.steps_out, len(rows))] > before[begin]
+    return result
+
+
+def _replace_starts(
+    dataset: Dataset, starts: dict[str, Tensor], folds: tuple[Fold, ...]
+) -> Dataset:
+    assert dataset.memory is not None
+    memory = replace(dataset.memory, starts=starts)
+    counts = {which: len(some) for which, some in starts.items()}
+    return replace(dataset, memory=memory, num_windows=counts, folds=folds)
+
+
+def describe_left_out(before: Dataset, joint: Dataset, sets: Sequence[str]) -> list[str]:
+    """Note how many windows of each set are left out; refuse a set that has none any more."""
+    notes = []
+    for which in sets:
+        was, now = (
+            sum(one.num_windows[which] for one in data.folds or (data,)) for data in (before, joint)
+        )
+        if not all(one.num_windows[which] for one in joint.folds or (joint,)):
+            name = "" if which == "all" else f"{which} "
+            raise UserError(
+                f"the members have no {name}window in common: none has the same series and time "
+                "and a full context for each of them"
+            )
+        if now < was:
+            name = "" if which == "all" else f"{which} "
+            notes.append(
+                f"{was - now:,} of {was:,} {name}windows are left out, because not every member "
+                "has them with a full context and unseen targets"
+            )
+    return notes

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from slipstream import config as configs
 from slipstream import runs
-from slipstream.autotune.rules import make_plan
-from slipstream.config import Config
+from slipstream.base.errors import UserError
+from slipstream.config import Config, Signature
+from slipstream.data import dataset as datasets
 from slipstream.data import windows
-from slipstream.data.dataset import Dataset
-from slipstream.data.prepare.chain.replay import Replay
+from slipstream.data.dataset import Dataset, HostSeries
+from slipstream.data.prepare.chain import Replay
+from slipstream.data.scaler import Scaler
 from slipstream.data.windows import Series
 from slipstream.engine.plan import Plan
-from slipstream.errors import UserError
-from slipstream.inference.alignment import describe_left_out, join_datasets
-from slipstream.inference.new_data import load_new_data
-from slipstream.inference.own_data import read_own_data, verify_own_data
-from slipstream.models import permission
-from slipstream.objectives import select_point
-from slipstream.portable import mixture
-from slipstream.portable.files import read_limits
-from slipstream.portable.lanes import ENSEMBLE, MODEL
-from slipstream.portable.mixture import FoldMixture
-from slipstream.portable.overrides import load_changed_config
+from slipstream.engine.planning import make_plan
+from slipstream.inference import portable
+from slipstream.inference.mixture import describe_left_out, join_datasets
+from slipstream.inference.portable import FoldMixture, load_changed_config
+from slipstream.inference.rows import read_new_rows
+from slipstream.models import custom, files
+from slipstream.models.files import read_limits
+from slipstream.models.losses import select_point
 from slipstream.runs import Run
-from slipstream.scoring.batch import Predictor
+from slipstream.runs.lanes import ENSEMBLE, MODEL
+from slipstream.scoring.baselines import fit_baselines, load_baselines
+from slipstream.scoring.batch import Baseline, ChunkLoader, Predictor
 from slipstream.scoring.ensemble import (
     FoldPredictor,
     RunPredictors,
@@ -37,6 +41,95 @@ from slipstream.scoring.ensemble import (
     load_predictors,
     to_half_widths,
 )
+
+
+def read_own_data(
+    config: Config, trained: RunPredictors, replay: Replay, table: Any = None
+) -> Dataset:
+    """Load the data of a run, or the table that it was trained on."""
+    # a run that started from an encoder has the encoder's scaler, which is not fitted again
+    known = trained.scaler.select(trained.signature.inputs) if config.train.init_from else None
+    return datasets.load_dataset(config, table, known=known, replay=replay)
+
+
+def verify_own_data(
+    run: Run, config: Config, trained: RunPredictors, dataset: Dataset, table: Any = None
+) -> Dataset:
+    """Refuse data that the model's scaler or classes no longer fit, and note other changes."""
+    signature, scaler = trained.signature, trained.scaler
+    if dataset.signature.classes != signature.classes:
+        raise UserError(
+            "the data of this run have changed since training: the classes now are "
+            f"{', '.join(dataset.signature.classes[:20])}, then "
+            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
+            "them with --data"
+        )
+    if any(dataset.left_out.values()) and "left_out" not in files.read_origin(run):
+        note = (
+            "windows without a target are left out, which was not so when this run was trained: "
+            "its sets are not quite those of training"
+        )
+        replay = Replay(files.read_limits(run))
+        dataset = datasets.load_dataset(config, table, known=scaler, replay=replay)
+        return replace(dataset, notes=(*dataset.notes, note))
+    for name, shift in scaler.shift.items():
+        now = dataset.scaler.shift.get(name, math.nan), dataset.scaler.size.get(name, math.nan)
+        was = shift, scaler.size[name]
+        if not all(
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6 * scaler.size[name])
+            for a, b in zip(now, was, strict=True)
+        ):
+            raise UserError(
+                f'the data of this run have changed since training: column "{name}" now has '
+                f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
+                "the model on them as new data, pass them with --data"
+            )
+    if has_changed(run, config, dataset):
+        note = (
+            "the data of this run have changed since training, though its inputs are scaled as "
+            "they were; these metrics are of the data as they are now"
+        )
+        return replace(dataset, notes=(*dataset.notes, note))
+    return dataset
+
+
+def has_changed(run: Run, config: Config, dataset: Dataset) -> bool:
+    """Say whether the data's fingerprint differs from that of training, if the two are comparable:
+    other windows have another fingerprint, and so has the same data when it is streamed."""
+    origin = files.read_origin(run)
+    changed = configs.list_differences(files.load_run_config(run), config)
+    same_windows = not any(
+        name.startswith("data.") and name not in ("data.path", "data.labels") for name in changed
+    )
+    same_kind = origin.get("streamed") == (dataset.stream is not None)
+    return same_windows and same_kind and origin["data"] != dataset.compute_fingerprint()
+
+
+def load_new_data(
+    config: Config,
+    signature: Signature,
+    scaler: Scaler,
+    source: Any,
+    *,
+    targets: bool,
+    resample: bool = False,
+    replay: Replay | None = None,
+) -> Dataset:
+    """Load new data, a path or a table, as one set named "all"; see `read_new_rows`."""
+    rows = read_new_rows(
+        config, signature, scaler, source, targets=targets, resample=resample, replay=replay
+    )
+    series = windows.build_series(*rows.scaled, rows.index.offsets, signature, rows.index.segments)
+    return Dataset(
+        signature=signature,
+        scaler=scaler,
+        index=rows.index,
+        num_windows={"all": len(rows.starts)},
+        left_out={"all": rows.left_out},
+        period=None,
+        notes=rows.notes,
+        memory=HostSeries(series, {"all": torch.from_numpy(rows.starts)}, rows.raw.time),
+    )
 
 
 @dataclass(frozen=True)
@@ -81,7 +174,7 @@ def load_member(
 ) -> Member:
     """Load a run's model or the ensemble of its repeats."""
     plan = make_plan(config, data_bytes=0, training=False)
-    permission.require_permission(run.folder, overrides=overrides, allow_code=allow_code)
+    custom.require_permission(run.folder, overrides=overrides, allow_code=allow_code)
     return Member(name, run, config, plan, load_predictors(run, config, plan, ensemble=ensemble))
 
 
@@ -182,11 +275,11 @@ def load_trained(
         return load_member(one, name, config, ensemble=ensemble, **options)
 
     opened = runs.open_run(run)
-    content = mixture.read_mixture(opened)
+    content = portable.read_mixture(opened)
     if content is None:
         opened, owner = runs.find_model_run(opened)
         return TrainedRun(opened, owner, [load(opened, opened.folder.name, ensemble)])
-    folder = opened.folder / mixture.MEMBERS
+    folder = opened.folder / portable.MEMBERS
     members = [
         load(Run(folder / str(number)), one["name"])
         for number, one in enumerate(content["members"], start=1)
@@ -283,3 +376,30 @@ def _make_converter(own: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
         return windows.separate_channels(values, to.sequences_per_window)
 
     return convert
+
+
+def find_baselines(
+    trained: TrainedRun,
+    folds: Sequence[Dataset],
+    loaders: Sequence[ChunkLoader],
+    device: torch.device,
+) -> tuple[list[dict[str, Baseline]], list[str]]:
+    """Return the baselines for each of these folds, and notes on those that there are not.
+
+    Runs that were stopped, and those of version 0.1, have not saved any. They are fitted to the
+    folds themselves where these are the run's own, else to the run's data if they can be read.
+    """
+    saved = load_baselines(trained.run, folds[-1].signature, device)
+    if saved is not None:
+        return saved[-len(folds) :], []
+    if "train" in folds[-1].num_windows:
+        pairs = zip(folds, loaders, strict=True)
+        return [fit_baselines(fold, load) for fold, load in pairs], []
+    try:
+        (own,) = load_own_sets([trained.first])
+    except UserError as error:
+        return [{}], [f"no baselines: the run has saved none, and its data are needed ({error})"]
+    last = own.select_fold(own.folds[-1]) if own.folds else own
+    series = None if last.memory is None else last.memory.series.to(device)
+    rows = trained.first.config.engine.buffer_rows
+    return [fit_baselines(last, lambda which: last.iter_chunks(which, series, rows=rows))], []

@@ -5,11 +5,7 @@ G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, n
 """
 
 from slipstream.kernels.attention import attention
-from slipstream.kernels.availability import (
-    is_triton_usable,
-    prepare_device,
-    should_use_triton,
-)
+from slipstream.kernels.availability import is_triton_usable, prepare_device, should_use_triton
 from slipstream.kernels.conv import causal_conv
 from slipstream.kernels.launch import precompile
 from slipstream.kernels.linear import linear

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from slipstream import machine
+from slipstream.base import machine
 
 MAX_THREADS = 16
 MAX_WAIT_S = 60.0

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from slipstream.config import Model, Signature
 from slipstream.kernels import find_library
 from slipstream.models.layers import SMALLEST_VARIANCE, load_network
-from slipstream.models.noise.masks import gather_rows
-from slipstream.models.noise.rng import Noise
+from slipstream.models.noise import Noise, gather_rows
 
 OWN_KERNELS = "off"
 """In the place of a cuDNN algorithm: our own kernels"""

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from slipstream.config import Model
 from slipstream.kernels import linear, should_use_triton
-from slipstream.models.noise.rng import Noise
+from slipstream.models.noise import Noise
 
 SMALLEST_VARIANCE = 1e-5
 """Of a window, where it is divided by"""

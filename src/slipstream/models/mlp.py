@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from slipstream.config import Model
 from slipstream.models.layers import NO_FUTURE, Head, apply_linear, flatten_time
-from slipstream.models.noise.rng import Noise, dropout
+from slipstream.models.noise import Noise, dropout
 from slipstream.models.padding import Axis
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

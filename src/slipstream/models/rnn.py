@@ -15,14 +15,8 @@ from torch import Tensor, nn
 
 from slipstream.config import Model
 from slipstream.kernels import continue_rnn_layer, rnn_layer
-from slipstream.models.layers import (
-    NO_FUTURE,
-    SequenceNetwork,
-    apply_norm,
-    call_layer,
-    to_patches,
-)
-from slipstream.models.noise.rng import Noise, dropout
+from slipstream.models.layers import NO_FUTURE, SequenceNetwork, apply_norm, call_layer, to_patches
+from slipstream.models.noise import Noise, dropout
 from slipstream.models.padding import Axis
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}

@@ -21,7 +21,7 @@ from slipstream.models.layers import (
     call_layer,
     to_patches,
 )
-from slipstream.models.noise.rng import Noise, dropout
+from slipstream.models.noise import Noise, dropout
 from slipstream.models.padding import Axis
 
 

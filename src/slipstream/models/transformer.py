@@ -18,7 +18,7 @@ from slipstream.models.layers import (
     call_layer,
     to_patches,
 )
-from slipstream.models.noise.rng import Noise, dropout
+from slipstream.models.noise import Noise, dropout
 
 
 class Transformer(SequenceNetwork):

@@ -1,29 +1,276 @@
-"""Writes report.html; damaged files are reported instead of drawn."""
+"""report.html from the files of a run; pages of comparisons, inspections, probes, searches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
 
 from slipstream import __version__, runs
-from slipstream.errors import UserError
-from slipstream.reporting import probe, search, streaming, wording
-from slipstream.reporting.formatting import (
+from slipstream import config as configs
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_number
+from slipstream.config import Config
+from slipstream.reporting import streaming, wording
+from slipstream.reporting.plots import classification, encoder, errors, examples, training
+from slipstream.reporting.plots import search as plots
+from slipstream.reporting.plots.chart import FAINT, GREEN, INK, MODEL, MUTED, Chart, get_colour
+from slipstream.reporting.plots.losses import draw_loss_curves
+from slipstream.reporting.plots.predictions import read_predictions
+from slipstream.reporting.plots.scale import Scale, cover, number_places
+from slipstream.reporting.plots.timelines import draw_timelines
+from slipstream.reporting.template import find_date, render_page, write_page, write_report
+from slipstream.reporting.wording import (
+    CLASSIFICATION,
+    FINE_TUNED,
+    REGRESSION,
+    SCRATCH,
     MetricColumn,
+    ReportLayout,
     choose_layout,
     find_unit,
-    format_number,
+    format_value,
+    get_metric_name,
+    shorten_names,
     sort_key,
 )
-from slipstream.reporting.plots import classification, encoder, errors, examples, training
-from slipstream.reporting.plots.chart import get_colour
-from slipstream.reporting.plots.predictions import read_predictions
-from slipstream.reporting.plots.timelines import draw_timelines
-from slipstream.reporting.template import find_date, render_page, write_report
 from slipstream.runs import Event, Run
+
+CURVES_IN = (".", "retrained/best", "fine-tuned")
+"""Where a run, a search and a probe have the log of the model that they predict with"""
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""Headings and rows"""
+
+
+def write_comparison(
+    path: Path, folders: Mapping[str, Path], tables: Mapping[str, Table], notes: Sequence[str]
+) -> Path:
+    """Write a self-contained page with the validation losses of the runs and four tables:
+    metrics, differences, paired and settings."""
+    curves = {name: events for name, folder in folders.items() if (events := read_epochs(folder))}
+    page = render_page(
+        "comparison.html",
+        folders=folders,
+        **tables,
+        notes=notes,
+        curves=draw_loss_curves(curves) if curves else None,
+        missing=[name for name in folders if name not in curves],
+    )
+    return write_page(path, page)
+
+
+def read_epochs(folder: Path) -> list[Event]:
+    """Return the validations that a run has logged."""
+    for inside in CURVES_IN:
+        epochs = [
+            event
+            for event in runs.read_events(Run(folder / inside))
+            if event["event"] == "epoch"
+            and all(isinstance(event.get(key), int | float) for key in ("epoch", "val_loss"))
+        ]
+        if epochs:
+            return epochs
+    return []
+
+
+Floats = npt.NDArray[np.float64]
+HEIGHT = 110
+
+
+class Course(NamedTuple):
+    """A column's values over the rows, of every stretch of `stride` rows."""
+
+    stride: int
+    low: Floats
+    high: Floats
+    mean: Floats
+
+
+def render_inspection(result: Mapping[str, Any], courses: Mapping[str, Course]) -> str:
+    """Render the page."""
+    plots = {name: draw_course(course) for name, course in courses.items()}
+    return render_page("inspection.html", result=result, plots=plots)
+
+
+def write_inspection(path: Path, result: Mapping[str, Any], courses: Mapping[str, Course]) -> Path:
+    """Write a self-contained page."""
+    return write_page(path, render_inspection(result, courses))
+
+
+def draw_course(course: Course) -> Markup:
+    """Draw the mean over the rows, within the range of each stretch."""
+    rows = (np.arange(len(course.mean)) + 0.5) * course.stride
+    known = ~np.isnan(course.mean)
+    x = Scale(0.0, float(max(len(course.mean) * course.stride, 1)), whole=True)
+    y = cover([*course.low[known], *course.high[known]])
+    chart = Chart(x, y, "row", "", HEIGHT, y_ticks=3)
+    if course.stride > 1:
+        chart.area(rows[known], course.low[known], course.high[known], MODEL)
+    chart.line(rows, course.mean, MODEL, width=1.2)
+    return chart.render()
+
+
+PROBE_COLOURS = {SCRATCH: MUTED, "frozen": GREEN, FINE_TUNED: MODEL}
+
+
+def write_probe_report(folder: Path, to: Path) -> Path:
+    """Write the report of the probe in `folder`."""
+    summary = runs.read_json(folder / "summary.json")
+    rows = wording.build_probe_rows(summary)
+    keys = summary["ways"][SCRATCH]["metrics"]
+    page = render_page(
+        "probe.html",
+        summary=summary,
+        date=find_date(folder, summary),
+        headings=wording.build_probe_headings(summary),
+        rows=[row | {"colour": _get_colour(row["name"])} for row in rows],
+        plots=[_draw_seeds(summary, key) for key in keys],
+        config=(folder / "labels.toml").read_text(encoding="utf-8"),
+        encoder=(folder / "encoder.toml").read_text(encoding="utf-8"),
+    )
+    return write_report(page, of=folder, to=to)
+
+
+def _get_colour(name: str) -> str:
+    return PROBE_COLOURS.get(name) or get_colour(name)
+
+
+def _draw_seeds(summary: dict[str, Any], key: str) -> Markup:
+    """Draw every seed as a dot, a line per seed across the three runs, and a bar per mean."""
+    spreads = {name: way["metrics"][key] for name, way in summary["ways"].items()}
+    levels = {name: metrics[key] for name, metrics in summary["baselines"].items()}
+    values = [value for spread in spreads.values() for value in spread["by_seed"]]
+    y = cover([*values, *levels.values()], margin=0.08)
+    chart = Chart(
+        number_places(list(spreads)), y, "", f"test {wording.name_metric(summary, key)}", 240
+    )
+    places = range(len(spreads))
+    by_seed = zip(*(spread["by_seed"] for spread in spreads.values()), strict=True)
+    chart.lines([(places, one) for one in by_seed], FAINT)
+    for place, (name, spread) in enumerate(spreads.items()):
+        seeds = spread["by_seed"]
+        chart.dots([place] * len(seeds), seeds, _get_colour(name), size=7)
+        chart.line([place - 0.2, place + 0.2], [spread["mean"]] * 2, INK, width=2.2)
+    for name, level in levels.items():
+        chart.hline(level, _get_colour(name), dash="6 4", label=name)
+    return chart.render()
+
+
+RETRAINED = ("best", "default")
+"""Runs in retrained/"""
+REGRESSION_OVER_SEEDS = REGRESSION._replace(
+    compact=tuple(column for column in REGRESSION.compact if column.key != "max_error")
+)
+"""One column less, since the deviations need space"""
+
+
+def write_search_report(run: Run, to: Path) -> Path:
+    """Write the report of a search to a file."""
+    summary = runs.read_json(run.folder / "metrics.json")
+    trials = runs.read_json(run.folder / "trials.json")
+    config = configs.load(run.folder / "config.toml")
+    journal, comparison = run.folder / "study.log", summary["comparison"] or {}
+    gain, retrained = comparison.get("gain_percent"), run.folder / "retrained"
+    unit = "fold" if config.tune.pruner == "wilcoxon" else "epoch"
+    page = render_page(
+        "search.html",
+        summary=summary,
+        date=find_date(run.folder, summary),
+        tune=config.tune,
+        verdict=wording.describe_search_verdict(summary),
+        outcome=wording.judge_search(summary),
+        notes=list(wording.describe_search(summary)),
+        total_s=wording.get_total_s(summary),
+        states=wording.list_states(summary["trials"]),
+        pruning=wording.describe_pruning(summary, count_epochs(trials, config)),
+        gain="–" if gain is None else f"{-gain:+.0f} %",
+        names=shorten_names(summary["space"]),
+        chosen=wording.get_chosen(summary),
+        trials=rank_trials(trials),
+        setting=format_value,
+        tests=build_test_rows(summary),
+        layout=_choose_layout(summary["test"]),
+        metric_name=get_metric_name,
+        reports=[name for name in RETRAINED if (retrained / name / "metrics.json").exists()],
+        journal=journal if journal.exists() else None,
+        plots=plots.draw_all(summary, trials, metric=summary["metric"], curves=unit),
+        best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
+        config=(run.folder / "config.toml").read_text(encoding="utf-8"),
+    )
+    return write_report(page, of=run.folder, to=to)
+
+
+def count_epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
+    """Return the epochs that pruned trials did not train, and those that all trials were to."""
+    planned = {
+        trial["trial"]: trial["params"].get("train.epochs", config.train.epochs) for trial in trials
+    }
+    pruned = [trial for trial in trials if trial["state"] == "pruned" and "epochs" in trial]
+    saved = sum(planned[trial["trial"]] - trial["epochs"] for trial in pruned)
+    return float(saved), float(sum(planned.values()))
+
+
+def rank_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Sort the trials: finished ones by score, then the others by number."""
+
+    def get_rank(trial: Mapping[str, Any]) -> tuple[float, int]:
+        return trial["value"] if trial["state"] == "finished" else math.inf, trial["trial"]
+
+    return sorted(trials, key=get_rank)
+
+
+def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Build the table of test errors: the chosen settings, the defaults and the baselines."""
+    tests = summary["test"]
+    layout = _choose_layout(tests)
+    if layout is None:
+        return []
+    rows = []
+    for name, what in (("best", "the chosen settings"), ("default", "without a search")):
+        if name not in tests:  # `tune.minutes` left no time to retrain it
+            continue
+        cells = [_format_over_seeds(column, tests[name]) for column in layout.compact]
+        if failed := tests[name].get("failed"):
+            what = f"{what}: {failed}"
+        colour = MODEL if name == "best" else FAINT
+        rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
+    for name, baseline in find_test(tests)["baselines"].items():
+        if baseline:
+            cells = [format_number(column.read(baseline)) for column in layout.compact]
+            row = {"name": name, "what": baseline["what"], "cells": cells}
+            rows.append(row | {"colour": get_colour(name)})
+    return rows
+
+
+def find_test(tests: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the test run of the chosen settings, or else of the default; {} without a model."""
+    with_model = (tests[name] for name in RETRAINED if tests.get(name, {}).get("metrics"))
+    return next(with_model, {})
+
+
+def _choose_layout(tests: Mapping[str, Any]) -> ReportLayout | None:
+    """Choose the columns by the task: only regression has scaled errors."""
+    test = find_test(tests)
+    return (REGRESSION_OVER_SEEDS if test["scaled"] else CLASSIFICATION) if test else None
+
+
+def _format_over_seeds(column: MetricColumn, test: Mapping[str, Any]) -> str:
+    """Format mean and deviation over the seeds; version 0.1 has one value for scaled errors."""
+    if test.get("failed"):
+        return "–"
+    spread = test.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
+    if not spread:
+        return format_number(column.read(test))
+    value = spread[column.key]
+    return f"{format_number(value['mean'])} ± {format_number(value['sd'], figures=2)}"
+
 
 RUN_FILES = (
     *("config.toml", "plan.json", "metrics.json"),
@@ -47,17 +294,17 @@ def report(run: str | Path, *, out: str | Path | None = None) -> Path:
     folder = runs.find_run(run)
     if (folder / "labels.toml").exists():
         with verify_sources(folder, PROBE_FILES):
-            return probe.write_probe_report(folder, folder if out is None else Path(out))
+            return write_probe_report(folder, folder if out is None else Path(out))
     opened = runs.open_run(folder)
     to = opened.folder if out is None else Path(out).absolute()
     if not (opened.folder / "trials.json").exists():
         return _write_run_report(opened, to)
-    for name in search.RETRAINED:
+    for name in RETRAINED:
         inner = opened.folder / "retrained" / name
         if (inner / "metrics.json").exists():
             _write_run_report(Run(inner), to / "retrained" / name)
     with verify_sources(opened.folder, SEARCH_FILES):
-        return search.write_search_report(opened, to)
+        return write_search_report(opened, to)
 
 
 @contextmanager

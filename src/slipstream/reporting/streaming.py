@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.reporting.formatting import format_number
-from slipstream.text import format_count
+from slipstream.base.text import format_count, format_number
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -11,19 +11,18 @@ import jinja2
 from markupsafe import Markup
 
 from slipstream import runs
-from slipstream.errors import ResumableError, UserError
-from slipstream.reporting.formatting import (
+from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.text import escape_controls, format_number
+from slipstream.reporting.plots.classification import format_time
+from slipstream.reporting.wording import (
     describe_step,
-    format_count,
     format_metric,
     format_moment,
-    format_number,
+    format_plural,
     format_seconds,
     format_step,
     format_value,
 )
-from slipstream.reporting.plots.classification import format_time
-from slipstream.text import escape_controls
 
 RUN_TEMPLATES = tuple(
     f"{name}.html"
@@ -62,7 +61,7 @@ def _get_environment() -> jinja2.Environment:
         "time": format_time,
         "count": "{:,}".format,
         "value": format_value,
-        "plural": format_count,
+        "plural": format_plural,
         "moment": format_moment,
         "step": format_step,
         "describe_step": describe_step,

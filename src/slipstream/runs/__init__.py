@@ -1,6 +1,6 @@
 """The run folder: its files, its lock and its event log. No torch."""
 
-from slipstream.run_names import find_kind, find_last, find_run, suggest_resume
+from slipstream.base.run_names import find_kind, find_last, find_run, suggest_resume
 from slipstream.runs.config import (
     CHANGEABLE_ON_RESUME,
     SAME_ROWS,
@@ -24,10 +24,14 @@ from slipstream.runs.files import (
 )
 from slipstream.runs.folder import (
     Run,
+    count_shares,
     create_locked,
     create_run,
+    describe_origin,
     find_model_run,
+    find_writers,
     get_cache_folder,
+    list_worker_folders,
     lock_run,
     open_run,
     read_metrics,
@@ -47,9 +51,7 @@ from slipstream.runs.log import (
     sum_parts,
     truncate_log,
 )
-from slipstream.runs.origin import describe_origin
 from slipstream.runs.watching import PREVIEW, is_watched, mark_watched, write_preview
-from slipstream.runs.workers import count_shares, find_writers, list_worker_folders
 
 __all__ = [
     "CHANGEABLE_ON_RESUME",

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from slipstream.runs.folder import Run
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 
 TEMPORARY = re.compile(
     r"\.(?P<name>.+?)\.(?:(?P<host>[0-9a-f]{8})-)?(?P<pid>\d+)\.(?P<end>tmp|old)"

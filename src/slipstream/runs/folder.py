@@ -1,22 +1,27 @@
-"""Creates, opens and locks run folders, and verifies the files of finished runs."""
+"""The run folder and the folders of its workers."""
+
+from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from slipstream.checksums import MANIFEST, compute_sha256
-from slipstream.errors import ResumableError, UserError
-from slipstream.run_names import find_run
+from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.run_names import find_run
+from slipstream.base.storage import MANIFEST, compute_sha256
+from slipstream.base.text import mask_argument
 from slipstream.runs import files as disk
 from slipstream.runs import lock as locks
 from slipstream.runs.files import read_json, remove
-from slipstream.runs.lock import Lock
+from slipstream.runs.lock import Lock, find_holder
 from slipstream.runs.log import SCHEMA, Event, add_event, drop_torn_line
 
 Watch = Callable[[Event], None]
@@ -308,3 +313,59 @@ def _compute_sum(path: Path) -> str:
         return compute_sha256(path)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def describe_origin() -> dict[str, str | None]:
+    """Return the entries of a summary on its own origin."""
+    return {
+        # tells a run from the same one trained longer, which may end within the same second
+        "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "command": find_command(sys.argv),
+    }
+
+
+def find_command(argv: list[str]) -> str | None:
+    """Return a command line of Slipstream without passwords; None of another program."""
+    program = Path(argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.stem
+    if name != "slipstream":
+        return None
+    return shlex.join(["slipstream", *map(mask_argument, argv[1:])])
+
+
+FOLDER, SHARES = "workers", "shares.json"
+RESULT = "result"
+"""The folder with the result of a share, complete when it is there"""
+
+
+class ShareCount(NamedTuple):
+    """The shares of a run whose lanes are divided."""
+
+    done: int
+    of: int
+
+
+def list_worker_folders(folder: Path) -> list[Path]:
+    """List the folders of a run's workers."""
+    try:
+        return sorted(path for path in (folder / FOLDER).iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def find_writers(folder: Path) -> list[Mapping[str, Any]]:
+    """Return the process that writes to a run or, without one, those that train shares of it: host
+    and process each."""
+    if holder := find_holder(folder):
+        return [holder]
+    return [who for one in list_worker_folders(folder) if (who := find_holder(one))]
+
+
+def count_shares(folder: Path) -> ShareCount | None:
+    """Count the shares of a run that is not finished; None where it has none."""
+    try:
+        shares = read_json(folder / FOLDER / SHARES)["shares"]
+    except (UserError, LookupError, TypeError):
+        return None
+    done = sum((one / RESULT).is_dir() for one in list_worker_folders(folder))
+    return ShareCount(done, len(shares))

@@ -10,19 +10,68 @@ The file is removed when the lock is released. Another process may then have loc
 longer has a name, so after locking it checks that the name still refers to the same file.
 """
 
+from __future__ import annotations
+
 import errno
 import json
 import os
 import platform
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from slipstream.errors import ResumableError, UserError
-from slipstream.runs import batch_jobs
+from slipstream.base.errors import ResumableError, UserError
 from slipstream.runs.files import remove
+
+ASK_EVERY_S = 10.0
+"""Lists of runs look at every lock each time, and its controller serves the whole cluster"""
+QUERY_LIMIT_S = 30.0
+"""A controller that does not answer for so long is not waited for"""
+
+
+def describe_job() -> dict[str, Any]:
+    """Return the job of this process, and how often SLURM has started it again; empty outside of
+    SLURM."""
+    job = os.environ.get("SLURM_JOB_ID")
+    if not job:
+        return {}
+    restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+    return {
+        "cluster": os.environ.get("SLURM_CLUSTER_NAME", ""),
+        "job": job,
+        "restarts": int(restarts) if restarts.isdecimal() else 0,
+    }
+
+
+def has_ended(job: Mapping[str, Any]) -> bool:
+    """Whether a job, as `describe_job` returned it on some node, is known to be over: SLURM ends it
+    before it starts it again."""
+    own = describe_job()
+    if not own or job.get("cluster") != own["cluster"]:
+        return False
+    if job.get("job") == own["job"]:
+        return bool(int(job.get("restarts", 0)) < own["restarts"])
+    now = int(time.monotonic() / ASK_EVERY_S)
+    return str(job.get("job", "")).isdecimal() and is_gone(str(job["job"]), now)
+
+
+@lru_cache(maxsize=1024)
+def is_gone(job: str, _: int) -> bool:
+    """Ask SLURM whether a job is neither waiting nor running; once in every period of time."""
+    command = ["squeue", "--noheader", "--jobs", job]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    forgotten = answer.returncode != 0 and "Invalid job id" in answer.stderr
+    return forgotten or (answer.returncode == 0 and not answer.stdout.strip())
+
 
 NAME = "lock.json"
 WITHOUT_FLOCK = "lock.held"
@@ -199,7 +248,7 @@ def _write_holder(descriptor: int) -> None:
 
     process = psutil.Process()
     holder = {"host": platform.node(), "pid": process.pid, "since": process.create_time()}
-    if job := batch_jobs.describe_job():
+    if job := describe_job():
         holder["slurm"] = job
     with suppress(OSError):  # the lock works on a full disk too
         os.ftruncate(descriptor, 0)
@@ -247,7 +296,7 @@ def _name_process(who: dict[str, Any]) -> str:
 def _is_over(who: dict[str, Any]) -> bool:
     """Whether a holder on any machine belongs to a SLURM job that is over."""
     job = who.get("slurm")
-    return isinstance(job, dict) and batch_jobs.has_ended(job)
+    return isinstance(job, dict) and has_ended(job)
 
 
 def _is_alive(who: dict[str, Any]) -> bool:

@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from slipstream.runs.folder import Run
 from slipstream.runs.log import parse_line
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.stats import (
+from slipstream.base.statistics import (
     MIN_BLOCKS,
     NUM_RESAMPLES,
     WindowUnits,

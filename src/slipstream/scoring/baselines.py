@@ -7,20 +7,24 @@ H predicted rows, C targets, D features, K static columns, Q classes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.base import storage
 from slipstream.config import Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Batch, Series
+from slipstream.engine import checkpoint
 from slipstream.engine.step import EVAL_BATCH
+from slipstream.runs import Run
 from slipstream.scoring.batch import Baseline, ChunkLoader
 
 RIDGE_WORK = 2e11
@@ -602,3 +606,53 @@ def _minimize(
     start, options = (factor.T @ weights).cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
     result = optimize.minimize(compute_loss, start, jac=True, method="L-BFGS-B", options=options)
     return to_weights(result.x)
+
+
+FOLDER, WEIGHTS, METADATA = "baselines", "weights.safetensors", "baselines.json"
+MAX_BYTES = 256 * 2**20
+"""Larger ones, of very many targets and predicted rows, are not saved but fitted when needed"""
+
+
+def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
+    """Write baselines/, unless they are very large; a run without folds has one entry."""
+    tensors: dict[str, Tensor] = {}
+    entries: list[dict[str, Any]] = []
+    for number, baselines in enumerate(folds):
+        for name, one in baselines.items():
+            for key, value in one.state.items():
+                tensors[f"{number}/{name}/{key}"] = value.detach().cpu().contiguous()
+        entries.append(
+            {
+                name: {"what": one.what, "known": one.predict is not None}
+                for name, one in baselines.items()
+            }
+        )
+    if sum(one.nbytes for one in tensors.values()) <= MAX_BYTES:
+        folder = run.folder / FOLDER
+        checkpoint.write_folder(folder, {WEIGHTS: tensors}, {METADATA: {"folds": entries}})
+
+
+def load_baselines(
+    run: Run, signature: Signature, device: torch.device
+) -> list[dict[str, Baseline]] | None:
+    """Load the baselines of every fold; None where a run has none, as those of version 0.1."""
+    folder = run.folder / FOLDER
+    if not folder.exists():
+        return None
+    files = storage.read_verified(folder)
+    tensors = checkpoint.parse_tensors(files[WEIGHTS], folder / WEIGHTS)
+    folds = []
+    for number, entries in enumerate(json.loads(files[METADATA])["folds"]):
+        baselines = {}
+        for name, entry in entries.items():
+            prefix = f"{number}/{name}/"
+            state = {
+                key.removeprefix(prefix): value.to(device)
+                for key, value in tensors.items()
+                if key.startswith(prefix)
+            }
+            baselines[name] = Baseline(entry["what"], None)
+            if entry["known"]:
+                baselines[name] = restore_baseline(name, entry["what"], state, signature)
+        folds.append(baselines)
+    return folds

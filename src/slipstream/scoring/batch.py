@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from slipstream.base.statistics import PairedComparison
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series, WindowChunk
-from slipstream.objectives import select_point
-from slipstream.stats import PairedComparison
+from slipstream.models.losses import select_point
 
 HalfWidths = dict[str, Tensor]
 """By level, how far its interval reaches to either side of a prediction: [H, C], scaled"""

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream import stats
+from slipstream.base import statistics
+from slipstream.base.statistics import PairedComparison, compare_predictors
 from slipstream.data.dataset import Dataset
-from slipstream.portable.table import list_class_columns
+from slipstream.data.predictions import list_class_columns
 from slipstream.scoring import answers
 from slipstream.scoring.answers import Array, ClassAnswers
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
-from slipstream.stats import PairedComparison, compare_predictors
 
 NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
@@ -225,7 +225,7 @@ def describe_test(
         "classes": list(dataset.signature.classes),
         "intervals": {
             "test": {key: resampled.get_interval(key) for key in NAMES},
-            "level": stats.LEVEL,
+            "level": statistics.LEVEL,
             "how": resampled.how,
         },
         "against_majority": {

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from slipstream.config import Config, Signature
 from slipstream.data.dataset import Dataset
-from slipstream.data.prediction_columns import LEVELS
+from slipstream.data.predictions import LEVELS
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.plan import Plan
-from slipstream.models import build
-from slipstream.objectives import average_predictions
-from slipstream.portable.lanes import (
+from slipstream.models.forecaster import build
+from slipstream.models.losses import average_predictions
+from slipstream.runs import Run
+from slipstream.runs.lanes import (
     LANE_METADATA,
     LANE_WEIGHTS,
     LANES_FOLDER,
@@ -31,10 +32,9 @@ from slipstream.portable.lanes import (
     read_lanes,
     select_lane,
 )
-from slipstream.runs import Run
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
-from slipstream.scoring.filtering import WindowFilter
 from slipstream.scoring.predict import (
+    WindowFilter,
     accumulate_side_by_side,
     make_predictor,
     predict_side_by_side,

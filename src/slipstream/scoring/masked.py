@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
+from slipstream.base.statistics import PairedComparison
 from slipstream.config import Pretrain
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
@@ -20,12 +21,11 @@ from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
-from slipstream.models.noise import masks
+from slipstream.models import noise
 from slipstream.scoring import regression
 from slipstream.scoring.batch import ChunkLoader
 from slipstream.scoring.predict import split_if_full
 from slipstream.scoring.regression import RegressionSums
-from slipstream.stats import PairedComparison
 
 MODEL = "model"
 BASELINES = {
@@ -110,7 +110,7 @@ class MaskFiller:
     def fill(self, series: Series, starts: Tensor) -> FilledWindows:
         inputs, _ = windows.gather_inputs(series, starts)
         inputs = inputs.to(self.plan.device)
-        mask = masks.mask_windows(self.pretrain, inputs, None)
+        mask = noise.mask_windows(self.pretrain, inputs, None)
         with objective.autocast(self.plan):
             rows, tokens = self.model(inputs, mask)
         visible = find_visible_rows(mask)
@@ -188,7 +188,7 @@ class MaskedSums:
         self.sums = RegressionSums.zeros(
             signature.inputs if self.channels == 1 else signature.targets,
             dataset.scaler,
-            steps=masks.count_masked_rows(filler.pretrain, signature.context),
+            steps=noise.count_masked_rows(filler.pretrain, signature.context),
             series=dataset.index.series_names,
             device=filler.plan.device,
         )
@@ -197,7 +197,7 @@ class MaskedSums:
 
     def update(self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor) -> None:
         """Add the errors of masked rows as they are in `rows`."""
-        places = masks.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
+        places = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
         point, truth = (self._select(values, places) for values in (rows, filled.inputs))
         self.sums.add(point, truth, starts, series)
         squares = (point - truth).square().double()
@@ -209,7 +209,7 @@ class MaskedSums:
 
     def _select(self, rows: Tensor, places: Tensor) -> Tensor:
         """Return the masked rows, [B, M, C]: all inputs, or every sequence's own channel."""
-        selected = masks.gather_rows(rows, places).transpose(0, 1)
+        selected = noise.gather_rows(rows, places).transpose(0, 1)
         if self.channels == 1:
             return selected
         own: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))

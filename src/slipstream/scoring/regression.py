@@ -15,12 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slipstream.base.statistics import PairedComparison, WindowUnits, compare_predictors
 from slipstream.data.dataset import Dataset
+from slipstream.data.predictions import list_number_columns, to_physical
 from slipstream.data.scaler import Scaler
-from slipstream.objectives import select_point
-from slipstream.portable.table import list_number_columns, to_physical
+from slipstream.models.losses import select_point
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
-from slipstream.stats import PairedComparison, WindowUnits, compare_predictors
 
 Array = npt.NDArray[Any]
 

@@ -10,19 +10,15 @@ from typing import Any
 import torch
 
 from slipstream import config as configs
-from slipstream import machine, runs
-from slipstream.autotune.workload import TrainingWorkload
+from slipstream import runs
+from slipstream.base import machine
+from slipstream.base.errors import UserError
+from slipstream.base.statistics import BETTER
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.errors import UserError
-from slipstream.scoring.predict import (
-    accumulate,
-    get_task_metrics,
-    make_predictor,
-    predict_batches,
-)
-from slipstream.stats import BETTER
+from slipstream.engine.planning import TrainingWorkload
+from slipstream.scoring.predict import accumulate, get_task_metrics, make_predictor, predict_batches
 
 TRIAL_S = 6.0
 """Training time of each trial"""

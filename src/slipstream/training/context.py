@@ -15,31 +15,30 @@ import torch
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.autotune.measure import choose_plan, find_batch_size, set_batch_size
-from slipstream.autotune.rules import make_plan
-from slipstream.clusters.resources import Bundle
+from slipstream.base.errors import ResumableError
+from slipstream.base.phases import EARLIER, PhaseTimer
+from slipstream.base.text import format_count
 from slipstream.config import Config, describe_recurrent, list_unused
 from slipstream.data import checks
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, monitor, recovery
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.parallel.ranks import Ranks
+from slipstream.engine.parallel import Ranks
 from slipstream.engine.plan import Plan
+from slipstream.engine.planning import choose_plan, find_batch_size, make_plan, set_batch_size
 from slipstream.engine.single import TrainingTask, build_task, seed_generators
-from slipstream.errors import ResumableError
-from slipstream.models import build
-from slipstream.objectives import explain_point
-from slipstream.phases import EARLIER, PhaseTimer
+from slipstream.models.forecaster import build
+from slipstream.models.losses import explain_point
 from slipstream.runs import Run
-from slipstream.scoring.filtering import make_window_filter
+from slipstream.scoring.predict import make_window_filter
 from slipstream.scoring.summary import BaselineSums
-from slipstream.text import format_count
 from slipstream.training import advice
 from slipstream.training import encoder as encoders
 from slipstream.training.encoder import EncoderMatch, PretrainedEncoder
 from slipstream.training.overview import summarize_data
 from slipstream.training.result import FinishedRun
+from slipstream.workers.resources import Bundle
 
 FIT_PHASES = ("set-up", "training", "validation")
 """The phases whose seconds a checkpoint has"""

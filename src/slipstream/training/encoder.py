@@ -12,20 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slipstream import checksums, runs
+from slipstream import runs
+from slipstream.base import storage
+from slipstream.base.errors import UserError
 from slipstream.config import Config, Signature
-from slipstream.data.prepare.chain.replay import Limits, Replay
+from slipstream.data.prepare.chain import Limits, Replay
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.optim import CORE, is_encoder_weight
-from slipstream.errors import UserError
+from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
 from slipstream.models.layers import load_network
-from slipstream.portable.files import (
-    WEIGHTS_FILE,
-    load_run_config,
-    parse_description,
-    parse_limits,
-)
 
 OTHER_KINDS = {"search": "a search", "ensemble": "an ensemble", "probe": "a probe"}
 
@@ -68,7 +64,7 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
         )
     run = runs.open_run(folder)
     theirs = load_run_config(run)
-    files = checksums.read_verified(run.model)
+    files = storage.read_verified(run.model)
     signature, scaler = parse_description(files)
     assert signature.masked
     path = run.model / WEIGHTS_FILE

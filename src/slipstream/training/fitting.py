@@ -10,29 +10,25 @@ from typing import Any
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.autotune import pack_size
-from slipstream.autotune.timing import guess_duration_s
+from slipstream.base.errors import UserError
+from slipstream.base.signals import catch_signals
+from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import loop
+from slipstream.engine import loop, planning
+from slipstream.engine import state as ended
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents, SingleEvents
-from slipstream.engine.lanes import ended
-from slipstream.engine.lanes.capacity import compute_capacity
-from slipstream.engine.lanes.gradients import LaneMode
-from slipstream.engine.lanes.lane import Lane
-from slipstream.engine.lanes.pack import Pack, parse_capacity
+from slipstream.engine.lanes import FitResult, Lane, LaneResult, parse_progress
 from slipstream.engine.monitor import Monitor, compare_with_estimate, summarize
+from slipstream.engine.pack import LaneMode, Pack, compute_capacity, parse_capacity
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import FitResult, LaneResult, parse_progress
+from slipstream.engine.planning import guess_duration_s
 from slipstream.engine.single import SingleProgram, TrainingTask, seed_generators
-from slipstream.errors import UserError
-from slipstream.errors.stop_signals import catch_signals
 from slipstream.models.custom import list_buffers
-from slipstream.objectives import make_validation_settings
+from slipstream.models.losses import make_validation_settings
 from slipstream.scoring.summary import count_windows
-from slipstream.text import format_count
 from slipstream.training import context as contexts
 from slipstream.training.context import FIT_PHASES, RunContext
 from slipstream.training.preview import build_preview
@@ -94,27 +90,27 @@ def plan_lanes(
                     f"the run began with several models at a time, which does not work with "
                     f"{obstacle}; leave that as it was, or start a new run"
                 )
-            plan = pack_size.adapt_plan_to_pack(plan, mode, None)
+            plan = planning.adapt_plan_to_pack(plan, mode, None)
         reason = checkpoint.metadata.get("why", "as it began")
         return LanePlan(lanes, plan, mode, places, reason)
     if obstacle:
         return LanePlan(lanes, plan, ONE_AT_A_TIME, 1, f"one after another: {obstacle}")
     config, signature = task.config, task.dataset.signature
-    limit_s = pack_size.limit_measuring(guess_duration_s(task, plan), len(lanes), plan)
-    mode, reason = pack_size.choose_mode(config, signature, plan)
-    places = min(len(lanes), pack_size.MAX_LANES, pack_size.count_fitting(task, lanes, plan))
+    limit_s = planning.limit_measuring(guess_duration_s(task, plan), len(lanes), plan)
+    mode, reason = planning.choose_mode(config, signature, plan)
+    places = min(len(lanes), planning.MAX_LANES, planning.count_fitting(task, lanes, plan))
     if config.train.minutes is not None:
         reason, places = "all at a time, since train.minutes is for all of them", len(lanes)
     elif config.engine.plan != "off" and limit_s:
-        choice = pack_size.recall_or_choose(task, lanes, plan, limit_s)
+        choice = planning.recall_or_choose(task, lanes, plan, limit_s)
         ms = next(
             one["ms"]
             for one in choice.evidence
             if "ms" in one and (one["mode"], one["places"]) == (choice.mode, choice.num_lanes)
         )
-        plan = pack_size.adapt_plan_to_pack(plan, choice.mode, ms)
+        plan = planning.adapt_plan_to_pack(plan, choice.mode, ms)
         return LanePlan(lanes, plan, choice.mode, choice.num_lanes, choice.reason, choice.evidence)
-    return LanePlan(lanes, pack_size.adapt_plan_to_pack(plan, mode, None), mode, places, reason)
+    return LanePlan(lanes, planning.adapt_plan_to_pack(plan, mode, None), mode, places, reason)
 
 
 def _find_obstacle(task: TrainingTask, plan: Plan) -> str:

@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.autotune.timing import guess_duration_s
+from slipstream.base.errors import Interrupted
 from slipstream.engine import recovery
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.lanes import INTERRUPTED, FitResult, LaneResult
 from slipstream.engine.monitor import Monitor
-from slipstream.engine.progress import INTERRUPTED, FitResult, LaneResult
+from slipstream.engine.planning import guess_duration_s
 from slipstream.engine.single import TrainingTask
-from slipstream.errors import Interrupted
 from slipstream.runs import Run
-from slipstream.scoring import lane_summary
-from slipstream.scoring.lane_summary import FoldSums
+from slipstream.scoring import summary as lane_summary
+from slipstream.scoring.summary import FoldSums
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext

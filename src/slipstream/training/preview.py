@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from slipstream import runs
+from slipstream.data.predictions import to_physical
 from slipstream.data.series import MICROSECONDS, Ints, SeriesIndex
 from slipstream.data.windows import WindowChunk
 from slipstream.engine import recovery
 from slipstream.engine.events import Preview
-from slipstream.engine.progress import LaneResult
+from slipstream.engine.lanes import LaneResult
 from slipstream.engine.single import TrainingTask
 from slipstream.engine.step import StepProgram
-from slipstream.portable.table import to_physical
 from slipstream.scoring.batch import PredictionBatch
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.scoring.predict import predict_batches

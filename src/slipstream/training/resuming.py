@@ -9,18 +9,18 @@ import torch
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base.errors import UserError
+from slipstream.base.phases import PhaseTimer
+from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.lanes import Progress, parse_progress
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import Progress, parse_progress
 from slipstream.engine.state import split_rows
-from slipstream.errors import UserError
-from slipstream.models import build
-from slipstream.phases import PhaseTimer
+from slipstream.models.forecaster import build
 from slipstream.runs import Run
-from slipstream.text import format_count
 from slipstream.training import fitting
 from slipstream.training.context import RunContext, load_start
 from slipstream.training.parallel.job import TrainingJob

@@ -4,17 +4,17 @@ import math
 from typing import Any
 
 from slipstream import runs
-from slipstream.autotune.timing import count_steps, estimate_duration
+from slipstream.base.errors import Interrupted, UserError
+from slipstream.base.text import format_epoch
 from slipstream.engine import recovery
+from slipstream.engine.lanes import FitResult
 from slipstream.engine.monitor import Monitor
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import FitResult
+from slipstream.engine.planning import count_steps, estimate_duration
 from slipstream.engine.single import TrainingTask
-from slipstream.errors import Interrupted, UserError
-from slipstream.models import set_execution
+from slipstream.models.forecaster import set_execution
 from slipstream.runs import Run
 from slipstream.scoring import masked, summary
-from slipstream.text import format_epoch
 from slipstream.training import context as contexts
 from slipstream.training import fitting
 from slipstream.training.context import RunContext

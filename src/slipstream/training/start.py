@@ -15,19 +15,19 @@ from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base.errors import Interrupted, ResumableError, StorageError, UserError
+from slipstream.base.phases import PhaseTimer
+from slipstream.base.rank import RankPlace
+from slipstream.base.run_names import ENSEMBLE_FILE, is_run
+from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.engine import recovery
-from slipstream.engine.parallel.ranks import LOST
+from slipstream.engine.parallel import LOST
 from slipstream.engine.plan import Plan
-from slipstream.errors import Interrupted, ResumableError, StorageError, UserError
 from slipstream.models import custom
-from slipstream.phases import PhaseTimer
-from slipstream.rank import RankPlace
-from slipstream.run_names import ENSEMBLE_FILE, is_run
 from slipstream.runs import DISK_FULL, Event, Run
-from slipstream.runs.following import start_follower
+from slipstream.runs.watching import start_follower
 from slipstream.scoring.summary import BaselineSums
-from slipstream.text import format_count
 from slipstream.training import fitting, lanes, single, trained_lanes
 from slipstream.training.context import RunContext, RunStart, load_start
 from slipstream.training.parallel import launcher as rank_launcher
@@ -39,7 +39,7 @@ from slipstream.training.result import FinishedRun
 from slipstream.training.resuming import Clock, NothingToTrainError, load_resumed
 from slipstream.training.shares import launcher
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
-from slipstream.workers.assignment import WorkerCount
+from slipstream.workers.resources import WorkerCount
 
 RESUME_WITH = "resume with:"
 

@@ -6,18 +6,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slipstream import runs
-from slipstream.autotune.pack_size import MAX_LANES
-from slipstream.checksums import read_verified
+from slipstream.base.errors import UserError
+from slipstream.base.storage import read_verified
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine import checkpoint
+from slipstream.engine import checkpoint, state
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.lanes import ended
-from slipstream.engine.lanes.ended import EndedLane
+from slipstream.engine.lanes import parse_progress
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import parse_progress
+from slipstream.engine.planning import MAX_LANES
 from slipstream.engine.single import resolve_settings
-from slipstream.errors import UserError
+from slipstream.engine.state import EndedLane
 from slipstream.runs import Event, Run
 from slipstream.training import fitting
 from slipstream.training.encoder import EncoderMatch
@@ -101,7 +100,7 @@ def make_checkpoint(
     pack = fitting.LanePlan(lanes, first.plan, first.mode, places, why).summarize()
     extra = {"data": data.fingerprint, "pack": pack, "why": why}
     known = {number: one.lane for number, one in trained.items()}
-    return ended.make_checkpoint(lanes, known, max_lanes=places, extra=extra)
+    return state.make_checkpoint(lanes, known, max_lanes=places, extra=extra)
 
 
 def write_lanes(run: Run, saved: Checkpoint, trained: Mapping[int, TrainedLane]) -> None:

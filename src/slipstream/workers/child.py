@@ -15,14 +15,8 @@ from contextlib import suppress
 from threading import Thread
 from typing import Any
 
-from slipstream.errors import (
-    EXIT_RESUMABLE,
-    WARNING,
-    Interrupted,
-    ResumableError,
-    UserError,
-)
-from slipstream.errors.stop_signals import raise_interrupted
+from slipstream.base.errors import EXIT_RESUMABLE, WARNING, Interrupted, ResumableError, UserError
+from slipstream.base.signals import raise_interrupted
 from slipstream.runs import Event, to_json
 
 EXIT_USER_ERROR = 2

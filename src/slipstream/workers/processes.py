@@ -13,8 +13,8 @@ from pathlib import Path
 from threading import Thread
 from typing import Any, ClassVar, Protocol, Self
 
-from slipstream import machine
-from slipstream.errors.stop_signals import StopRequest, catch_signals
+from slipstream.base import machine
+from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.runs import Event
 from slipstream.workers.child import REFUSED, STOPPED
 

@@ -28,10 +28,10 @@ import pyarrow.parquet
 import scipy.io
 import scipy.sparse
 
-from slipstream.data.io import columns, files
-from slipstream.data.io.formats import isolated
-from slipstream.data.io.options import ReadOptions
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
+from slipstream.data import columns, files
+from slipstream.data.formats import isolated
+from slipstream.data.formats.options import ReadOptions
 from tests.workbooks import write_workbook
 
 ROWS = 24

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
-from slipstream.data.io import columns
-from slipstream.data.io.files import read_file
-from slipstream.data.io.table import concatenate_tables, read_memory
+from slipstream.data import columns
+from slipstream.data.files import read_file
+from slipstream.data.table import concatenate_tables, read_memory
 
 
 def write(tmp_path, content, name="t.csv"):

@@ -15,11 +15,11 @@ import pytest
 
 from slipstream import UserError
 from slipstream import config as configs
+from slipstream.base.phases import listen_to_progress
+from slipstream.data import columns, compression
 from slipstream.data.dataset import load_dataset
-from slipstream.data.io import columns, compression
-from slipstream.data.io.files import read_file, read_files
-from slipstream.inspection.api import inspect_path
-from slipstream.phases import listen_to_progress
+from slipstream.data.files import read_file, read_files
+from slipstream.tools.inspection import inspect_path
 
 TEXT = "t,a\n1,1.5\n2,2.5\n3,x\n"
 
@@ -132,7 +132,7 @@ def test_unpacked_files_are_removed_when_the_process_ends(tmp_path):
     (tmp_path / "temporary").mkdir()
     code = (
         "import sys, os, tempfile; from pathlib import Path; "
-        "from slipstream.data.io.compression import unpack; "
+        "from slipstream.data.compression import unpack; "
         "one, two = (unpack(Path(sys.argv[1]), {'.csv': ''}) for _ in range(2)); "
         "assert one == two; assert os.listdir(tempfile.gettempdir())"
     )
@@ -185,7 +185,7 @@ def test_what_a_killed_process_has_unpacked_is_removed_by_the_next_one(tmp_path)
     folder.mkdir()
     code = (
         "import sys, os, signal; from pathlib import Path; "
-        "from slipstream.data.io.compression import unpack; "
+        "from slipstream.data.compression import unpack; "
         "unpack(Path(sys.argv[1]), {'.csv': ''}); print('unpacked', flush=True); {}"
     )
     environment = os.environ | {"TMPDIR": str(folder)}

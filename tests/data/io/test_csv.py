@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream import config as configs
-from slipstream.data.io import columns, csv
-from slipstream.data.io.files import read_file
-from slipstream.data.io.options import ReadOptions
+from slipstream.data import columns
+from slipstream.data.files import read_file
+from slipstream.data.formats import csv
+from slipstream.data.formats.options import ReadOptions
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 

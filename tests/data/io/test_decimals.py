@@ -7,9 +7,9 @@ import pytest
 
 from slipstream import UserError
 from slipstream import config as configs
+from slipstream.data import columns as typed
 from slipstream.data import dataset as datasets
-from slipstream.data.io import columns as typed
-from slipstream.data.io import files
+from slipstream.data import files
 from slipstream.data.roles import find_roles
 
 AMBIGUOUS = ["900", "1,199", "850", "1,020"]

@@ -6,8 +6,9 @@ import pyarrow.parquet
 import pytest
 
 from slipstream import UserError
-from slipstream.data.io import columns, disk
-from slipstream.data.io.files import read_file
+from slipstream.data import columns
+from slipstream.data.files import read_file
+from slipstream.data.formats import arrow
 
 
 def test_parquet_is_read_by_column_and_row_group(tmp_path):
@@ -26,8 +27,8 @@ def test_parquet_is_read_by_column_and_row_group(tmp_path):
 
 def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
     """Columns that are read together are those that were asked for, from the same rows."""
-    monkeypatch.setattr(disk, "READ_AHEAD_BYTES", 8 * 30 * 7)
-    count = disk.MANY_COLUMNS + 3
+    monkeypatch.setattr(arrow, "READ_AHEAD_BYTES", 8 * 30 * 7)
+    count = arrow.MANY_COLUMNS + 3
     table = pa.table({f"c{i}": np.arange(100) + 1000 * i for i in range(count)})
     for name in ("t.parquet", "u.parquet"):
         pa.parquet.write_table(table, tmp_path / name, row_group_size=30)
@@ -44,7 +45,7 @@ def test_parquet_of_many_columns_is_read_as_it_is(tmp_path, monkeypatch):
 def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     path = tmp_path / "t.parquet"
     for start in (0, 5):
-        names = [f"c{i}" for i in range(disk.MANY_COLUMNS)]
+        names = [f"c{i}" for i in range(arrow.MANY_COLUMNS)]
         pa.parquet.write_table(pa.table({name: [start, start + 1] for name in names}), path)
         source = read_file(path, name="t")
         assert source.read_column("c7").to_pylist() == [start, start + 1]
@@ -60,7 +61,7 @@ def test_an_arrow_file_with_offsets_beyond_its_end_is_refused(tmp_path):
     offsets = np.array([0, 4, 10], dtype=np.int32).tobytes()
     assert content.count(offsets) == 1
     path.write_bytes(content.replace(offsets, np.array([0, 2**30, 10], np.int32).tobytes()))
-    table = disk.read_arrow(path, "t.arrow")
+    table = arrow.read_arrow(path, "t.arrow")
     with pytest.raises(UserError, match=r"t\.arrow: cannot be read as Arrow: .*offset"):
         columns.read_column(table, "s", "data.inputs")
 
@@ -71,4 +72,4 @@ def test_the_name_of_a_column_that_is_not_utf_8_is_refused(tmp_path):
         file.write_table(pa.table({"voltage": [1.0, 2.0]}))
     path.write_bytes(path.read_bytes().replace(b"voltage", b"volt\xe4ge"))
     with pytest.raises(UserError, match="the name of a column is not UTF-8"):
-        disk.read_arrow(path, "t.arrow")
+        arrow.read_arrow(path, "t.arrow")

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
-from slipstream.inference import new_data
+from slipstream.inference import trained as new_data
 from tests.conftest import waves
 
 

@@ -9,9 +9,9 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
-from slipstream.data.io import columns
-from slipstream.data.io.files import read_file, read_files
-from slipstream.data.io.table import read_memory
+from slipstream.data import columns
+from slipstream.data.files import read_file, read_files
+from slipstream.data.table import read_memory
 
 NUMBERS = {"t": [1, 2, 3], "a": [1.5, None, 3.5], "s": ["x", "y", "x"]}
 

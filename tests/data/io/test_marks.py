@@ -11,8 +11,7 @@ import pytest
 
 from slipstream import UserError
 from slipstream import config as configs
-from slipstream.data.io import columns, files
-from slipstream.data.labels import classes
+from slipstream.data import columns, files, labels
 
 NA = [-200, "no data", "9999.9"]
 
@@ -41,14 +40,14 @@ def test_marks_in_typed_columns_and_streams_are_missing(tmp_path):
     for source in (read(table, na=NA), read(path=str(tmp_path / "t.parquet"), na=NA)):
         np.testing.assert_array_equal(numbers(source, "i"), [1, np.nan, 3])
         np.testing.assert_array_equal(numbers(source, "f"), [np.nan, 2.5, np.nan])
-        assert classes.read_labels(source, "s", "data.targets")[0].tolist() == [0, -1, 1]
+        assert labels.read_labels(source, "s", "data.targets")[0].tolist() == [0, -1, 1]
         with pytest.raises(UserError, match=r'row 2, column "s": is empty'):
             columns.read_codes(source, "s", "data.id")
 
 
 def test_class_numbers_are_no_marks():
     source = read({"y": ["b", "a", "-1"]}, na=[0, -1])
-    (encoded,), names = classes.encode_labels([source], "y", "data.targets")
+    (encoded,), names = labels.encode_labels([source], "y", "data.targets")
     assert names == ("a", "b")
     assert numbers(encoded, "y").tolist() == [1, 0, -1]
 

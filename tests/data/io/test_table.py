@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from slipstream import UserError
-from slipstream.data.io import columns
-from slipstream.data.io.files import read_file
-from slipstream.data.io.table import FILE_COLUMN, concatenate_tables
+from slipstream.data import columns
+from slipstream.data.files import read_file
+from slipstream.data.table import FILE_COLUMN, concatenate_tables
 
 
 def write(tmp_path, content, name="t.csv"):

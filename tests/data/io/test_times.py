@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import UserError
-from slipstream.data.io import columns
-from slipstream.data.io.table import read_memory
-from slipstream.data.io.times import parse_times
+from slipstream.data import columns
+from slipstream.data.columns import parse_times
+from slipstream.data.table import read_memory
 
 
 def parse(cell: str, time_format: str) -> object:

@@ -10,11 +10,12 @@ import torch
 
 from slipstream import UserError
 from slipstream.data import dataset as datasets
+from slipstream.data import labels as classes
+from slipstream.data import labels as selection
 from slipstream.data import windows
-from slipstream.data.io.files import read_files
-from slipstream.data.io.table import read_memory
-from slipstream.data.labels import classes, selection
-from slipstream.inference import new_data
+from slipstream.data.files import read_files
+from slipstream.data.table import read_memory
+from slipstream.inference import trained
 from tests.labelled import NAMES, class_config, states
 
 
@@ -216,21 +217,21 @@ def test_new_data_have_the_models_numbers():
     table = states(600, seed=3)
     only = table.filter(pa.compute.not_equal(table["state"], "calm"))
     only = only.set_column(0, "time", pa.array(range(len(only))))
-    found = new_data.load_new_data(config, dataset.signature, dataset.scaler, only, targets=True)
+    found = trained.load_new_data(config, dataset.signature, dataset.scaler, only, targets=True)
     assert set(numbers_of(found, "all").flatten().tolist()) == {1.0, 2.0}
     strange = with_labels(table, [*table["state"].to_pylist()[:-1], "odd"])
     with pytest.raises(
         UserError, match=r'row 600, column "state": "odd" is not a class of the model'
     ):
-        new_data.load_new_data(config, dataset.signature, dataset.scaler, strange, targets=True)
+        trained.load_new_data(config, dataset.signature, dataset.scaler, strange, targets=True)
     unlabelled = table.drop_columns(["state"])
-    found = new_data.load_new_data(
+    found = trained.load_new_data(
         config, dataset.signature, dataset.scaler, unlabelled, targets=False
     )
     assert found.num_windows["all"] == 593
     slower = table.set_column(0, "time", pa.array([2 * i for i in range(600)]))
     with pytest.raises(UserError, match="labels cannot be resampled"):
-        new_data.load_new_data(
+        trained.load_new_data(
             config, dataset.signature, dataset.scaler, slower, targets=True, resample=True
         )
 

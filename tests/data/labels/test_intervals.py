@@ -11,11 +11,10 @@ import torch
 
 from slipstream import UserError
 from slipstream.data import dataset as datasets
-from slipstream.data import windows
-from slipstream.data.io.table import read_memory
-from slipstream.data.labels import intervals
+from slipstream.data import labels, windows
 from slipstream.data.series import SeriesIndex
-from slipstream.inference import new_data
+from slipstream.data.table import read_memory
+from slipstream.inference import trained
 from tests.conftest import merged, small_config
 from tests.labelled import CLASSIFY, states
 
@@ -122,7 +121,7 @@ def test_dates_and_series_are_matched(table):
     assert ends(dataset) == {"train": [45, 245], "val": [105, 305], "test": [165, 365]}
     assert labels_of(dataset, "train") == ["x", "y"]
     assert labels_of(dataset, "test") == ["x", "x"]
-    found = new_data.load_new_data(config, dataset.signature, dataset.scaler, both, targets=True)
+    found = trained.load_new_data(config, dataset.signature, dataset.scaler, both, targets=True)
     assert ends(found) == {"all": [45, 105, 165, 245, 305, 365]}
 
 
@@ -214,7 +213,7 @@ def series_of_labels(names, rows):
         has_dates=False,
     )
     source = read_memory({"series": rows, "label": range(len(rows))})
-    return intervals.match_series(source, layout).tolist()
+    return labels.match_series(source, layout).tolist()
 
 
 def test_a_series_may_be_numbered_in_either_table():

@@ -13,9 +13,8 @@ from collections import Counter
 
 import numpy as np
 
-from slipstream.data.prepare.formulas import parse_formula
-from slipstream.data.prepare.functions import FUNCTIONS
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
+from slipstream.data.prepare.formulas import FUNCTIONS, parse_formula
 
 ACCESS = """
 a.__class__

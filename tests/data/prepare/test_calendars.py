@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.base.errors import UserError
 from slipstream.data.prepare import calendars
 from slipstream.data.prepare.calendars import compute_calendar, name_columns
-from slipstream.errors import UserError
 
 FEATURES = ("hour", "weekday", "day_of_year", "month")
 EPOCH = dt.datetime(1970, 1, 1)

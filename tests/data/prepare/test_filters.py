@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import signal
 
+from slipstream.base.errors import UserError
 from slipstream.data.prepare.filters import apply_filter, get_reach
-from slipstream.errors import UserError
 
 WALK = 1e3 + np.cumsum(np.random.default_rng(0).standard_normal(300))
 KINDS = {

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slipstream.data.prepare.formulas import parse_formula
-from slipstream.data.prepare.functions import FUNCTIONS
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
+from slipstream.data.prepare.formulas import FUNCTIONS, parse_formula
 from tests.data.prepare import hostile
 
 NAN = np.nan

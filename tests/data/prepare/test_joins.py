@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.base.errors import UserError
 from slipstream.data.prepare.joins import join_as_of, match_rows
-from slipstream.errors import UserError
 
 MINUTE = 60_000_000
 HOUR = 60 * MINUTE

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.base.errors import UserError
 from slipstream.data.prepare.resampling import get_look_ahead, resample
-from slipstream.errors import UserError
 
 SECOND = 1_000_000
 METHODS = ("mean", "last", "linear", "nearest")

@@ -10,9 +10,8 @@ import slipstream
 from slipstream import Interrupted, UserError, runs, training
 from slipstream.config import Augment
 from slipstream.data import windows
-from slipstream.engine.batches import augmented
-from slipstream.models import Noise
-from slipstream.models.noise.augment import SequenceLayout, augment
+from slipstream.engine import batches
+from slipstream.models.noise import Noise, SequenceLayout, augment
 from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 from tests.training.test_resume import ended, same, stopping_at
@@ -52,7 +51,7 @@ SHAPES = {
 def test_copies_hold_augmented_windows_in_the_order_of_the_series(shape, told):
     config = small_config(**merged(AUGMENT, SHAPES[shape]))
     dataset = small_dataset(config, static_table() if shape == "static" else waves(400))
-    copies = augmented.prepare_copies(config, dataset, told[0])
+    copies = batches.prepare_copies(config, dataset, told[0])
     starts = dataset.memory.starts["train"]
     index = torch.tensor([0, 5, 5, len(starts) - 1])
     batch = windows.gather(dataset.memory.series, starts)
@@ -86,20 +85,20 @@ def test_they_are_written_once_kept_by_settings_and_checked(told, cache):
     run, events = told
     config = small_config(**AUGMENT)
     dataset = small_dataset(config)
-    augmented.prepare_copies(config, dataset, run)
+    batches.prepare_copies(config, dataset, run)
     (folder,) = cache.iterdir()
-    augmented.prepare_copies(config, dataset, run)
+    batches.prepare_copies(config, dataset, run)
     assert [event["what"] for event in events] == ["writing", "reading"]
     size = sum(path.stat().st_size for path in folder.glob("*.bin"))
     assert events[0]["bytes"] == size == 2 * dataset.num_windows["train"] * 4 * 3 * (16 + 4)
     with (folder / "inputs.bin").open("r+b") as file:
         file.seek(100)
         file.write(b"\x00\x01\x02")
-    augmented.prepare_copies(config, dataset, run)
+    batches.prepare_copies(config, dataset, run)
     assert events[-1]["what"] == "writing"
     for change in ({"seed": 1}, {"augment": AUGMENT["augment"] | {"jitter": 0.2}}):
-        augmented.prepare_copies(small_config(**merged(AUGMENT, change)), dataset, run)
-    augmented.prepare_copies(config, small_dataset(config, waves(390)), run)
+        batches.prepare_copies(small_config(**merged(AUGMENT, change)), dataset, run)
+    batches.prepare_copies(config, small_dataset(config, waves(390)), run)
     assert len(list(cache.iterdir())) == 4
     assert events[-1]["what"] == "writing"
 
@@ -107,8 +106,8 @@ def test_they_are_written_once_kept_by_settings_and_checked(told, cache):
 def test_every_epoch_reads_the_next_copy_and_windows_come_in_the_usual_order(told):
     config = small_config(**merged(AUGMENT, {"augment": {"warp": 0.0, "scaling": 0.0}}))
     dataset = small_dataset(config)
-    copies = augmented.prepare_copies(config, dataset, told[0])
-    source = augmented.AugmentedSource(copies, copies.build_sampler(32, 32, 0))
+    copies = batches.prepare_copies(config, dataset, told[0])
+    source = batches.AugmentedSource(copies, copies.build_sampler(32, 32, 0))
     seen = []
     for epoch in range(3):
         source.start_epoch(epoch)
@@ -140,11 +139,11 @@ def test_a_run_with_copies_is_resumed_exactly(tmp_path):
 def test_what_copies_do_not_go_with_is_refused(told, monkeypatch):
     with pytest.raises(UserError, match=r'does not work with engine\.home = "loader"'):
         small_config(**merged(AUGMENT, {"engine": {"home": "loader"}}))
-    monkeypatch.setattr(augmented.shutil, "disk_usage", lambda _: type("", (), {"free": 10}))
+    monkeypatch.setattr(batches.shutil, "disk_usage", lambda _: type("", (), {"free": 10}))
     config = small_config(**AUGMENT)
     dataset = small_dataset(config)
     with pytest.raises(UserError, match=r"needs 0\.0 GB in .* lower it, or set SLIPSTREAM_CACHE"):
-        augmented.prepare_copies(config, dataset, told[0])
+        batches.prepare_copies(config, dataset, told[0])
 
 
 @pytest.mark.gpu

@@ -8,11 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import runs
-from slipstream.autotune.rules import make_plan
-from slipstream.engine import loop
-from slipstream.engine.batches.host import LoaderSource, TransferOptions
-from slipstream.engine.batches.source import DeviceSource, EpochSampler, shuffle_starts
-from slipstream.engine.single import program
+from slipstream.engine import loop, single
+from slipstream.engine.batches import (
+    DeviceSource,
+    EpochSampler,
+    LoaderSource,
+    TransferOptions,
+    shuffle_starts,
+)
+from slipstream.engine.planning import make_plan
 from tests.conftest import KINDS, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 
@@ -139,14 +143,14 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkey
     config = small_config(tmp_path, engine={"home": home, "workers": 0})
     dataset = small_dataset(config)
     chosen = make_plan(config, data_bytes=0)
-    set_up = program.build_step
+    set_up = single.build_step
 
     def failing(task, plan, **given):
         if "like" in given:
             raise RuntimeError("the card fell off the bus")
         return set_up(task, plan, **given)
 
-    monkeypatch.setattr(program, "build_step", failing)
+    monkeypatch.setattr(single, "build_step", failing)
     task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
 
     def full(*_):

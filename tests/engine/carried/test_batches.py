@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
-from slipstream.engine.carried import batches as carried
-from slipstream.engine.carried.batches import CarriedSource, Pieces
-from slipstream.engine.lanes.lane import EpochStart
-from slipstream.engine.lanes.schedule import compute_lrs
-from slipstream.models import OWN_KERNELS, build
-from slipstream.objectives import compute_window_losses
+from slipstream.engine import carried
+from slipstream.engine.carried import CarriedSource, Pieces
+from slipstream.engine.lanes import EpochStart, compute_lrs
+from slipstream.engine.planning import make_plan
+from slipstream.models.forecaster import OWN_KERNELS, build
+from slipstream.models.losses import compute_window_losses
 from tests.conftest import close, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 

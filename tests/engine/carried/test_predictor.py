@@ -4,10 +4,10 @@ import pyarrow as pa
 import pytest
 import torch
 
-from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
 from slipstream.data.scaler import scale_limits
-from slipstream.models import build
+from slipstream.engine.planning import make_plan
+from slipstream.models.forecaster import build
 from slipstream.scoring import predict as score
 from tests.conftest import close, small_config, small_dataset, waves
 

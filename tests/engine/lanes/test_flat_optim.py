@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from slipstream.config import Train
-from slipstream.engine import optim
-from slipstream.engine.lanes import flat_optim
+from slipstream.engine import optim, pack
 from tests.conftest import close
 
 K, P = 3, 37
@@ -33,10 +32,10 @@ def buffers(device):
 def update_lanes(optimizer, tensors, count, divisor, given):
     """Prepare an update, which changes nothing, and do it."""
     before = [tensor.clone() for tensor in tensors]
-    update = flat_optim.prepare_update(
+    update = pack.prepare_update(
         optimizer,
-        flat_optim.LaneTensors(*tensors),
-        flat_optim.UpdateSettings(step_count=count, divisor=divisor, **given),
+        pack.LaneTensors(*tensors),
+        pack.UpdateSettings(step_count=count, divisor=divisor, **given),
     )
     for old, tensor in zip(before, tensors, strict=True):
         assert old.cpu().numpy().tobytes() == tensor.cpu().numpy().tobytes()
@@ -60,7 +59,7 @@ def test_thirty_steps_are_those_of_torch(optimizer, clip, device):
         makers.append(optim.build_optimizer(train, [alone[k]], given["lr"][k].clone()))
     for step in range(1, 31):
         grads = torch.randn(K, P, generator=generator).to(device)
-        divisor, overflow = flat_optim.compute_divisor(
+        divisor, overflow = pack.compute_divisor(
             grads, torch.full((K,), limit, device=device), None
         )
         assert overflow is None
@@ -85,7 +84,7 @@ def test_lanes_that_do_not_move_stay_and_touch_nobody(optimizer):
         before = [tensor.clone() for tensor in (weights, first, second)]
         grads = torch.randn(K, P, generator=generator)
         grads[1] *= spoilt
-        divisor, overflow = flat_optim.compute_divisor(
+        divisor, overflow = pack.compute_divisor(
             grads, torch.full((K,), 0.5), torch.full((K,), 8.0)
         )
         assert overflow.tolist() == [False, spoilt != 1.0, False]
@@ -107,7 +106,7 @@ def test_the_loss_scale_of_every_lane_moves_as_torchs():
     active = torch.tensor([True, True, False])
     for step in range(4100):
         overflow = torch.tensor([step == 5, False, True])
-        flat_optim.update_loss_scale(scale, since, overflow, active)
+        pack.update_loss_scale(scale, since, overflow, active)
         for k in range(2):
             alone[k].update(overflow[k].float())
     assert scale.tolist() == [*(float(one.scale) for one in alone[:2]), 2.0**16]

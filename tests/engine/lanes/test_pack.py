@@ -9,14 +9,12 @@ import pytest
 import torch
 
 from slipstream import UserError
-from slipstream.autotune.rules import make_plan
 from slipstream.data import windows
-from slipstream.engine.lanes import flat_optim
-from slipstream.engine.lanes import pack as packs
-from slipstream.engine.lanes.capacity import check_compatible
-from slipstream.engine.lanes.gradients import _start_threads
-from slipstream.engine.lanes.lane import EpochStart, Lane, Pace
-from slipstream.engine.lanes.schedule import compute_lrs
+from slipstream.engine import pack as flat_optim
+from slipstream.engine import pack as packs
+from slipstream.engine.lanes import EpochStart, Lane, Pace, compute_lrs
+from slipstream.engine.pack import _start_threads, check_compatible
+from slipstream.engine.planning import make_plan
 from slipstream.engine.single import resolve_settings
 from tests.conftest import KINDS, close, slow, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
@@ -373,8 +371,8 @@ def test_what_does_not_fit_is_refused_by_name():
 
 
 def test_the_validation_loss_is_the_models_own():
-    from slipstream.models import build
-    from slipstream.objectives import compute_window_losses
+    from slipstream.models.forecaster import build
+    from slipstream.models.losses import compute_window_losses
 
     dataset = small_dataset(configured(), waves(900))
     val = dataset.memory.starts["val"]

@@ -8,8 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.config import Train
-from slipstream.engine.lanes.lane import EpochStart, Pace
-from slipstream.engine.lanes.schedule import choose_pace, compute_lr, compute_lrs, find_position
+from slipstream.engine.lanes import (
+    EpochStart,
+    Pace,
+    choose_pace,
+    compute_lr,
+    compute_lrs,
+    find_position,
+)
 
 STEPS = 4
 

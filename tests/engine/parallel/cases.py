@@ -14,12 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from slipstream import runs
-from slipstream.autotune.rules import make_plan
 from slipstream.engine import loop
-from slipstream.engine.parallel.ranks import Ranks, join
-from slipstream.engine.parallel.writing import SilentRun
+from slipstream.engine.parallel import Ranks, SilentRun, join
+from slipstream.engine.planning import make_plan
 from slipstream.kernels import build_library
-from slipstream.models import permission
+from slipstream.models import custom
 from slipstream.runs import Run
 from tests.conftest import KINDS, merged, small_config, small_dataset, waves
 from tests.engine.steps import make_task
@@ -58,7 +57,7 @@ def train(name: str, out: Path, ranks: Ranks | None) -> None:
     """Train a case; write its log, and the weights that it ends with."""
     sections = {key: value for key, value in CASES[name].items() if key != "passes"}
     config = small_config(out, **sections)
-    permission.allow_classes(config)
+    custom.allow_classes(config)
     table = states(400) if name == "classes" else waves()
     dataset = small_dataset(config, table)
     chosen = replace(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slipstream.engine.parallel.ranks import join
+from slipstream.engine.parallel import join
 from tests.conftest import close, small_config, small_dataset
 from tests.engine.steps import run_steps
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from slipstream.engine.batches.source import BatchShare, EpochSampler
+from slipstream.engine.batches import BatchShare, EpochSampler
 from slipstream.kernels import find_compiler
-from slipstream.models import Noise
-from slipstream.models.noise import rng
+from slipstream.models import noise as rng
+from slipstream.models.noise import Noise
 from tests.conftest import HUNG_S, close
 from tests.engine.parallel import cases
 

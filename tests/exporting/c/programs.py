@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.exporting.c.compiler import CLibrary
-from slipstream.exporting.c.files import load_library, make_runner
-from slipstream.exporting.c.memory import CLayout, CSettings
-from slipstream.exporting.c.source import CSource, make_source
+from slipstream.exporting.c.files import CLibrary, load_library, make_runner
+from slipstream.exporting.c.source import CLayout, CSettings, CSource, make_source
 from slipstream.exporting.interface import make_interface
 from slipstream.exporting.verification import Differences
 from tests.exporting.random_models import RandomRun

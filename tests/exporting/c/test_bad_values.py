@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.exporting.c.compiler import CLibrary
+from slipstream.exporting.c.files import CLibrary
 from slipstream.exporting.c.networks import TEMPLATES
 from slipstream.exporting.formats import to_inputs
 from slipstream.exporting.interface import make_interface

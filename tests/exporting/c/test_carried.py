@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import slipstream
-from slipstream.errors import UserError
-from slipstream.exporting.c.compiler import build_program
+from slipstream.base.errors import UserError
+from slipstream.exporting.c.files import build_program
 from tests.conftest import merged
 from tests.exporting.c.programs import needs_compiler
 from tests.exporting.carried_runs import ESTIMATE, train_carried

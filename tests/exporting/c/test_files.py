@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 import slipstream
+from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
-from slipstream.errors import UserError
-from slipstream.exporting.c.compiler import ARM_COMPILER, ARM_FLAGS, FLAGS
+from slipstream.exporting.c.files import ARM_COMPILER, ARM_FLAGS, FLAGS
 from slipstream.training import train
 from tests.conftest import small_config, waves
 from tests.exporting.c.programs import needs_compiler

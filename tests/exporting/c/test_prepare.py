@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 
 from slipstream import config as configs
+from slipstream.base.errors import UserError
 from slipstream.config import Config
-from slipstream.data.prepare.chain.frames import SeriesFrame
-from slipstream.data.prepare.chain.operations import apply_step
-from slipstream.errors import UserError
+from slipstream.data.prepare.chain import SeriesFrame, apply_step
 from slipstream.exporting.c.files import load_library
-from slipstream.exporting.c.memory import CSettings
 from slipstream.exporting.c.prepare import plan_needed_steps
-from slipstream.exporting.c.source import make_source
-from slipstream.portable.model import PortableModel
+from slipstream.exporting.c.source import CSettings, make_source
+from slipstream.inference.portable import PortableModel
 from tests.exporting.c.programs import needs_compiler
 from tests.exporting.random_models import RandomRun, make_signature
 

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.exporting.c.arrays import format_double, quantize, to_blocks
-from slipstream.exporting.c.compiler import FLAGS
-from slipstream.exporting.c.files import make_runner
-from slipstream.exporting.c.networks import TEMPLATES
+from slipstream.exporting.c.files import FLAGS, make_runner
+from slipstream.exporting.c.networks import TEMPLATES, format_double, quantize, to_blocks
 from slipstream.exporting.interface import make_interface
 from slipstream.exporting.verification import Differences
 from tests.exporting.c.programs import (

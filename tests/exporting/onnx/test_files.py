@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 import slipstream
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from slipstream.training import train
 from tests.conftest import close, slow, small_config, waves
 from tests.exporting.small_runs import train_run

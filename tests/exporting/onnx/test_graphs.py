@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from slipstream.exporting.formats import to_inputs
 from slipstream.exporting.interface import make_interface
-from slipstream.exporting.onnx.model import build_window_graph
-from slipstream.exporting.onnx.sessions import open_session
-from slipstream.exporting.onnx.step import build_step_graph, explain_no_step_graph
+from slipstream.exporting.onnx.files import open_session
+from slipstream.exporting.onnx.graph import (
+    build_step_graph,
+    build_window_graph,
+    explain_no_step_graph,
+)
 from slipstream.exporting.verification import Differences
 from tests.conftest import KINDS
 from tests.exporting.random_models import RandomRun, make_nearly_constant, make_signature
@@ -224,7 +227,7 @@ def test_the_metadata_name_columns_context_and_step():
 
 def test_graphs_are_built_without_torch():
     code = (
-        "import sys, slipstream.exporting.onnx.step, slipstream.exporting.onnx.sessions; "
+        "import sys, slipstream.exporting.onnx.graph, slipstream.exporting.onnx.files; "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

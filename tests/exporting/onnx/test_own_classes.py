@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 
 import slipstream
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from tests.models.nets import Remembering
 from tests.models.test_custom import job
 

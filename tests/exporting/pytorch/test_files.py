@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import slipstream
-from slipstream.errors import UserError
-from slipstream.exporting.pytorch.recurrent import (
+from slipstream.base.errors import UserError
+from slipstream.exporting.torch_program import (
     restore_recurrent_layers,
     stand_in_for_recurrent_layers,
 )

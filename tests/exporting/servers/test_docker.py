@@ -14,10 +14,10 @@ import pytest
 
 import slipstream
 from slipstream import UserError
-from slipstream.exporting.servers.docker import PACKAGES, choose_packages, pin_packages
-from slipstream.portable.model import load_portable
-from slipstream.run_names import find_run
-from slipstream.serving.api import read_graph
+from slipstream.base.run_names import find_run
+from slipstream.exporting.docker import PACKAGES, choose_packages, pin_packages
+from slipstream.inference.portable import load_portable
+from slipstream.server.api import read_graph
 from tests.conftest import HUNG_S, close
 from tests.exporting.small_runs import compare_predictions, train_run
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 import slipstream
-from slipstream.serving.api import build_app
+from slipstream.server.api import build_app
 from tests.exporting.small_runs import train_run
 
 

@@ -8,7 +8,7 @@ from torch.func import vmap
 
 from slipstream.config import Augment
 from slipstream.config.train import KINDS
-from slipstream.models.noise.augment import SequenceLayout, augment, make_layout
+from slipstream.models.noise import SequenceLayout, augment, make_layout
 from tests.conftest import close, small_config, small_dataset
 
 T, B, F, H = 24, 200, 3, 4

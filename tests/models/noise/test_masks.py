@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.func import vmap
 
 from slipstream.config import Pretrain
-from slipstream.models.noise import masks, rng
+from slipstream.models import noise
 
 KINDS = ("patch", "block", "random")
 
@@ -28,9 +28,9 @@ def key(number: int) -> torch.Tensor:
 def test_every_window_has_the_same_number_of_masked_rows(kind, context, length, ratio, seed):
     length = min(length, context // 2)
     how = Pretrain(mask=kind, length=length, ratio=ratio)
-    mask = masks.draw_mask(how, key(seed), context, 9)
+    mask = noise.draw_mask(how, key(seed), context, 9)
     assert mask.shape == (context, 9)
-    wanted = masks.count_masked_rows(how, context)
+    wanted = noise.count_masked_rows(how, context)
     assert mask.sum(dim=0).tolist() == [wanted] * 9
     assert 0 < wanted < context
     unit = length if kind == "patch" else 1
@@ -46,19 +46,19 @@ def stretches(column: torch.Tensor) -> list[int]:
 
 
 def test_patches_are_whole_a_block_is_one_and_rows_stand_alone():
-    patches = masks.draw_mask(Pretrain(ratio=0.3), key(1), 96, 200)
+    patches = noise.draw_mask(Pretrain(ratio=0.3), key(1), 96, 200)
     assert all(length % 7 == 0 for w in range(200) for length in stretches(patches[:, w]))
-    block = masks.draw_mask(Pretrain(mask="block"), key(1), 96, 200)
+    block = noise.draw_mask(Pretrain(mask="block"), key(1), 96, 200)
     assert all(stretches(block[:, w]) == [14] for w in range(200))
-    single = masks.draw_mask(Pretrain(mask="random"), key(1), 96, 200)
+    single = noise.draw_mask(Pretrain(mask="random"), key(1), 96, 200)
     assert max(length for w in range(200) for length in stretches(single[:, w])) < 7
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_masked_about_as_often(kind):
     how = Pretrain(mask=kind, ratio=0.25)
-    often = masks.draw_mask(how, key(5), 96, 20_000).float().mean(dim=1)
-    share = masks.count_masked_rows(how, 96) / 96
+    often = noise.draw_mask(how, key(5), 96, 20_000).float().mean(dim=1)
+    share = noise.count_masked_rows(how, 96) / 96
     assert often.min() > 0
     if kind == "random":  # a block's edges are covered by fewer places
         assert (often / share - 1).abs().max() < 0.1
@@ -68,10 +68,10 @@ def test_every_row_is_masked_about_as_often(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_gives_the_same_mask_again_another_key_another(kind):
     how = Pretrain(mask=kind)
-    first, again = (masks.draw_mask(how, key(3), 60, 50) for _ in range(2))
+    first, again = (noise.draw_mask(how, key(3), 60, 50) for _ in range(2))
     assert torch.equal(first, again)
-    assert not torch.equal(first, masks.draw_mask(how, key(4), 60, 50))
-    assert torch.equal(first[:, :20], masks.draw_mask(how, key(3), 60, 20))  # whatever comes after
+    assert not torch.equal(first, noise.draw_mask(how, key(4), 60, 50))
+    assert torch.equal(first[:, :20], noise.draw_mask(how, key(3), 60, 20))  # whatever comes after
     assert len({tuple(column) for column in first.T.tolist()}) > 10
 
 
@@ -79,10 +79,10 @@ def test_a_key_gives_the_same_mask_again_another_key_another(kind):
 def test_a_window_is_always_validated_with_the_same_mask(kind):
     how = Pretrain(mask=kind)
     inputs = torch.randn(40, 30, 3, generator=torch.Generator().manual_seed(0))
-    mask = masks.mask_windows(how, inputs, None)
+    mask = noise.mask_windows(how, inputs, None)
     order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(mask[:, order], masks.mask_windows(how, inputs[:, order], None))
-    assert torch.equal(mask[:, 7:8], masks.mask_windows(how, inputs[:, 7:8].clone(), None))
+    assert torch.equal(mask[:, order], noise.mask_windows(how, inputs[:, order], None))
+    assert torch.equal(mask[:, 7:8], noise.mask_windows(how, inputs[:, 7:8].clone(), None))
     assert len({tuple(column) for column in mask.T.tolist()}) > 10
 
 
@@ -92,25 +92,25 @@ def test_lanes_draw_what_each_would_alone(kind):
     keys, inputs = torch.tensor([3, 9]), torch.randn(2, 40, 8, 3)
 
     def drawn(inputs, key):
-        return masks.mask_windows(how, inputs, key)
+        return noise.mask_windows(how, inputs, key)
 
     both = vmap(drawn)(inputs, keys)
-    fixed = vmap(lambda one: masks.mask_windows(how, one, None))(inputs)
+    fixed = vmap(lambda one: noise.mask_windows(how, one, None))(inputs)
     for lane in range(2):
-        assert torch.equal(both[lane], masks.mask_windows(how, inputs[lane], keys[lane]))
-        assert torch.equal(fixed[lane], masks.mask_windows(how, inputs[lane], None))
+        assert torch.equal(both[lane], noise.mask_windows(how, inputs[lane], keys[lane]))
+        assert torch.equal(fixed[lane], noise.mask_windows(how, inputs[lane], None))
 
 
 def test_drawn_numbers_are_spread_as_they_should_be():
-    even = rng.draw_uniform(key(2), 0, 100, 1000)
+    even = noise.draw_uniform(key(2), 0, 100, 1000)
     assert float(even.min()) > 0
     assert float(even.max()) < 1
     assert float(even.mean()) == pytest.approx(0.5, abs=0.005)
     assert float(even.var()) == pytest.approx(1 / 12, abs=0.002)
-    bell = rng.draw_normal(key(2), 1, 100, 1000)
+    bell = noise.draw_normal(key(2), 1, 100, 1000)
     assert float(bell.mean()) == pytest.approx(0, abs=0.02)
     assert float(bell.std()) == pytest.approx(1, abs=0.01)
     assert bell.isfinite().all()
-    other = rng.draw_uniform(key(2), 1, 100, 1000)
+    other = noise.draw_uniform(key(2), 1, 100, 1000)
     paired = torch.corrcoef(torch.stack([even.flatten(), other.flatten()]))
     assert abs(float(paired[0, 1])) < 0.02

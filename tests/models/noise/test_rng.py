@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from slipstream.models.noise.rng import Noise, dropout
+from slipstream.models.noise import Noise, dropout
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 

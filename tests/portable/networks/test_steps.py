@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from slipstream import UserError
-from slipstream.portable.networks.steps import RowNetwork
-from slipstream.portable.networks.windows import predict_scaled
+from slipstream.inference.networks import RowNetwork, predict_scaled
 from tests.conftest import close
 from tests.portable.networks.test_windows import draw_models, make_pair
 

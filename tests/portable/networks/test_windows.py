@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.autotune.rules import make_plan
 from slipstream.config import Signature
 from slipstream.data import windows
 from slipstream.data.scaler import Scaler
-from slipstream.models import build
-from slipstream.portable.model import PortableModel
-from slipstream.portable.networks.shapes import list_shapes
-from slipstream.portable.networks.windows import predict_scaled
+from slipstream.engine.planning import make_plan
+from slipstream.inference.networks import predict_scaled
+from slipstream.inference.portable import PortableModel
+from slipstream.models.forecaster import build
+from slipstream.models.numpy_networks import list_shapes
 from slipstream.scoring.predict import make_predictor
 from tests.conftest import KINDS, close, small_config
 

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 import slipstream
 from slipstream import UserError, runs, training
-from slipstream.errors import Interrupted, ResumableError
-from slipstream.rank import RankPlace
+from slipstream.base.errors import Interrupted, ResumableError
+from slipstream.base.rank import RankPlace
 from slipstream.training.parallel import meeting
 from tests.conftest import HUNG_S, close, small_config, waves
 from tests.training.parallel import nets

@@ -10,11 +10,11 @@ import pytest
 
 import slipstream
 from slipstream import Interrupted, UserError, list_runs, remove_runs, runs, training
-from slipstream.errors import ResumableError
+from slipstream.base.errors import ResumableError
 from slipstream.reporting.page import report
+from slipstream.reporting.terminal.training import TrainingDisplay
 from slipstream.runs import Run
 from slipstream.runs.lock import hold_lock
-from slipstream.terminal.training import TrainingDisplay
 from slipstream.training.shares import division
 from slipstream.training.shares.batch import ShareNumber, train_share_of
 from tests.conftest import merged

@@ -14,12 +14,10 @@ import torch
 
 from slipstream import Interrupted, UserError, runs, training
 from slipstream import config as configs
-from slipstream.engine import loop
-from slipstream.engine.lanes import pack
-from slipstream.engine.progress import OUT_OF_TIME
-from slipstream.errors import ResumableError
+from slipstream.base.errors import ResumableError
+from slipstream.engine import loop, pack
+from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.runs import Run
-from slipstream.training import fitting
 from slipstream.training.shares import launcher
 from slipstream.training.shares.share import train_share
 from tests.conftest import merged, slow, waves
@@ -105,7 +103,7 @@ def test_memory_that_runs_out_in_one_share(tmp_path, monkeypatch, fails_at):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return pack.Pack(places, *given)
 
-        monkeypatch.setattr(fitting, "Pack", tight)
+        monkeypatch.setattr(pack, "Pack", tight)
     else:
         advance = pack.Pack._advance
 

@@ -14,7 +14,7 @@ import pytest
 
 import slipstream
 from slipstream import Interrupted, UserError, runs, training
-from slipstream.phases import PhaseTimer
+from slipstream.base.phases import PhaseTimer
 from slipstream.runs import Run
 from slipstream.training import context as contexts
 from slipstream.training.context import RunContext

@@ -7,7 +7,7 @@ import tempfile
 import pytest
 
 from slipstream import runs, training
-from slipstream.errors import ResumableError
+from slipstream.base.errors import ResumableError
 from slipstream.runs import Run
 from slipstream.training.shares.pool import run_shares
 from tests.test_full_disk import make_room, small_disk

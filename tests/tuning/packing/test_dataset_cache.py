@@ -9,7 +9,7 @@ import torch
 from slipstream import UserError
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
-from slipstream.tuning.packing.dataset_cache import DatasetCache
+from slipstream.search.packs import DatasetCache
 from tests.conftest import merged, small_config, waves
 from tests.labelled import CLASSIFY, states
 

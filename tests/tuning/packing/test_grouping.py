@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from slipstream import config as configs
-from slipstream.tuning.packing import grouping
-from slipstream.tuning.packing.trial import TrialRun
+from slipstream.search import packs
+from slipstream.search.packs import TrialRun
 
 
 def make_trial(number, **settings):
@@ -31,7 +31,7 @@ def test_trials_share_a_shape_where_lanes_may_differ():
         make_trial(2, **{"model.hidden": 100}),
         make_trial(3, **{"model.layers": 2}),
     )
-    shapes = [grouping.get_pack_shape(c.config, "cuda") for c in (one, other, wider, deeper)]
+    shapes = [packs.get_pack_shape(c.config, "cuda") for c in (one, other, wider, deeper)]
     assert shapes[0] == shapes[1]
     assert covers(shapes[2], shapes[0])
     assert not covers(shapes[0], shapes[2])
@@ -41,8 +41,8 @@ def test_trials_share_a_shape_where_lanes_may_differ():
 def test_small_groups_merge_where_a_step_costs_more_than_padding():
     waiting = [make_trial(i, **{"model.hidden": 128}) for i in range(12)]
     waiting += [make_trial(20, **{"model.hidden": 96}), make_trial(21, **{"model.hidden": 48})]
-    assert len(grouping.group_trials(waiting, "cuda", 100_000)) == 1
-    alone = grouping.group_trials(waiting, "cpu", 100_000)
+    assert len(packs.group_trials(waiting, "cuda", 100_000)) == 1
+    alone = packs.group_trials(waiting, "cpu", 100_000)
     assert len(alone) == 3
 
 
@@ -60,15 +60,15 @@ def test_every_trial_is_in_one_group():
         for i in range(60)
     ]
     for device in ("cuda", "cpu"):
-        found = grouping.group_trials(waiting, device, 50_000)
+        found = packs.group_trials(waiting, device, 50_000)
         assert sorted(one.number for group in found for one in group.trials) == list(range(60))
         for group in found:
             for one in group.trials:
-                assert covers(group.shape, grouping.get_pack_shape(one.config, device))
+                assert covers(group.shape, packs.get_pack_shape(one.config, device))
 
 
 def test_an_empty_place_on_a_gpu_takes_a_trial_that_wastes_little_of_it():
-    pack = grouping.get_pack_shape(make_trial(0).config, "cuda")
+    pack = packs.get_pack_shape(make_trial(0).config, "cuda")
     joins = {
         "the same width, half the batch": (make_trial(1, **{"train.batch": 64}), True),
         "a quarter of the batch": (make_trial(2, **{"train.batch": 32}), False),
@@ -77,5 +77,5 @@ def test_an_empty_place_on_a_gpu_takes_a_trial_that_wastes_little_of_it():
         "another network": (make_trial(5, **{"model.kind": "gru"}), False),
     }
     for what, (trial, expected) in joins.items():
-        assert grouping.can_join(trial, pack, "cuda") == expected, what
-        assert not grouping.can_join(trial, pack, "cpu"), what
+        assert packs.can_join(trial, pack, "cuda") == expected, what
+        assert not packs.can_join(trial, pack, "cpu"), what

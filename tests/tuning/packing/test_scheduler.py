@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import slipstream
-from slipstream import Interrupted, runs, tuning
+from slipstream import Interrupted, runs
 from slipstream import config as configs
-from slipstream import search_space as spaces
-from slipstream.engine.lanes import pack as packs_of_lanes
-from slipstream.tuning.packing import pack as trial_packs
-from slipstream.tuning.packing.trial import TrialRun
-from slipstream.tuning.study import NOTES
+from slipstream.config import search_space as spaces
+from slipstream.engine import pack
+from slipstream.engine import pack as packs_of_lanes
+from slipstream.search import api
+from slipstream.search.packs import TrialRun
+from slipstream.search.storage import NOTES
 from tests.conftest import close, slow
 from tests.tuning.searches import check_same_results, get_trials, make_settings, run_search
 
@@ -56,7 +57,7 @@ def test_out_of_memory_halves_the_lanes(tmp_path, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory (planted)")
         return packs_of_lanes.Pack(places, *given)
 
-    monkeypatch.setattr(trial_packs, "Pack", short)
+    monkeypatch.setattr(pack, "Pack", short)
     space = {"train.lr": {"low": 0.001, "high": 0.01}}
     study, events = run_search(make_settings(tmp_path, tune={"space": space, "trials": 5}))
     assert sizes == [5, 3, 2]
@@ -87,7 +88,7 @@ def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
     whole, _ = run_search(settings | {"out": str(tmp_path / "whole")})
     if resumed:
         with pytest.raises(Interrupted):
-            tuning.tune(settings, watch=stopping_in_epoch(3))
+            api.tune(settings, watch=stopping_in_epoch(3))
     advance, calls, lane_steps = packs_of_lanes.Pack._advance, [], []
 
     def crowded(made):
@@ -129,7 +130,7 @@ def test_memory_does_not_grow_with_trials(tmp_path, trials):
 
     settings = make_settings(tmp_path, train={"epochs": 1}, tune={"trials": trials, "parallel": 4})
     settings["tune"]["space"] = {"train.lr": {"low": 1e-3, "high": 1e-2}}
-    tuning.tune(settings, watch=look)
+    api.tune(settings, watch=look)
     early, late = kept[4:8], kept[-8:-4]
     assert max(count for count, _ in late) <= max(count for count, _ in early)
     assert max(count for _, count in late) <= max(count for _, count in early) + 8

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.tuning.packing.trial import TrialPool, TrialRun, TrialSource
+from slipstream.search.packs import TrialPool, TrialRun, TrialSource
 from tests.conftest import small_config
 
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream import config as configs
+from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
-from slipstream.errors import UserError
-from slipstream.tuning.storage import database
+from slipstream.search import database
 from tests.text.test_passwords import LEAKY, SECRET
 from tests.tuning.searches import make_config
 

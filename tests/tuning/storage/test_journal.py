@@ -15,14 +15,15 @@ from optuna.trial import TrialState
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs, tuning
-from slipstream import search_space as spaces
-from slipstream.errors import Interrupted
+from slipstream import runs
+from slipstream.base.errors import Interrupted
+from slipstream.config import search_space as spaces
 from slipstream.runs import Run
-from slipstream.tuning.packing.dataset_cache import DatasetCache
-from slipstream.tuning.search import OptunaSearch
-from slipstream.tuning.storage import journal
-from slipstream.tuning.study import make_distributions, open_study
+from slipstream.search import api
+from slipstream.search import storage as journal
+from slipstream.search.packs import DatasetCache
+from slipstream.search.study import make_distributions, open_study
+from slipstream.search.trials import OptunaSearch
 from tests.tuning.searches import make_config
 
 FLIPS = 60
@@ -172,7 +173,7 @@ def test_a_search_with_a_damaged_journal_resumes(tmp_path, done, damage):
         case "lock":
             (run / "study.log.lock").symlink_to(path)
     events = []
-    more = tuning.tune(resume=run, overrides=("tune.trials=4",), watch=events.append)
+    more = api.tune(resume=run, overrides=("tune.trials=4",), watch=events.append)
     assert more.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
     assert results(more.study.trials)[:3] == wanted
     reasons = [e["why"] for e in events if e["event"] == "fallback"]
@@ -236,13 +237,13 @@ def test_a_pack_without_an_intact_checkpoint_trains_from_the_start(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        tuning.tune(config, watch=stop)
+        api.tune(config, watch=stop)
     folder = runs.find_last(config.out)
     files = list(folder.glob("packs/*/checkpoints/*/*.safetensors"))
     assert files
     for path in files:
         path.write_bytes(b"")
     events = []
-    found = tuning.tune(resume=folder, watch=events.append)
+    found = api.tune(resume=folder, watch=events.append)
     assert found.summary["trials"]["finished"] == 2
     assert any("from their start" in e["what"] for e in events if e["event"] == "fallback")

@@ -21,18 +21,18 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream import config as configs
+from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
-from slipstream.errors import UserError
-from slipstream.tuning import sharing
-from slipstream.tuning.storage import shared
-from slipstream.tuning.storage.lock import SymlinkLock, _identify_process
+from slipstream.search import sharing
+from slipstream.search import storage as shared
+from slipstream.search.storage import SymlinkLock, _identify_process
 from tests.conftest import HUNG_S
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 WRITER = """
     import sys, warnings, optuna
-    from slipstream.tuning.storage import shared
+    from slipstream.search import storage as shared
     url, count = sys.argv[1], int(sys.argv[2])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")

@@ -11,13 +11,13 @@ import pytest
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs, tuning
-from slipstream import search_space as spaces
-from slipstream.errors import Interrupted, UserError
+from slipstream import runs
+from slipstream.base.errors import Interrupted, UserError
+from slipstream.config import search_space as spaces
 from slipstream.runs import Run
-from slipstream.tuning.budget import SearchBudget
-from slipstream.tuning.storage import database
-from slipstream.tuning.workers.launcher import Launcher
+from slipstream.search import api, database
+from slipstream.search.budget import SearchBudget
+from slipstream.search.workers import Launcher
 from tests.conftest import close, small_config, waves
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
@@ -58,13 +58,13 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
     config = make_config(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume") as stopped:
-        tuning.tune(config, watch=stopping, workers=2)
+        api.tune(config, watch=stopping, workers=2)
     assert stopped.value.signal_number == signal.SIGTERM
     assert set(stopping.pids) == {0, 1}
     assert not any(psutil.pid_exists(pid) for pid in stopping.pids.values())
 
     killing = Violent(signal.SIGKILL, to_worker=1)
-    found = tuning.tune(resume=runs.find_last(config.out), watch=killing)
+    found = api.tune(resume=runs.find_last(config.out), watch=killing)
     assert [(e["worker"], e["remedy"]) for e in killing.died] == [(1, "started again")]
     assert "SIGKILL" in killing.died[0]["why"]
     trials = runs.read_json(found.run / "trials.json")

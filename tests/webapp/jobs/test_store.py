@@ -7,10 +7,8 @@ import threading
 
 import pytest
 
-from slipstream.errors import UserError
-from slipstream.webapp.jobs.presence import DeviceLock, announce_server, has_server
-from slipstream.webapp.jobs.store import JobStore
-from slipstream.webapp.jobs.supervisor import choose_queue
+from slipstream.app.jobs import DeviceLock, JobStore, announce_server, choose_queue, has_server
+from slipstream.base.errors import UserError
 
 
 def submit(store, name="job", device="cpu"):

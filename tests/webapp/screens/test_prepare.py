@@ -494,7 +494,7 @@ def test_a_link_is_not_written_through_and_paths_outside_are_refused(site, tmp_p
 
 
 def test_a_range_of_a_large_file_is_read_without_the_rest(site, monkeypatch):
-    from slipstream.data.io import files
+    from slipstream.data import files
 
     monkeypatch.setattr(files, "LARGE_BYTES", 0)
     write_table(site.workspace.folder / "load.csv")
@@ -511,9 +511,9 @@ def test_a_range_of_a_large_file_is_read_without_the_rest(site, monkeypatch):
 
 
 def test_a_file_too_large_for_a_request_is_said_so(site, monkeypatch):
-    from slipstream.webapp.screens.prepare import preview
+    from slipstream.app.screens import prepare_rows
 
-    monkeypatch.setattr(preview, "MOST_BYTES", 1000)
+    monkeypatch.setattr(prepare_rows, "MOST_BYTES", 1000)
     write_table(site.workspace.folder / "load.csv")
     state = begin(site)
     assert "MB" in site.post("/api/prepare/split", {"draft": state["draft"]}).json["error"]

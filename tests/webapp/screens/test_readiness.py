@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from slipstream import config as configs
+from slipstream.app.screens import prepare_rows
+from slipstream.app.screens.prepare_rows import check_data
+from slipstream.base.errors import UserError
 from slipstream.data.dataset import load_dataset
-from slipstream.errors import UserError
-from slipstream.webapp.screens.prepare import readiness
-from slipstream.webapp.screens.prepare.readiness import check_data
 from tests.webapp.conftest import start_site
 
 pytestmark = pytest.mark.usefixtures("no_workers")
@@ -114,8 +114,8 @@ def check(config):
 @pytest.fixture
 def sampled(monkeypatch):
     """Files count as large, and a few rows are a sample."""
-    monkeypatch.setattr(readiness, "MOST_BYTES", 100)
-    monkeypatch.setattr(readiness, "SAMPLE_ROWS", 60)
+    monkeypatch.setattr(prepare_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(prepare_rows, "SAMPLE_ROWS", 60)
 
 
 @pytest.mark.usefixtures("sampled")

@@ -9,9 +9,9 @@ from urllib.parse import quote
 
 import pytest
 
-from slipstream.data.io import files
-from slipstream.webapp import paths
-from slipstream.webapp.tables import uploads
+from slipstream.app import paths
+from slipstream.app.tables import service
+from slipstream.data import files
 from tests.webapp.conftest import TOKEN
 
 TABLE = b"a,b\n1,2\n3,4\n"
@@ -24,7 +24,7 @@ def send(site, name, body=TABLE, **headers):
 
 
 def list_uploads(site) -> list[str]:
-    folder = site.workspace.folder / uploads.PLACE
+    folder = site.workspace.folder / service.PLACE
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
@@ -69,14 +69,14 @@ def test_nothing_is_overwritten(site):
         ("a\n\r\0b.csv", "a-b.csv"),
         ("<script>alert(1)</script>.csv", "script.csv"),
         ("%2e%2e%2fa.parquet", "2e-2e-2fa.parquet"),
-        ("x" * 10_000 + ".csv", "x" * uploads.MOST_NAME + ".csv"),
+        ("x" * 10_000 + ".csv", "x" * service.MOST_NAME + ".csv"),
         ("日本.csv", "table.csv"),
         ("a.b.csv.gz", "a.b.csv.gz"),
         ("a.zip", "a.zip"),
     ],
 )
 def test_names_are_made_of_plain_characters(name, expected):
-    assert uploads.clean_name(name) == expected
+    assert service.clean_name(name) == expected
 
 
 @pytest.mark.parametrize("name", ["", "a", "a.py", "a.csv.exe", "a.html", ".gz", "csv", "a.csv/"])
@@ -92,7 +92,7 @@ def test_every_format_that_is_read_can_be_uploaded():
 
 
 def test_a_large_upload_is_refused_before_it_comes(site, monkeypatch):
-    monkeypatch.setattr(uploads, "MOST_BYTES", 1000)
+    monkeypatch.setattr(service, "MAX_UPLOAD_BYTES", 1000)
     with open_upload(site, "Content-Length: 1001") as raw:
         answer = read_to_end(raw)
     assert answer.startswith(b"HTTP/1.1 413")
@@ -101,7 +101,7 @@ def test_a_large_upload_is_refused_before_it_comes(site, monkeypatch):
 
 
 def test_a_large_upload_of_unknown_length_is_cut_off(site, monkeypatch):
-    monkeypatch.setattr(uploads, "MOST_BYTES", 1000)
+    monkeypatch.setattr(service, "MAX_UPLOAD_BYTES", 1000)
     with open_upload(site, "Transfer-Encoding: chunked") as raw:
         raw.sendall(b"7d0\r\n" + b"x" * 2000 + b"\r\n")
         assert raw.recv(100).startswith(b"HTTP/1.1 413")
@@ -109,7 +109,7 @@ def test_a_large_upload_of_unknown_length_is_cut_off(site, monkeypatch):
 
 
 def test_a_slow_upload_is_cut_off(site, monkeypatch):
-    monkeypatch.setattr(uploads, "SLOW_S", 0.2)
+    monkeypatch.setattr(service, "SLOW_S", 0.2)
     with open_upload(site, "Content-Length: 100") as raw:
         raw.sendall(b"a,b\n")
         answer = read_to_end(raw)
@@ -119,8 +119,8 @@ def test_a_slow_upload_is_cut_off(site, monkeypatch):
 
 
 def test_an_upload_that_pauses_but_is_fast_enough_is_complete(site, monkeypatch):
-    monkeypatch.setattr(uploads, "SLOW_S", 0.1)
-    monkeypatch.setattr(uploads, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(service, "SLOW_S", 0.1)
+    monkeypatch.setattr(service, "FEWEST_BYTES", 0)
     with open_upload(site, f"Content-Length: {len(TABLE)}") as raw:
         raw.sendall(TABLE[:4])
         raw.settimeout(0.35)
@@ -153,7 +153,7 @@ def test_a_full_disk_is_said_before_and_during_an_upload(site, monkeypatch):
         limit(resource.RLIM_INFINITY)
     assert answer.status == 507
     assert list_uploads(site) == []
-    monkeypatch.setattr(uploads, "RESERVE_BYTES", 1 << 62)
+    monkeypatch.setattr(service, "RESERVE_BYTES", 1 << 62)
     answer = send(site, "a.csv")
     assert answer.status == 507
     assert "the disk has room for 0 bytes" in answer.json["error"]
@@ -162,7 +162,7 @@ def test_a_full_disk_is_said_before_and_during_an_upload(site, monkeypatch):
 
 def test_a_folder_that_leads_out_is_not_written_to(site, tmp_path_factory):
     outside: Path = tmp_path_factory.mktemp("outside")
-    (site.workspace.folder / uploads.PLACE).symlink_to(outside)
+    (site.workspace.folder / service.PLACE).symlink_to(outside)
     assert send(site, "a.csv").status == 404
     assert list(outside.iterdir()) == []
 

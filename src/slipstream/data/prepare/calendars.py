@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.errors import UserError
-from slipstream.text import find_nearest
+from slipstream.base.errors import UserError
+from slipstream.base.text import find_nearest
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import signal
 
-from slipstream.data.missing import fill_forward
+from slipstream.base.errors import UserError
 from slipstream.data.prepare import rolling
-from slipstream.errors import UserError
+from slipstream.data.series import fill_forward
 
 Floats = npt.NDArray[np.float64]
 Kind = Literal["ema", "moving_average", "median", "butterworth", "savgol"]

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.data.prepare.spans import to_span
-from slipstream.errors import UserError
-from slipstream.text import format_count
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count
+from slipstream.data.prepare.rolling import to_span
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.base.errors import UserError
 from slipstream.config.prepare import parse_duration
-from slipstream.data.io.table import release_memory
-from slipstream.data.prepare.spans import to_span
-from slipstream.errors import UserError
+from slipstream.data.prepare.rolling import to_span
+from slipstream.data.table import release_memory
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -6,11 +6,18 @@ slice of the column would give other digits. Sums are of differences from the wi
 so a large offset costs no precision.
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy import ndimage
+
+from slipstream.base.errors import UserError
+from slipstream.config.prepare import parse_duration
 
 Floats = npt.NDArray[np.float64]
 State = tuple[Floats, ...]
@@ -216,3 +223,26 @@ def _find_known_medians(windows: Floats) -> Floats:
     upper = ordered[at, np.minimum(count // 2, windows.shape[1] - 1)]
     lower = ordered[at, np.maximum(count - 1, 0) // 2]
     return np.asarray(np.where(count % 2, lower, (lower + upper) / 2))
+
+
+Times = npt.NDArray[Any]
+MICROSECONDS = 1e6
+
+
+def to_span(value: str | float, times: Times, setting: str) -> int | float:
+    """Return a length of time in the unit of the times: microseconds, or that of plain numbers.
+
+    For plain numbers it has to be a number too, as their unit is not known.
+    """
+    if times.dtype != np.int64:
+        if isinstance(value, str):
+            raise UserError(
+                f'{setting} is "{value}", but data.time holds plain numbers; write {setting} as a '
+                "number in their unit"
+            )
+        return float(value)
+    exact = parse_duration(value, setting) * MICROSECONDS
+    whole = round(exact)
+    if not whole or not math.isclose(exact, whole, rel_tol=1e-12):
+        raise UserError(f"{setting} is {value}; use a whole number of microseconds")
+    return whole

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +16,376 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.errors import UserError
-from slipstream.exporting.c.compiler import CLibrary, build_library, build_program, measure_arm
-from slipstream.exporting.c.memory import About, CLayout, CSettings
-from slipstream.exporting.c.selftest import (
-    count_rows,
-    count_windows,
-    write_row_selftest,
-    write_selftest,
+from slipstream.base.errors import UserError
+from slipstream.exporting.c.networks import format_double, format_floats
+from slipstream.exporting.c.source import (
+    About,
+    CLayout,
+    CSettings,
+    SeriesRows,
+    iter_series,
+    make_source,
+    render,
 )
-from slipstream.exporting.c.series import SeriesRows
-from slipstream.exporting.c.source import make_source
 from slipstream.exporting.formats import (
     LIMIT,
     ExportSource,
     PieceRunner,
+    ReferenceBatch,
     Runner,
     SeriesPiece,
     WrittenExport,
     to_inputs,
 )
-from slipstream.exporting.interface import Interface
-from slipstream.portable.networks.steps import explain_no_steps
-from slipstream.portable.rows import PhysicalWindows
+from slipstream.exporting.interface import Interface, measure_spreads, widen_limit
+from slipstream.inference.networks import explain_no_steps
+from slipstream.inference.portable import PortableRun
+from slipstream.inference.rows import PhysicalWindows
+from slipstream.inference.stream import Stream, StreamPrediction
+
+MOST_WINDOWS, MOST_NUMBERS = 8, 20_000
+"""How much a self-test holds at most; one window at least"""
+MOST_ROWS = 200
+"""Rows of a series that the steps of `data.prepare` are tested on"""
+ROWS_AFTER_CONTEXT = 50
+"""Rows with predictions that count, where the state is carried on"""
+
+
+def count_windows(layout: CLayout) -> int:
+    """Return how many windows the self-test has."""
+    signature = layout.model.signature
+    return max(min(MOST_NUMBERS // (signature.context * len(signature.inputs)), MOST_WINDOWS), 1)
+
+
+def write_selftest(
+    layout: CLayout, examples: ReferenceBatch, limit: float, series: SeriesRows | None
+) -> str:
+    """Return the text of main.c."""
+    signature, scaler = layout.model.signature, layout.model.scaler
+    double, windows = layout.settings.double, examples.windows
+    expected = next(iter(examples.outputs.values()))  # lower and upper follow it
+    extra = [name for name in ("static", "future") if getattr(windows, name) is not None]
+    names = {"static": "constants", "future": "future"}
+    spread = _measure_spreads(layout)
+    limit = _widen_limit(layout, limit, expected, spread)
+    values: dict[str, Any] = {
+        "p": layout.settings.name,
+        "on": "test set",
+        "limit": f"{limit:g}",
+        "num_windows": len(windows.rows),
+        "rows": _format_rows(windows.rows, double=double),
+        "constants": (),
+        "future": (),
+        "expected": _format_rows(expected, double=True),
+        "spread": _format_rows(spread[None], double=True)[0],
+        "window_arguments": "".join(f", {names[one]}[n]" for one in extra),
+        # a step that prepares or filters gives other numbers than a window
+        "compares_steps": not (layout.prepared or layout.parts.filter_past),
+        "prepared_rows": (),
+    }
+    for one in extra:
+        values[names[one]] = _format_rows(getattr(windows, one), double=double)
+    if series is not None:
+        deviations = measure_spreads(signature.inputs, scaler)[None]
+        if not double:
+            prepared = np.nan_to_num(np.abs(series.prepared[:MOST_ROWS]))
+            limit = float(widen_limit(limit, prepared / deviations).max())
+        values |= {
+            "limit": f"{limit:g}",
+            "raw_rows": _format_rows(series.raw[:MOST_ROWS], double=double),
+            "prepared_rows": _format_rows(series.prepared[:MOST_ROWS], double=True),
+            "input_spread": _format_rows(deviations, double=True)[0],
+        }
+    return render("main.c.j2", values)
+
+
+def count_rows(layout: CLayout) -> int:
+    """Return how many rows of a series the self-test has, where the state is carried on."""
+    signature = layout.model.signature
+    ahead = signature.future_shape[0] * signature.future_shape[1]
+    outputs = signature.steps_out * len(signature.targets) * signature.outputs
+    columns = layout.prepared.columns if layout.prepared else signature.inputs
+    width = len(columns) + ahead + outputs
+    return max(min(MOST_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
+
+
+def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:
+    """Return the text of main.c: rows before `data.prepare` from the start of a series, and what
+    a stream of them predicts."""
+    signature, double = layout.model.signature, layout.settings.double
+    if not double:
+        start = _round_to_float(start)
+    columns = layout.prepared.columns if layout.prepared else signature.inputs
+    if layout.prepared is None:
+        run = _drop_steps(run)
+    expected = _predict_rows(run, start, columns)
+    known = [one for one in expected if one is not None]
+    if not known:
+        raise UserError("no series is long enough for the self-test of the C code")
+    first = len(expected) - len(known)
+    count = len(expected)
+    spread = _measure_spreads(layout)
+    limit = _widen_limit(layout, limit, np.stack(known), spread)
+    ahead, fixed = start.future, start.static
+    values: dict[str, Any] = {
+        "p": layout.settings.name,
+        "limit": f"{limit:g}",
+        "first": first,
+        "prepares": layout.prepared is not None,
+        "rows": _format_rows(start.rows[:count], double=double),
+        "constants": () if fixed is None else _format_rows(fixed[None], double=double),
+        "future": () if ahead is None else _format_rows(ahead[:count], double=double),
+        "expected": _format_rows(np.stack(known), double=True),
+        "spread": _format_rows(spread[None], double=True)[0],
+    }
+    return render("main_rows.c.j2", values)
+
+
+def _measure_spreads(layout: CLayout) -> npt.NDArray[np.float64]:
+    signature = layout.model.signature
+    return (
+        np.ones(1) if signature.classes else measure_spreads(signature.targets, layout.model.scaler)
+    )
+
+
+def _widen_limit(
+    layout: CLayout, limit: float, expected: npt.NDArray[Any], spread: npt.NDArray[np.float64]
+) -> float:
+    """Return the limit of the differences from these predictions [N, H, C] or [N, H, C, Q]."""
+    signature, scaler = layout.model.signature, layout.model.scaler
+    if signature.classes:
+        return limit
+    shift = np.array([scaler.shift[name] for name in signature.targets])
+    unit = np.array([scaler.size[name] for name in signature.targets])
+    inputs = max(
+        abs(edge[name] - scaler.shift[name]) / scaler.size[name]
+        for edge in (scaler.low, scaler.high)
+        for name in signature.inputs
+    )
+    by_target = expected.reshape(len(expected), signature.steps_out, len(spread), -1)
+    size = np.maximum(np.abs(by_target - shift[:, None]), inputs * unit[:, None])
+    if not layout.settings.double:
+        size = np.maximum(size, np.abs(by_target))
+    return float(widen_limit(limit, size / spread[:, None]).max())
+
+
+def _round_to_float(piece: SeriesPiece) -> SeriesPiece:
+    """Return the numbers that the C code reads."""
+    rows, static, future = (
+        None if one is None else one.astype(np.float32).astype(np.float64) for one in piece
+    )
+    assert rows is not None
+    return SeriesPiece(rows, static, future)
+
+
+def _drop_steps(run: PortableRun) -> PortableRun:
+    """Return the run for rows that `data.prepare` has been applied to."""
+    (member,) = run.members
+    config = member.first.config
+    data = config.data.model_copy(update={"prepare": ()})
+    bare = config.model_copy(update={"data": data})
+    models = tuple(replace(one, config=bare) for one in member.models)
+    return replace(run, members=(replace(member, models=models),))
+
+
+def _predict_rows(
+    run: PortableRun, start: SeriesPiece, columns: Sequence[str]
+) -> list[npt.NDArray[Any] | None]:
+    """Return what is predicted after each row, up to one that makes a gap."""
+    stream = Stream(run, regime="carried")
+    places = [columns.index(name) for name in stream.columns]
+    result: list[npt.NDArray[Any] | None] = []
+    for number, row in enumerate(start.rows[:, places]):
+        ahead = None if start.future is None else start.future[number]
+        try:
+            prediction = stream.push(row, id="", static=start.static, future=ahead)
+        except UserError:
+            break
+        if prediction is None and result and result[-1] is not None:
+            break
+        result.append(None if prediction is None else _get_values(prediction))
+    return result
+
+
+def _get_values(prediction: StreamPrediction) -> npt.NDArray[Any]:
+    every = (prediction.probabilities, prediction.quantiles, prediction.point)
+    return next(one for one in every if one is not None)
+
+
+def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
+    """Return the initializer of each first-axis entry, flat."""
+    flat = values.reshape(len(values), -1)
+    if not double:
+        return ["{" + ", ".join(format_floats(one)) + "}" for one in flat.astype(np.float32)]
+    return ["{" + ", ".join(map(format_double, one)) + "}" for one in flat.tolist()]
+
+
+COMPILERS = ("cc", "gcc", "clang")
+ARM_COMPILER = "arm-none-eabi-gcc"
+FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic")
+ARM_FLAGS = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
+SECTIONS = ("-ffunction-sections", "-fdata-sections")
+COMPILE_LIMIT_S = 300.0
+Values = npt.NDArray[Any]
+
+
+def find_compiler() -> str:
+    """Find a C compiler, by the variable CC first; without one, nothing can be verified."""
+    requested = os.environ.get("CC", "").split()[:1]
+    for name in (*requested, *COMPILERS):
+        if path := shutil.which(name):
+            return path
+    raise UserError(
+        "there is no C compiler (cc, gcc or clang) to verify the C code with, so it is not "
+        "written; install one, or name it in the variable CC"
+    )
+
+
+def run_tool(command: Sequence[str]) -> str:
+    """Run a compiler and return what it prints; its messages are the error's."""
+    try:
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S
+        )
+    except subprocess.CalledProcessError as error:
+        raise UserError(f"{command[0]} cannot compile the C code: {error.stderr.strip()}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"{command[0]} does not run: {error}") from None
+    return done.stdout
+
+
+def build_library(source: Path, to: Path) -> Path:
+    """Compile a model's source into a shared library."""
+    run_tool([find_compiler(), *FLAGS, "-shared", "-fPIC", "-o", str(to), str(source), "-lm"])
+    return to
+
+
+def build_program(sources: Sequence[Path], to: Path) -> Path:
+    """Compile a program."""
+    run_tool([find_compiler(), *FLAGS, "-o", str(to), *map(str, sources), "-lm"])
+    return to
+
+
+def measure_arm(source: Path) -> dict[str, int]:
+    """Return the bytes of code and constants, and of RAM, on a Cortex-M4F; nothing where there is
+    no compiler for it."""
+    if not all(map(shutil.which, (ARM_COMPILER, "arm-none-eabi-size"))):
+        return {}
+    with tempfile.TemporaryDirectory() as scratch:
+        built = Path(scratch) / "model.o"
+        flags = [*FLAGS, *ARM_FLAGS, *SECTIONS]
+        run_tool([ARM_COMPILER, *flags, "-c", "-o", str(built), str(source)])
+        numbers = run_tool(["arm-none-eabi-size", str(built)]).splitlines()[1].split()
+    text, data, bss = map(int, numbers[:3])
+    return {"cortex_m4_flash_bytes": text + data, "cortex_m4_ram_bytes": data + bss}
+
+
+class CLibrary:
+    """A compiled model, called from Python. Shapes: N windows or rows."""
+
+    def __init__(self, path: Path, name: str, dtype: npt.DTypeLike, *, num_outputs: int) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._name, self._num_outputs = name, num_outputs
+        self._dtype = np.dtype("float64" if dtype == "double" else "float32")
+
+    def predict(self, rows: Values, *extra: Values) -> Values:
+        """Predict windows [N, context, inputs], each by itself, to [N, outputs]; `extra` are
+        constants [N, ...] and rows ahead [N, ...] where the model reads them."""
+        return self.window(rows, *extra)[0]
+
+    def window(self, rows: Values, *extra: Values) -> tuple[Values, npt.NDArray[np.int32]]:
+        """Return predictions of windows, and what each call returned."""
+        out = self._make_out(len(rows), self._num_outputs)
+        results = self._call_each("window", [*map(self._convert, (rows, *extra)), out])
+        return out, results
+
+    def predict_by_steps(self, rows: Values, *extra: Values) -> Values:
+        """Predict windows row by row, each from a reset on; NaN where a step says there is none."""
+        result = self._make_out(len(rows), self._num_outputs)
+        for number, window in enumerate(rows):
+            self.reset()
+            beside = [np.repeat(one[number : number + 1], len(window), axis=0) for one in extra]
+            out, complete = self.step(window, *beside)
+            if complete[-1]:
+                result[number] = out[-1]
+        return result
+
+    def bound(self, out: Values, level: str, *, num: int) -> tuple[Values, Values]:
+        """Return both ends of the intervals around predictions [N, outputs]."""
+        lower, upper = self._make_out(len(out), num), self._make_out(len(out), num)
+        self._call_each(f"interval_{level}", [out, lower, upper])
+        return lower, upper
+
+    def reset(self) -> None:
+        """Start a series."""
+        getattr(self._library, f"{self._name}_reset")()
+
+    def step(self, rows: Values, *extra: Values) -> tuple[Values, npt.NDArray[np.int32]]:
+        """Take rows [N, columns] one by one; return predictions and what each step returned."""
+        out = self._make_out(len(rows), self._num_outputs)
+        results = self._call_each("step", [*map(self._convert, (rows, *extra)), out])
+        return out, results
+
+    def prepare(self, rows: Values, num_inputs: int, *, state_bytes: int) -> Values:
+        """Prepare the rows [N, columns] of a series."""
+        state = ctypes.create_string_buffer(state_bytes)
+        reset = getattr(self._library, f"{self._name}_reset_state")
+        reset.argtypes = [ctypes.c_void_p]
+        reset(ctypes.addressof(state))
+        out = self._make_out(len(rows), num_inputs)
+        self._call_each("prepare_state", [self._convert(rows), out], ctypes.addressof(state))
+        return out
+
+    def _convert(self, values: Values) -> Values:
+        return np.ascontiguousarray(values, dtype=self._dtype)
+
+    def _make_out(self, count: int, width: int) -> Values:
+        return np.full((count, width), np.nan, dtype=self._dtype)
+
+    def _call_each(
+        self, function: str, arrays: Sequence[Values], *first: int
+    ) -> npt.NDArray[np.int32]:
+        """Call a function for each entry of the arrays, after arguments that stay the same."""
+        call = getattr(self._library, f"{self._name}_{function}")
+        call.argtypes = [ctypes.c_void_p] * (len(first) + len(arrays))
+        call.restype = ctypes.c_int
+        places = [(one.ctypes.data, one[:1].nbytes) for one in arrays]
+        results = np.zeros(len(arrays[0]), dtype=np.int32)
+        for number in range(len(results)):
+            results[number] = call(*first, *(begin + number * size for begin, size in places))
+        return results
+
+
+def check_prepare(
+    library: CLibrary, layout: CLayout, new_data: Any
+) -> tuple[dict[str, Any], SeriesRows | None]:
+    """Return the largest difference, and a series, if possible as long as the context; refuse
+    steps that differ."""
+    steps, model = layout.prepared, layout.model
+    assert steps is not None
+    spread = measure_spreads(model.signature.inputs, model.scaler)
+    largest, limit, rows, first = 0.0, LIMIT, 0, None
+    for series in iter_series(model, steps, new_data):
+        values = library.prepare(series.raw, len(spread), state_bytes=layout.sizes.state_bytes)
+        same = np.isnan(values) == np.isnan(series.prepared)
+        distance = np.abs(values - series.prepared) / spread
+        distance[~same] = np.inf
+        # in double but for the last rounding, where rows are float
+        sizes = np.nan_to_num(np.abs(series.prepared)) * (not layout.settings.double)
+        allowed = widen_limit(LIMIT, sizes / spread)
+        distance = np.nan_to_num(distance, nan=0.0, posinf=np.inf)
+        largest, limit = max(largest, float(distance.max())), max(limit, float(allowed.max()))
+        rows += len(series.raw)
+        if first is None or len(first.raw) < min(len(series.raw), model.signature.context):
+            first = series
+        if not (distance <= allowed).all():
+            raise UserError(
+                f'series "{series.name}": data.prepare in C differs by up to {largest:.2g} of a '
+                "column's spread; nothing was written. Pass --after-prepare to leave the steps to "
+                "the caller"
+            )
+    return {"prepare": {"rows": rows, "max_rel": largest, "limit": limit}}, first
+
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
 LARGEST_LOSS = 0.05
@@ -65,8 +415,6 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     differences: dict[str, Any] = {}
     series = None
     if layout.prepared:
-        from slipstream.exporting.c.checks import check_prepare  # takes a while to import
-
         differences, series = check_prepare(library, layout, source.new_data)
     if is_carried:
         start = read_first_rows(source, layout, series)

@@ -1,50 +1,410 @@
-"""The text of a model's C files."""
+"""The C source of a model: header, memory and the functions that are called."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata, resources
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
+import numpy.typing as npt
 
+from slipstream.base.statistics import find_median
+from slipstream.base.text import escape_controls, format_count
 from slipstream.config import Signature
-from slipstream.exporting.c.arrays import (
+from slipstream.config.prepare import UnitStep, name_step
+from slipstream.data.files import read_tables
+from slipstream.data.filters import FilterDesign, design_filter
+from slipstream.data.prepare.chain import apply_step, split_frames
+from slipstream.exporting.c.networks import (
+    ACTIVATIONS,
     LANES,
     ConstArrays,
+    NetworkShape,
+    add_network,
     format_double,
     format_floats,
     format_list,
-)
-from slipstream.exporting.c.header import describe_model, describe_step
-from slipstream.exporting.c.memory import (
-    About,
-    CLayout,
-    CSettings,
-    StepParts,
-    format_defines,
-    list_cells,
-    list_scratch,
-    list_state,
-    measure_sizes,
-)
-from slipstream.exporting.c.networks import (
-    ACTIVATIONS,
-    NetworkShape,
-    add_network,
     list_defines,
+    list_work,
 )
-from slipstream.portable.filters import FilterDesign, design_filter
-from slipstream.portable.model import PortableModel, Widths
-from slipstream.portable.networks.steps import explain_no_steps
-from slipstream.stats import find_median
+from slipstream.exporting.c.prepare import PreparedColumns
+from slipstream.inference.networks import explain_no_steps
+from slipstream.inference.portable import PortableModel, Widths
 
-if TYPE_CHECKING:
-    from slipstream.exporting.c.prepare import PreparedColumns
+Floats = npt.NDArray[np.float64]
+MAX_ROWS = 1_000_000
+"""Rows of a table on disk, which may be larger than memory, that are compared"""
+
+
+class SeriesRows(NamedTuple):
+    """All rows of one series."""
+
+    name: str
+    raw: Floats
+    """[rows, columns] that come in"""
+    prepared: Floats
+    """[rows, inputs] that the model reads, without rows that are padded"""
+
+
+def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> Iterator[SeriesRows]:
+    """Yield every series of the run's own data, or of new data; of a table on disk, those of its
+    first rows."""
+    data = model.config.data
+    if isinstance(source, (str, os.PathLike)):
+        data, source = data.model_copy(update={"path": str(source)}), None
+    names = dict.fromkeys(steps.columns, "data.inputs")
+    for table in read_tables(data, source):
+        if table.row_groups and table.num_rows > MAX_ROWS:
+            table = table.slice_rows(0, MAX_ROWS)
+        for frame in split_frames(table, data, names, 0):
+            raw = np.stack([frame.columns[name] for name in steps.columns], axis=1)
+            for step in steps.steps:
+                limits = model.limits.get(str(step.number))
+                frame = apply_step(step, frame, context=data.context, limits=limits)
+            every = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
+            yield SeriesRows(frame.name, raw, np.stack(every, axis=1))
+
+
+BYTES = {"float": 4, "int32_t": 4, "double": 8}
+
+
+@dataclass(frozen=True)
+class CSettings:
+    """How a model is written."""
+
+    name: str = "slip"
+    """The prefix of files, functions and constants"""
+    int8: bool = False
+    """Whether matrices have 8 bits and a scale for each row"""
+    double: bool = False
+    """Whether rows and predictions are double: float would lose digits of some column"""
+    carried: bool = True
+    """Whether a step carries the network's state, where that is possible, instead of a window"""
+    after_prepare: bool = False
+    """Whether rows come as they are after the steps of `data.prepare`"""
+    filtered: bool = True
+    """Whether a step filters its predictions, where the run does"""
+
+    @property
+    def value_type(self) -> str:
+        return "double" if self.double else "float"
+
+
+@dataclass(frozen=True)
+class CSizes:
+    """What a model takes on a 32-bit microcontroller, without its code."""
+
+    flash_bytes: int
+    """Constant arrays and tables"""
+    scratch_bytes: int
+    """Memory that all calls share"""
+    state_bytes: int
+    """Memory of one series"""
+    num_weights: int
+    step_multiply_adds: int
+    window_multiply_adds: int | None
+    """None where windows are not computed"""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step does beside the network."""
+
+    networks: int
+    carried: bool
+    prepared: int = 0
+    """Numbers that the steps of `data.prepare` keep"""
+    padded: bool = False
+    """Whether rows are put before the first one"""
+    filter_past: int = 0
+    """Numbers that `predict.filter` keeps of the past"""
+    has_window: bool = True
+    """Whether windows are computed at all, which a model for a carried state was not trained on"""
+
+
+class About(NamedTuple):
+    """What the header says of a model's origin."""
+
+    run: str = ""
+    units: Mapping[str, str] = {}
+    """Of columns, where they are known"""
+
+
+@dataclass(frozen=True)
+class CLayout:
+    """Everything that decides what the C code looks like, but for the weights."""
+
+    model: PortableModel
+    shape: NetworkShape
+    settings: CSettings
+    parts: StepParts
+    sizes: CSizes
+    prepared: PreparedColumns | None
+    about: About
+
+
+class StructMember(NamedTuple):
+    """A member of a struct."""
+
+    kind: str
+    name: str
+    length: int = 0
+    """Of an array; 0 for a single value"""
+    num_bytes: int = 4
+    """Of one value"""
+
+    @property
+    def text(self) -> str:
+        array = f"[{self.length}]" if self.length else ""
+        return f"{self.kind} {self.name}{array}"
+
+    @property
+    def total(self) -> int:
+        return max(self.length, 1) * self.num_bytes
+
+
+def list_cells(shape: NetworkShape) -> list[StructMember]:
+    """Return the members of a network's state."""
+    if shape.is_flat:
+        return []
+    result = [StructMember("float", name, count) for name, count in shape.cells.items()]
+    if shape.template == "tcn":
+        result += [
+            StructMember("int32_t", "slot", len(shape.slots)),
+            StructMember("int32_t", "count"),
+        ]
+    return result
+
+
+def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> list[StructMember]:
+    """Return the members of a series' state, those of 8 bytes first."""
+    value = StructMember(f"{settings.name}_value", "", 0, BYTES[settings.value_type])
+    signature, inputs = shape.signature, len(shape.signature.inputs)
+    result = [StructMember("double", "prepare", parts.prepared, 8)] if parts.prepared else []
+    if parts.filter_past:
+        targets = 1 if signature.classes else len(signature.targets)
+        outputs = signature.steps_out * targets * signature.outputs
+        result.append(StructMember("double", "filter_first", outputs, 8))
+        result.append(StructMember("double", "filter_past", outputs * parts.filter_past, 8))
+    if shape.holds:
+        result.append(value._replace(name="last", length=inputs))
+    if parts.carried:
+        cells = sum(one.total for one in list_cells(shape))
+        count = parts.networks * signature.sequences_per_window
+        result.append(StructMember(f"{settings.name}_cells", "cells", count, cells))
+    else:
+        result.append(value._replace(name="ring", length=signature.context * inputs))
+        result.append(StructMember("int32_t", "next"))
+    if parts.filter_past:
+        result += [StructMember("int32_t", "filtered"), StructMember("int32_t", "filter_next")]
+    if parts.padded:
+        result.append(StructMember("int32_t", "padded"))
+    return [*result, StructMember("int32_t", "rows")]
+
+
+def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> list[StructMember]:
+    """Return the members of the memory that calls share, beside rows and outputs."""
+    result = [StructMember("float", name, count) for name, count in list_work(shape).items()]
+    if not shape.is_flat and parts.has_window:
+        cells = sum(one.total for one in list_cells(shape))
+        result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
+        if shape.model.pool == "attention":
+            result += [StructMember("float", "largest"), StructMember("float", "weights")]
+    return [*result, StructMember("int32_t", "failed")]
+
+
+def measure_sizes(
+    shape: NetworkShape, settings: CSettings, parts: StepParts, constants: int, num_weights: int
+) -> CSizes:
+    """Return the sizes of a model whose constants take so many bytes."""
+    signature = shape.signature
+    outputs = signature.steps_out * signature.model_targets * signature.outputs
+    rows = shape.rows_at_once * signature.model_inputs
+    token, head = shape.count_multiply_adds()
+    passes = parts.networks * signature.sequences_per_window
+    window = passes * (token * (1 if shape.is_flat else shape.tokens) + head)
+    return CSizes(
+        flash_bytes=constants,
+        scratch_bytes=4 * (rows + outputs + max(outputs, LANES))
+        + _measure(list_scratch(shape, settings, parts)),
+        state_bytes=_measure(list_state(shape, settings, parts)),
+        num_weights=num_weights,
+        step_multiply_adds=passes * (token + head) if parts.carried else window,
+        window_multiply_adds=window if parts.has_window else None,
+    )
+
+
+def _measure(members: Iterable[StructMember]) -> int:
+    """Return the bytes of a struct; members of 8 bytes have to come first."""
+    every = list(members)
+    total = sum(one.total for one in every)
+    return total + total % 8 if any(one.num_bytes == 8 for one in every) else total
+
+
+def format_defines(defines: Mapping[str, int]) -> str:
+    return "\n".join(f"#define {name} {value}" for name, value in defines.items())
+
+
+WIDTH = 96
+ARM = "-mcpu=cortex-m4 -mthumb -mfloat-abi=hard -mfpu=fpv4-sp-d16"
+
+
+def describe_model(layout: CLayout) -> list[str]:
+    """Return the lines of the header's comment."""
+    parts = (_describe_network, _list_columns, _describe_steps, _describe_sizes, _describe_use)
+    lines: list[str] = []
+    for part in parts:
+        lines += ["", *part(layout)] if lines else part(layout)
+    return [wrapped for line in lines for wrapped in _wrap(line)]
+
+
+def _wrap(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()))
+    safe = escape_controls(line)
+    for mark in ("*/", "/*", "??"):  # they would end the comment, or warn
+        safe = safe.replace(mark, " ".join(mark))
+    return textwrap.wrap(safe, WIDTH, subsequent_indent=indent + "  ") or [""]
+
+
+def _describe_network(layout: CLayout) -> Iterator[str]:
+    signature, settings = layout.model.signature, layout.settings
+    widths = " x ".join(map(str, layout.shape.sizes)) or "no hidden layer"
+    count = layout.parts.networks
+    networks = f"the mean of {count} networks; " if count > 1 else ""
+    rows = f"windows of {format_count(signature.context, 'row')}"
+    if not layout.parts.has_window:
+        rows = "trained to carry its state on from row to row"
+    ahead = f", {format_count(signature.horizon, 'row')} ahead" if signature.horizon else ""
+    yield f"{layout.model.config.model.kind}, {widths}; {networks}{rows}{ahead}."
+    if signature.step is not None:
+        yield f"One row every {signature.step:g} (seconds, or the unit of the time column)."
+    yield (
+        "C99 without heap; math.h, string.h and stdint.h only. Networks are in float: sums of 8 "
+        "rows of a matrix at a time stay in registers, there is no double in the inner loops. "
+        "Columns are scaled in double, as in training."
+    )
+    if settings.int8:
+        yield "Matrices are int8 with a scale for each row; everything else is float."
+    if settings.double:
+        yield "Rows and predictions are double: in float, a column would lose digits."
+
+
+def _list_columns(layout: CLayout) -> Iterator[str]:
+    signature, name = layout.model.signature, layout.settings.name
+    if layout.prepared:
+        yield f"Columns of a row for {name}_step and {name}_prepare_state, physical units:"
+        yield from (f"  {i}  {column}" for i, column in enumerate(layout.prepared.columns))
+        whose = f"of a row for {name}_window" if layout.parts.has_window else "that the model reads"
+        yield f"Columns {whose}, after data.prepare (range in training):"
+    else:
+        yield "Columns of a row, in physical units (range in training):"
+    yield from _list_named(layout, signature.inputs)
+    if signature.static:
+        yield "Columns of `constants`:"
+        yield from _list_named(layout, signature.static)
+    if signature.future_shape[0]:
+        yield f"Columns of `future`, [{signature.horizon}][{len(signature.future)}]:"
+        yield from _list_named(layout, signature.future)
+    if signature.classes:
+        yield f"Predictions: the probability of each class, {', '.join(signature.classes)}."
+    else:
+        yield "Predictions, in physical units:"
+        yield from _list_named(layout, signature.targets)
+    if signature.quantiles:
+        levels = ", ".join(f"{one:g}" for one in signature.quantiles)
+        yield f"Each has the quantiles {levels}."
+    if signature.output_range is not None:
+        low, high = signature.output_range
+        yield f"Limited to {low:g} to {high:g}."
+
+
+def _list_named(layout: CLayout, names: Sequence[str]) -> Iterator[str]:
+    scaler = layout.model.scaler
+    units = dict(layout.about.units)
+    for step in layout.model.config.data.prepare:
+        if isinstance(step, UnitStep):
+            units |= dict.fromkeys(step.columns, step.unit)
+    for i, name in enumerate(names):
+        unit = f" [{units[name]}]" if name in units else ""
+        yield f"  {i}  {name}{unit}: {scaler.low[name]:g} to {scaler.high[name]:g}"
+
+
+def _describe_steps(layout: CLayout) -> Iterator[str]:
+    name = layout.settings.name
+    if layout.prepared:
+        inside = "; ".join(step.where for step in layout.prepared.steps)
+        yield f"Inside {name}_step, in double: {inside}."
+    elif steps := layout.model.config.data.prepare:
+        every = [name_step(number, step) for number, step in enumerate(steps, start=1)]
+        yield f"NOT inside, to be done to the rows before: {'; '.join(every)}."
+    else:
+        yield "Inside: scaling, the network, predictions in physical units."
+    if layout.parts.filter_past:
+        kind = layout.model.config.predict.filter.kind
+        window = f"; {name}_window not" if layout.parts.has_window else ""
+        yield f'{name}_step filters its predictions (predict.filter, "{kind}"){window}.'
+
+
+def _describe_sizes(layout: CLayout) -> Iterator[str]:
+    name, sizes, shape = layout.settings.name, layout.sizes, layout.shape
+    weights = f"{sizes.num_weights:,} weights"
+    yield f"Flash: {sizes.flash_bytes:,} bytes of constants ({weights}), and code."
+    yield (
+        f"RAM: {sizes.scratch_bytes:,} bytes that all calls share, and {sizes.state_bytes:,} for "
+        f"each {name}_state ({name}_step has one of its own). Calls must not overlap."
+    )
+    window = sizes.window_multiply_adds
+    windows = "" if window is None else f", {window:,} a window"
+    yield f"Multiply-adds: {sizes.step_multiply_adds:,} a step{windows}."
+    why = explain_no_steps(layout.model.config.model)
+    if not layout.parts.has_window:
+        yield (
+            f"{name}_step carries the network's state from row to row, as in training: call "
+            f"{name}_reset at the start of each series and after a gap, and pass every row."
+        )
+    elif layout.parts.carried:
+        yield (
+            f"{name}_step carries the network's state from row to row. {name}_window starts each "
+            "window from a state of zero, as training and slipstream predict do; slipstream "
+            "evaluate RUN --stream measures both."
+        )
+    else:
+        because = f": {why}, so no state can be carried" if why else ""
+        rows = format_count(shape.signature.context, "row")
+        yield f"{name}_step keeps the last {rows} and predicts their window{because}."
+
+
+def _describe_use(layout: CLayout) -> Iterator[str]:
+    name = layout.settings.name
+    yield f"Compile:    cc -std=c99 -O2 -ffunction-sections -fdata-sections -c {name}.c"
+    yield f"Self-test:  cc -std=c99 -O2 {name}.c main.c -lm -o selftest && ./selftest"
+    yield f"Cortex-M4F: arm-none-eabi-gcc {ARM}"
+    yield f"            -std=c99 -O2 -ffunction-sections -fdata-sections -c {name}.c"
+
+
+def describe_step(layout: CLayout) -> str:
+    """Return the comment of the step function."""
+    upper, parts = layout.settings.name.upper(), layout.parts
+    does = "carry the state on" if parts.carried else f"predict from the last {upper}_CONTEXT rows"
+    row = f"row[{upper}_COLUMNS]" if layout.prepared else f"row[{upper}_INPUTS]"
+    early = "out is a prediction from fewer rows" if parts.carried else "out is not written"
+    missing = " A missing value (NaN) is the last known one." if layout.shape.holds else ""
+    text = (
+        f"Take one {row} and {does}. Returns 1 where out holds a prediction from at least "
+        f"{upper}_CONTEXT rows, and 0 before that: {early}. A row with a value that is not finite, "
+        f"or that a float cannot hold once it is scaled, is ignored, and 0 is returned.{missing} "
+        "Where a value is so large that the network cannot compute it, 0 is returned and out is "
+        f"NaN, until {upper}_CONTEXT other rows have come."
+    )
+    return "/* " + "\n * ".join(textwrap.wrap(text, WIDTH)) + " */"
+
 
 SMALLEST_VARIANCE = 1e-5
 """Of a normalized window or layer, where it is divided by"""

@@ -15,10 +15,9 @@ import onnx
 import torch
 from onnx import helper
 
-from slipstream.errors import UserError
+from slipstream.base.errors import UserError
 from slipstream.exporting.formats import ExportSource
-from slipstream.exporting.pytorch.files import trace
-from slipstream.exporting.pytorch.module import PhysicalModel
+from slipstream.exporting.torch_program import PhysicalModel, trace
 
 OWN_OPSET = 18
 """The oldest that PyTorch's exporter writes"""

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from slipstream import runs
-from slipstream.machine.limits import read_cpu_info
+from slipstream.base.machine import read_cpu_info
 
 SOURCE = Path(__file__).with_name("rnn.c")
 HEADER = Path(__file__).with_name("vectors.h")

@@ -6,15 +6,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from slipstream.reporting.plots.chart import (
-    CYCLE,
-    MODEL,
-    MUTED,
-    SKY,
-    Chart,
-    render_bars,
-    shorten,
-)
+from slipstream.reporting.plots.chart import CYCLE, MODEL, MUTED, SKY, Chart, render_bars, shorten
 from slipstream.reporting.plots.scale import Scale, cover
 
 MAX_NAMED, MAX_COUNTED = 10, 12

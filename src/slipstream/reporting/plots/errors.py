@@ -8,16 +8,11 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from slipstream.reporting.formatting import add_unit, choose_layout, format_number
-from slipstream.reporting.plots.chart import (
-    INK,
-    MODEL,
-    Chart,
-    get_colour,
-    render_bars,
-)
+from slipstream.base.text import format_number
+from slipstream.reporting.plots.chart import INK, MODEL, Chart, get_colour, render_bars
 from slipstream.reporting.plots.predictions import Predictions
 from slipstream.reporting.plots.scale import Scale, cover
+from slipstream.reporting.wording import add_unit, choose_layout
 
 MAX_BARS = 24
 CELLS, SHADES, BARS = 40, 5, 41

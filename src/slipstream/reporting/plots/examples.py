@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from slipstream.reporting.formatting import add_unit, find_unit, format_moment, format_number
+from slipstream.base.text import escape_to_line, format_number
 from slipstream.reporting.plots.chart import INK, MODEL, MUTED, RED, Chart, shorten
 from slipstream.reporting.plots.predictions import (
     MICROSECONDS,
@@ -27,7 +27,7 @@ from slipstream.reporting.plots.predictions import (
     thin,
 )
 from slipstream.reporting.plots.scale import Scale, cover
-from slipstream.text import escape_to_line
+from slipstream.reporting.wording import add_unit, find_unit, format_moment
 
 MAX_NUMBERS = 40_000
 """Numbers in all zoomable plots together, five or six bytes each"""

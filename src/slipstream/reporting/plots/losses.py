@@ -8,9 +8,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from slipstream.base.text import format_epoch
 from slipstream.reporting.plots.chart import CYCLE, FAINT, MODEL, SKY, VALIDATION, Chart
 from slipstream.reporting.plots.scale import Scale, cover
-from slipstream.text import format_epoch
 
 Events = Sequence[dict[str, Any]]
 DASHES = ("", "6 3", "2 3")

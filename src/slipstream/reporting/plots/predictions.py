@@ -21,7 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from slipstream.data.prediction_columns import (
+from slipstream.base.errors import UserError
+from slipstream.data.predictions import (
     LABEL,
     PREDICTED,
     ROW,
@@ -31,7 +32,6 @@ from slipstream.data.prediction_columns import (
     name_columns,
     name_probability,
 )
-from slipstream.errors import UserError
 
 Array = npt.NDArray[Any]
 MAX_VALUES = 2_000_000

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from slipstream.reporting.formatting import format_value, shorten_names
 from slipstream.reporting.plots.chart import (
     BLUE,
     CARD,
@@ -23,7 +22,7 @@ from slipstream.reporting.plots.chart import (
     render_bars,
 )
 from slipstream.reporting.plots.scale import Scale, cover, number_places
-from slipstream.reporting.wording import get_chosen
+from slipstream.reporting.wording import format_value, get_chosen, shorten_names
 
 Trial = Mapping[str, Any]
 BEST = ORANGE

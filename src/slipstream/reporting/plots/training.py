@@ -9,7 +9,6 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from slipstream.reporting import wording
-from slipstream.reporting.formatting import choose_layout
 from slipstream.reporting.plots import losses
 from slipstream.reporting.plots.chart import (
     CYCLE,
@@ -23,6 +22,7 @@ from slipstream.reporting.plots.chart import (
     get_colour,
 )
 from slipstream.reporting.plots.scale import Scale, cover, number_places
+from slipstream.reporting.wording import choose_layout
 
 Rows = Sequence[dict[str, Any]]
 MIN_SAMPLES, SHORT_S = 10, 0.5

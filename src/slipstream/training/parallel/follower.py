@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import runs
+from slipstream.base.errors import Interrupted, UserError
+from slipstream.base.rank import RankPlace
 from slipstream.config import Config
 from slipstream.engine import checkpoint as checkpoints
 from slipstream.engine.events import LaneEvents
-from slipstream.engine.parallel.ranks import Ranks
-from slipstream.engine.parallel.writing import SilentRun
+from slipstream.engine.lanes import FitResult
+from slipstream.engine.parallel import Ranks, SilentRun
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import FitResult
 from slipstream.engine.single import build_task, seed_generators
-from slipstream.errors import Interrupted, UserError
-from slipstream.rank import RankPlace
 from slipstream.training import fitting
 from slipstream.training.context import load_dataset
 from slipstream.training.fitting import ONE_AT_A_TIME, LanePlan

@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base.errors import UserError
+from slipstream.base.rank import RankPlace
 from slipstream.config import Config
-from slipstream.errors import UserError
-from slipstream.models import permission
-from slipstream.rank import RankPlace
+from slipstream.models import custom
 from slipstream.runs import Event, Run
 from slipstream.training.parallel.launcher import RankTask
-from slipstream.workers.assignment import WorkerCount
+from slipstream.workers.resources import WorkerCount
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class TrainingJob:
         """Let the config import the network class that it names; that of a run to resume only with
         the user's consent."""
         if self.resume is None:
-            permission.allow_classes(settings or self.load_settings())
+            custom.allow_classes(settings or self.load_settings())
             return
-        permission.require_permission(
+        custom.require_permission(
             *(self.open_run().folder, self.config),
             overrides=self.overrides,
             allow_code=self.allow_code,

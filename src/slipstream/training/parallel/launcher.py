@@ -11,11 +11,12 @@ from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
-from slipstream import machine, runs
+from slipstream import runs
+from slipstream.base import machine
+from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, ResumableError, UserError
 from slipstream.config import Config
 from slipstream.engine import checkpoint
-from slipstream.engine.parallel.ranks import LOST
-from slipstream.errors import EXIT_RESUMABLE, Interrupted, ResumableError, UserError
+from slipstream.engine.parallel import LOST
 from slipstream.runs import Event, Run
 from slipstream.training.parallel.follower import read_finished
 from slipstream.training.parallel.meeting import check_gpus

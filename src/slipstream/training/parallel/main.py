@@ -6,9 +6,9 @@ import time
 from functools import partial
 from pathlib import Path
 
+from slipstream.base.errors import Interrupted, ResumableError
+from slipstream.base.rank import RankPlace
 from slipstream.config import Config
-from slipstream.errors import Interrupted, ResumableError
-from slipstream.rank import RankPlace
 from slipstream.runs import Event
 from slipstream.training.parallel.launcher import FINISHED, OPENED, RankTask
 from slipstream.training.start import train

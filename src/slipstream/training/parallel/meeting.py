@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from slipstream import machine, runs
+from slipstream import runs
+from slipstream.base import machine
+from slipstream.base.errors import UserError
+from slipstream.base.rank import NO_ID, RankPlace
+from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine.parallel import ranks as groups
-from slipstream.engine.parallel.ranks import Ranks
-from slipstream.errors import UserError
-from slipstream.models import build
-from slipstream.rank import NO_ID, RankPlace
+from slipstream.engine import parallel as groups
+from slipstream.engine.parallel import Ranks
+from slipstream.models.forecaster import build
 from slipstream.runs import Run
-from slipstream.text import format_count
 
 MARKER = "torchrun.json"
 """In a run folder: the run id of the torchrun that trains it"""

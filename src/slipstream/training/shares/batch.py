@@ -13,12 +13,12 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.phases import PhaseTimer
+from slipstream.base.run_names import is_run
 from slipstream.config import Config
 from slipstream.engine.recovery import explain_out_of_memory
-from slipstream.errors import Interrupted, ResumableError, UserError
-from slipstream.models import permission
-from slipstream.phases import PhaseTimer
-from slipstream.run_names import is_run
+from slipstream.models import custom
 from slipstream.runs import Event, Run
 from slipstream.training import context as contexts
 from slipstream.training import resuming
@@ -51,7 +51,7 @@ def train_share_of(
 ) -> dict[str, Any]:
     """Train one share of the run in `folder` to its end, and return what it was; begin the run if
     it is not there. Called again, it goes on."""
-    permission.allow_classes(config)
+    custom.allow_classes(config)
     if not is_run(folder):
         _create_run(config, folder, share.of, timer or PhaseTimer())
     run = Run(folder.resolve(), watch)

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from slipstream import runs
-from slipstream.clusters.folders import release_locks
+from slipstream.base.errors import UserError
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.errors import UserError
 from slipstream.runs import Run
-from slipstream.runs.workers import FOLDER, SHARES
+from slipstream.runs.folder import FOLDER, SHARES
+from slipstream.workers.ray import release_locks
 
 MOST_WAIT_S = 60.0
 """For workers whose command was killed"""

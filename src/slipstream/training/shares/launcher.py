@@ -9,18 +9,16 @@ from typing import Any, Literal, NamedTuple
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.clusters.resources import Bundle
+from slipstream.base.errors import Interrupted, UserError
 from slipstream.config import Config
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents
-from slipstream.engine.lanes.lane import Lane
+from slipstream.engine.lanes import INTERRUPTED, FitResult, Lane, LaneResult
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import INTERRUPTED, FitResult, LaneResult
 from slipstream.engine.single import resolve_settings
-from slipstream.errors import Interrupted, UserError
 from slipstream.runs import Run
-from slipstream.scoring import lane_summary
+from slipstream.scoring import summary
 from slipstream.training import context as contexts
 from slipstream.training import fitting, lanes
 from slipstream.training.context import MeasuredBatch, RunContext
@@ -34,8 +32,8 @@ from slipstream.training.shares.pool import run_shares
 from slipstream.training.shares.ray_shares import choose_workers, train_on_ray
 from slipstream.training.shares.relay import EventRelay, rebuild_log
 from slipstream.training.shares.share import ShareResult, ShareTask, read_result, remove_result
-from slipstream.workers import assignment
-from slipstream.workers.assignment import WorkerCount
+from slipstream.workers import resources
+from slipstream.workers.resources import Bundle, WorkerCount
 
 TrainTasks = Callable[[RunContext, Sequence[ShareTask], EventRelay], None]
 
@@ -55,7 +53,7 @@ def place_workers(
     possible."""
     if on is None:
         return Placement(count_workers(requested, config, data))
-    assignment.check_count("auto" if requested is None else requested)
+    resources.check_count("auto" if requested is None else requested)
     return Placement(*choose_workers("auto" if requested is None else requested, config, data))
 
 
@@ -64,12 +62,12 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
     possible."""
     if requested is None:
         return 1
-    assignment.check_count(requested)
-    num_workers = assignment.count_workers(requested, config)
+    resources.check_count(requested)
+    num_workers = resources.count_workers(requested, config)
     if num_workers == 1 or (requested == "auto" and not fitting.trains_lanes(config)):
         return 1
     check_divisible(config, f"--workers {requested}")
-    assignment.check_config(config, data)
+    resources.check_config(config, data)
     return num_workers
 
 
@@ -97,7 +95,7 @@ class Spread:
 
     def make_tasks(self) -> list[ShareTask]:
         """Return the task of every share."""
-        config = assignment.split_cores(self.context.config, len(self.division.shares))
+        config = resources.split_cores(self.context.config, len(self.division.shares))
         text = configs.to_toml(config)
         return [
             ShareTask(
@@ -121,7 +119,7 @@ class Spread:
 
 def train_in_processes(context: RunContext, tasks: Sequence[ShareTask], relay: EventRelay) -> None:
     """Train shares in processes on this machine."""
-    envs = assignment.assign_gpus(context.config, context.num_workers)
+    envs = resources.assign_gpus(context.config, context.num_workers)
     run_shares(context.run, tasks, envs[: len(tasks)], relay)
 
 
@@ -253,8 +251,8 @@ def _describe_interrupt(spread: Spread, stop: Interrupted) -> Interrupted:
     for one in results:
         one.stop_reason = one.stop_reason or INTERRUPTED
     repeats = context.config.train.repeats
-    groups = lane_summary.group_by_fold(results, context.dataset, repeats)
-    best = lane_summary.find_best_lane(groups[-1].fits)
+    groups = summary.group_by_fold(results, context.dataset, repeats)
+    best = summary.find_best_lane(groups[-1].fits)
     if best is not None:
         contexts.save_model(context.run, best.weights, context.dataset)
     plan, number = context.start.plan, stop.signal_number

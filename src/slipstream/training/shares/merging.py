@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
+from slipstream.base.errors import UserError
+from slipstream.engine import pack as lane_rows
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.lanes import rows as lane_rows
-from slipstream.engine.lanes.capacity import compute_capacity
-from slipstream.engine.lanes.lane import Lane
-from slipstream.engine.lanes.pack import describe_capacity, parse_capacity
-from slipstream.engine.progress import LaneResult, Progress
+from slipstream.engine.lanes import Lane, LaneResult, Progress
+from slipstream.engine.pack import compute_capacity, describe_capacity, parse_capacity
 from slipstream.engine.step import Rows
-from slipstream.errors import UserError
 from slipstream.training.shares.division import Division
 
 OWN = ("config", "format")
@@ -150,7 +148,7 @@ def read_lanes(saved: Checkpoint, lanes: Sequence[Lane], signature: Any) -> list
     if "capacity" in saved.metadata:
         model = parse_capacity(saved.metadata).model
     in_packs = any("best" in row for row in rows.values())
-    layout = lane_rows.build_layout(model, signature) if in_packs else []
+    layout = lane_rows.build_lane_layout(model, signature) if in_packs else []
     for one in results:
         row = rows.get(one.number, {})
         if not (one.has_best and row):

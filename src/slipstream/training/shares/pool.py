@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from slipstream import runs
-from slipstream.errors import EXIT_RESUMABLE, Interrupted, UserError
+from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, UserError
 from slipstream.runs import Run
 from slipstream.training.shares.relay import EventRelay
 from slipstream.training.shares.share import ShareTask, suggest

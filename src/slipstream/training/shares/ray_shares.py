@@ -8,18 +8,16 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.clusters import connection, ray_tasks, resources
-from slipstream.clusters.ray_tasks import ClusterJob
-from slipstream.clusters.resources import Bundle
+from slipstream.base.errors import ResumableError, UserError
 from slipstream.config import Config
-from slipstream.errors import ResumableError, UserError
 from slipstream.runs import Event, Run
 from slipstream.training import fitting
 from slipstream.training.context import RunContext
 from slipstream.training.shares.relay import OF_LANES, OF_WORKERS, EventRelay
 from slipstream.training.shares.share import ShareTask, train_share
-from slipstream.workers import assignment
-from slipstream.workers.assignment import WorkerCount
+from slipstream.workers import ray, resources
+from slipstream.workers.ray import ClusterJob
+from slipstream.workers.resources import Bundle, WorkerCount
 
 SENT_EVENTS = (*OF_LANES, *OF_WORKERS, "start", "monitor", "trouble", "checkpoint")
 """Events that the run logs, and those that show progress"""
@@ -35,9 +33,9 @@ def choose_workers(requested: WorkerCount, config: Config, data: Any) -> tuple[i
             f"workers, but this run {what}; to train it on a node of the cluster, submit the whole "
             "command as a job of Ray (ray job submit)"
         )
-    assignment.check_config(config, data)
-    nodes = connection.list_nodes()
-    num_workers = resources.count_workers(requested, nodes, config.engine.device)
+    resources.check_config(config, data)
+    nodes = ray.list_nodes()
+    num_workers = resources.count_ray_workers(requested, nodes, config.engine.device)
     return num_workers, resources.choose_bundle(num_workers, nodes, config.engine.device)
 
 
@@ -50,7 +48,7 @@ def train_on_ray(context: RunContext, tasks: Sequence[ShareTask], relay: EventRe
     job = ClusterJob(train_task, bundle, given_up="its models are left unfinished")
     advice = f"resume with: {runs.suggest_resume(run.folder)}"
     try:
-        outcomes = ray_tasks.run_tasks(run, tasks, job, ShareReporter(run, relay))
+        outcomes = ray.run_tasks(run, tasks, job, ShareReporter(run, relay))
     except ResumableError as error:
         raise ResumableError(f"{error}; {advice}") from None
     if failed := [outcome.what for outcome in outcomes.values() if outcome.kind != "done"]:

@@ -20,16 +20,16 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.checksums import read_verified
+from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.phases import PhaseTimer
+from slipstream.base.storage import read_verified
 from slipstream.config import Config
 from slipstream.engine import checkpoint
+from slipstream.engine.lanes import Progress, parse_progress
 from slipstream.engine.plan import Plan
-from slipstream.engine.progress import Progress, parse_progress
-from slipstream.errors import Interrupted, ResumableError, UserError
-from slipstream.models import permission
-from slipstream.phases import PhaseTimer
+from slipstream.models import custom
 from slipstream.runs import Event, Run
-from slipstream.runs.workers import RESULT
+from slipstream.runs.folder import RESULT
 from slipstream.training import context as contexts
 from slipstream.training import lanes
 from slipstream.training.context import RunContext, RunStart
@@ -92,7 +92,7 @@ def _train(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
     Path(task.folder).mkdir(parents=True, exist_ok=True)
     run = Run(Path(task.folder), watch, started_at=began)
     config = configs.load(tomllib.loads(task.config_toml))
-    permission.allow_classes(config)  # the launching process has checked the permission
+    custom.allow_classes(config)  # the launching process has checked the permission
     with runs.lock_run(run):
         if read_result(run.folder) is not None:
             return

@@ -15,11 +15,11 @@ import pytest
 
 from slipstream import UserError
 from slipstream import config as configs
-from slipstream.data.io import columns
-from slipstream.data.io.files import read_file, read_parts, read_tables
-from slipstream.data.io.formats import isolated
-from slipstream.data.io.options import ReadOptions
-from slipstream.data.io.table import find_duplicates
+from slipstream.data import columns
+from slipstream.data.files import read_file, read_parts, read_tables
+from slipstream.data.formats import isolated
+from slipstream.data.formats.options import ReadOptions
+from slipstream.data.table import find_duplicates
 from tests.workbooks import Fault, Formula, write_workbook
 
 ROWS = [["t", "V", "note"], *([i, 3 + i / 7, "x"] for i in range(5))]

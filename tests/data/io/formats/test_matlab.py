@@ -16,11 +16,11 @@ import scipy.io
 import scipy.sparse
 
 from slipstream import UserError
-from slipstream.data.io import columns
-from slipstream.data.io.files import read_file
-from slipstream.data.io.formats import isolated
-from slipstream.data.io.formats.mat_files import read_mat_file
-from slipstream.data.io.options import ReadOptions
+from slipstream.data import columns
+from slipstream.data.files import read_file
+from slipstream.data.formats import isolated
+from slipstream.data.formats.matlab import read_mat_file
+from slipstream.data.formats.options import ReadOptions
 from slipstream.data.roles import find_roles
 from tests.conftest import small_config
 from tests.data.io import damaged

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from slipstream import config as configs
-from slipstream.data.io.columns import read_column
-from slipstream.data.io.files import read_tables
-from slipstream.data.prepare.chain.replay import Replay
-from slipstream.data.prepare.chain.tables import PrepareChain, PreparedTables
+from slipstream.data.columns import read_column
+from slipstream.data.files import read_tables
+from slipstream.data.prepare.chain import Replay
+from slipstream.data.prepare.tables import PrepareChain, PreparedTables
 
 MINUTE = 60_000_000
 START = 1_767_225_600_000_000  # 2026-01-01

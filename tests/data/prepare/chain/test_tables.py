@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pytest
 
+from slipstream.base.errors import UserError
 from slipstream.data import dataset as datasets
-from slipstream.errors import UserError
 from tests.conftest import small_config, waves
 from tests.data.prepare.chain.tables import MINUTE, START, make_bars, prepare, to_dict
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from slipstream.base.errors import UserError
 from slipstream.data import dataset as datasets
-from slipstream.data.prepare.chain.replay import Replay
-from slipstream.errors import UserError
+from slipstream.data.prepare.chain import Replay
 from slipstream.scoring.baselines import fit_baselines
 from tests.conftest import small_config
 from tests.data.prepare.chain.tables import MINUTE, START, make_bars, prepare, to_dict

@@ -1,0 +1,392 @@
+"""What the charts of Compare draw: loss curves, and predictions of one series."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from slipstream.app import paths
+from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.workspace import Workspace
+from slipstream.base.errors import UserError
+from slipstream.base.statistics import HIGHER_IS_BETTER
+from slipstream.base.text import format_number
+from slipstream.reporting.run_rows import RUNNING
+from slipstream.reporting.runs import Comparison, compare_runs, format_bounds, format_setting
+from slipstream.reporting.wording import format_metric
+
+MOST_RUNS = 8
+"""Runs side by side: as many as there are colours for lines"""
+MOST_CHOICES = 200
+"""Runs that can be chosen on this page; Home lists all"""
+
+
+def show(request: Request) -> Response:
+    """The page of some runs, or what to choose from where there are fewer than two."""
+    workspace = get_workspace(request)
+    folders, missing = find_folders(workspace, request.query_params.getlist("run"))
+    values: dict[str, Any] = {
+        "choices": list_choices(workspace, list(folders)),
+        "chosen": list(folders),
+        "missing": missing,
+        "most": MOST_RUNS,
+        "comparison": None,
+    }
+    if len(folders) > 1:
+        comparison = compare_runs(*folders.values())
+        values |= describe(comparison, folders)
+        values["command"] = _format_command(workspace, list(folders))
+    return render(request, "compare.html", **values)
+
+
+def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
+    """Return the folders of runs by their ids, and the ids of those that are gone."""
+    names = list(dict.fromkeys(names))
+    if len(names) > MOST_RUNS:
+        raise UserError(f"{len(names)} runs; choose at most {MOST_RUNS} to compare")
+    folders, missing = {}, []
+    for name in names:
+        try:
+            folders[name] = paths.find_run_folder(workspace.folder, name)
+        except paths.MissingError:
+            missing.append(name)
+    return folders, missing
+
+
+def list_choices(workspace: Workspace, chosen: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the runs to choose from: those that are chosen, then the newest."""
+    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows.sort(key=lambda row: row["id"] not in chosen)
+    return rows[: max(MOST_CHOICES, len(chosen))]
+
+
+def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, Any]:
+    """Return what the page shows of a comparison."""
+    labels = list(comparison.settings[0])[1:] if comparison.settings else _list_labels(comparison)
+    ids = list(folders)
+    by_label = dict(zip(labels, ids, strict=True))
+    return {
+        "comparison": comparison,
+        "runs": [
+            {
+                "id": id_,
+                "row": row,
+                "reference": _format_link([id_, *(one for one in ids if one != id_)]),
+                "without": _format_link([one for one in ids if one != id_]),
+                "config": paths.read_text(folders[id_] / "config.toml"),
+            }
+            for id_, row in zip(ids, comparison.runs, strict=True)
+        ],
+        "settings": [
+            (row["setting"], [format_setting(row[label]) for label in labels])
+            for row in comparison.settings
+        ],
+        "metrics": list(_iter_metrics(comparison, labels)),
+        "paired": list(_iter_paired(comparison.paired, by_label)),
+        "is_running": any(row.state == RUNNING for row in comparison.runs),
+        "losses_differ": any(row["setting"] == "train.loss" for row in comparison.settings),
+    }
+
+
+def _list_labels(comparison: Comparison) -> list[str]:
+    names = [row.name for row in comparison.runs]
+    is_unique = len(set(names)) == len(names)
+    return names if is_unique else [str(row.run) for row in comparison.runs]
+
+
+def _iter_metrics(
+    comparison: Comparison, labels: Sequence[str]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each metric's name and one cell per run, the best of them marked; there is none where
+    the errors cannot be compared."""
+    rows = comparison.metrics
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        by_run = {row["run"]: row for row in rows if row["metric"] == metric}
+        values = {label: _read_value(row) for label, row in by_run.items()}
+        choose = max if metric in HIGHER_IS_BETTER else min
+        is_judged = len(values) > 1 and not comparison.incomparable
+        best = choose(values.values()) if is_judged else None
+        cells = []
+        for label in labels:
+            row = by_run.get(label)
+            cells.append(
+                {
+                    "value": format_number(values[label]) if row else "–",
+                    "is_best": row is not None and values[label] == best,
+                    "note": _describe_seeds(row) if row else "",
+                }
+            )
+        yield format_metric(metric), cells
+
+
+def _read_value(row: Mapping[str, Any]) -> float:
+    return float(row.get("mean", row["test"]))
+
+
+def _describe_seeds(row: Mapping[str, Any]) -> str:
+    if "mean" not in row:
+        return ""
+    low, high = (format_number(row[end]) for end in ("low", "high"))
+    return f"{low} to {high}, {row['n']} seeds"
+
+
+def _iter_paired(
+    rows: Sequence[Mapping[str, Any]], ids: Mapping[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Yield the paired metrics, each with its runs and the places of their intervals in a plot."""
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        mine = [row for row in rows if row["metric"] == metric]
+        bounds = [
+            bound
+            for row in mine
+            for bound in (row.get("difference_low"), row.get("difference_high"))
+            if bound is not None
+        ]
+        low, high = min([0.0, *bounds]), max([0.0, *bounds])
+        margin = 0.06 * (high - low) or 1.0
+
+        def place(value: float, low: float = low - margin, high: float = high + margin) -> float:
+            return round(100 * (value - low) / (high - low), 2)
+
+        yield {
+            "metric": format_metric(metric),
+            "zero": place(0.0),
+            "runs": [
+                {
+                    "id": ids.get(row["run"], row["run"]),
+                    "value": format_bounds(row, "value", ""),
+                    "difference": format_bounds(row, "difference", "difference_"),
+                    "verdict": row.get("verdict", ""),
+                    "places": [
+                        place(row[key])
+                        for key in ("difference_low", "difference", "difference_high")
+                    ]
+                    if "difference_low" in row
+                    else None,
+                }
+                for row in mine
+            ],
+            "rows": mine[0]["rows"],
+        }
+
+
+def _format_link(ids: Sequence[str]) -> str:
+    return "/compare?" + urlencode([("run", one) for one in ids])
+
+
+def _format_command(workspace: Workspace, ids: Sequence[str]) -> str:
+    folders = " ".join(shlex.quote(str(workspace.folder / one)) for one in ids)
+    return f"slipstream runs compare {folders}"
+
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from slipstream.reporting.plots.predictions import PredictionFile
+
+    Array = npt.NDArray[Any]
+
+MOST_POINTS = 3_000
+"""Points that a chart gets, the extremes of each interval among them"""
+MOST_SERIES = 5_000
+"""Series that the picker lists"""
+
+
+def list_curves(request: Request) -> Response:
+    """The losses of runs after each epoch; of several models the mean, lowest and highest."""
+    folders, _ = find_folders(get_workspace(request), request.query_params.getlist("run"))
+    return reply({"curves": {name: _read_curve(folder) for name, folder in folders.items()}})
+
+
+def _read_curve(folder: Path) -> list[dict[str, Any]]:
+    from slipstream.reporting.page import read_epochs  # imports numpy
+
+    by_epoch: dict[float, list[Mapping[str, Any]]] = {}
+    for event in read_epochs(folder):
+        by_epoch.setdefault(event["epoch"], []).append(event)
+    return [
+        {
+            "epoch": epoch,
+            "seconds": max(event.get("at_s", 0.0) for event in events),
+            "val": sum(event["val_loss"] for event in events) / len(events),
+            "low": min(event["val_loss"] for event in events) if len(events) > 1 else None,
+            "high": max(event["val_loss"] for event in events) if len(events) > 1 else None,
+        }
+        for epoch, events in sorted(by_epoch.items())
+    ]
+
+
+class Contents(NamedTuple):
+    """What a file of predictions has."""
+
+    series: tuple[str, ...]
+    targets: tuple[str, ...]
+    """Numbers, or the probabilities of classes"""
+    steps: int
+    """Predicted rows of a window; 0 where each row is predicted once"""
+    x: str
+    """time, date or row"""
+
+
+class Line(NamedTuple):
+    """The predictions of one series, by its rows, ascending."""
+
+    rows: Array
+    x: Array
+    truth: Array
+    predicted: Array
+
+
+def list_predictions(request: Request) -> Response:
+    """The predictions of runs for one series, at most so many points between two ends."""
+    from slipstream.reporting.pairing import find_predictions
+
+    query = request.query_params
+    folders, _ = find_folders(get_workspace(request), query.getlist("run"))
+    places = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
+    files = {name: one for name, path in places.items() if (one := _open(path))}
+    contents = {name: _list_contents(file) for name, file in files.items()}
+    if not contents:
+        return reply({"series": [], "targets": [], "steps": 0, "x": [], "lines": {}})
+    series = _join([one.series for one in contents.values()])
+    targets = _join([one.targets for one in contents.values()])
+    steps = max(one.steps for one in contents.values())
+    chosen = _choose(query.get("series"), series), _choose(query.get("target"), targets)
+    step = min(max(_read_integer(query.get("step"), 1), 1), max(steps, 1))
+    lines = {
+        name: _read_line(file, *chosen, step if contents[name].steps else 0)
+        for name, file in files.items()
+        if chosen[1] in contents[name].targets and chosen[0] in contents[name].series
+    }
+    curves = _draw(
+        {name: line for name, line in lines.items() if len(line.rows)},
+        _read_bound(query.get("from")),
+        _read_bound(query.get("to")),
+        show_errors=query.get("show") == "errors",
+    )
+    first = next(iter(contents.values()))
+    about = {"series": series[:MOST_SERIES], "targets": targets, "steps": steps}
+    chosen_values = {"chosen": {"series": chosen[0], "target": chosen[1], "step": step}}
+    return reply(about | chosen_values | {"kind": first.x} | curves)
+
+
+def _open(path: Path) -> PredictionFile | None:
+    from slipstream.reporting.plots.predictions import open_predictions  # imports pyarrow
+
+    try:
+        return open_predictions(path)
+    except UserError:  # damaged, or half a copy
+        return None
+
+
+def _join(lists: Sequence[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(one for part in lists for one in part))
+
+
+def _choose(wanted: str | None, names: Sequence[str]) -> str:
+    if wanted is not None and wanted in names:
+        return wanted
+    return names[0] if names else ""
+
+
+def _read_integer(text: str | None, default: int) -> int:
+    try:
+        return int(text or default)
+    except ValueError:
+        return default
+
+
+def _read_bound(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        raise UserError("from, to: expected numbers") from None
+
+
+@lru_cache(maxsize=32)
+def _list_contents(file: PredictionFile) -> Contents:
+    from slipstream.data.predictions import STEP, TIME, name_probability
+
+    steps = 0
+    if file.shape.is_forecast:
+        steps = max((int(part[STEP].max(initial=0)) for part in file.read([])), default=0)
+    x = "row" if TIME not in file.shape.columns else "date" if file.shape.has_dates else "time"
+    targets = tuple(map(name_probability, file.classes)) or file.targets
+    known = tuple(name for name in targets if file.has_truth("" if file.classes else name))
+    return Contents(file.names, known, steps, x)
+
+
+@lru_cache(maxsize=64)
+def _read_line(file: PredictionFile, series: str, target: str, step: int) -> Line:
+    """Read one series; of a forecast, what was predicted so many steps ahead."""
+    import numpy as np
+
+    from slipstream.data.predictions import LABEL, ROW, STEP, name_columns, name_probability
+    from slipstream.reporting.plots.predictions import MICROSECONDS
+
+    number, columns = file.names.index(series), [target, name_columns(target).predicted]
+    labels = {name_probability(name): name for name in file.classes}
+    if file.classes:
+        columns = [LABEL, target]
+    parts = []
+    for part in file.read(columns, series=number):
+        chosen = part.codes == number
+        if step:
+            chosen &= part[STEP] == step
+        truth = part[LABEL] == labels[target] if file.classes else part[target]
+        predicted = part[columns[-1]]
+        parts.append([one[chosen] for one in (part[ROW], part.read_x(), truth, predicted)])
+    rows, x, truth, predicted = (np.concatenate(some) for some in zip(*parts, strict=True))
+    x = x / MICROSECONDS if file.shape.has_dates else x
+    rows, at = np.unique(rows, return_index=True)
+    return Line(rows, x[at], truth[at].astype(float), predicted[at].astype(float))
+
+
+def _draw(
+    lines: Mapping[str, Line], low: float | None, high: float | None, *, show_errors: bool
+) -> dict[str, Any]:
+    """Return the values of runs on common rows, as JSON has them."""
+    import numpy as np
+
+    from slipstream.reporting.pairing import is_same_truth
+    from slipstream.reporting.plots.predictions import thin
+
+    if not lines:
+        return {"x": [], "truth": [], "truth_of": "", "lines": {}}
+    rows = np.unique(np.concatenate([line.rows for line in lines.values()]))
+    x, truth = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
+    values_by_run, truth_of = {}, ""
+    for name, line in lines.items():
+        at = np.searchsorted(rows, line.rows)
+        x[at] = line.x
+        known = np.isfinite(truth[at])
+        if not is_same_truth(truth[at][known], line.truth[known]):
+            truth_of = next(iter(lines))  # each run has true values of its own
+        elif not truth_of:
+            truth[at] = line.truth
+        values_by_run[name] = np.full(len(rows), np.nan)
+        values_by_run[name][at] = line.predicted - line.truth if show_errors else line.predicted
+    within = np.ones(len(rows), dtype=bool)
+    if low is not None and high is not None:
+        inside = np.flatnonzero((x >= low) & (x <= high))
+        if len(inside):  # with the neighbours, so that lines reach the edges
+            within = np.zeros(len(rows), dtype=bool)
+            within[max(inside[0] - 1, 0) : inside[-1] + 2] = True
+    x, truth = x[within], truth[within]
+    values_by_run = {name: values[within] for name, values in values_by_run.items()}
+    to_thin = list(values_by_run.values()) if show_errors else [truth, *values_by_run.values()]
+    points = thin([np.nan_to_num(one) for one in to_thin], MOST_POINTS)
+    return {
+        "x": x[points].tolist(),
+        "truth": [] if show_errors else truth[points].tolist(),
+        "truth_of": truth_of,
+        "lines": {name: values[points].tolist() for name, values in values_by_run.items()},
+        "rows": int(within.sum()),
+    }

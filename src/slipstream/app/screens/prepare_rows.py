@@ -1,0 +1,659 @@
+"""The rows of a data file before and after steps of `data.prepare`, for a plot.
+
+Steps run as in training, on a range of rows that the page states.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream.base.errors import UserError
+from slipstream.config import SIMULATED, Config, Data, Signature, Split
+from slipstream.config.prepare import (
+    CalendarStep,
+    ClipStep,
+    FilterStep,
+    FormulaStep,
+    JoinStep,
+    OutliersStep,
+    PrepareStep,
+    UnitStep,
+)
+from slipstream.data import files, labels, splits
+from slipstream.data.columns import is_numeric, read_codes, read_numbers
+from slipstream.data.formats.options import ReadOptions
+from slipstream.data.prepare.chain import Source, find_source, mark_source_rows, plan_steps
+from slipstream.data.prepare.tables import PrepareChain
+from slipstream.data.roles import build_signature
+from slipstream.data.scaler import fit_column, order_columns
+from slipstream.data.series import (
+    MICROSECONDS,
+    Floats,
+    Ints,
+    RawSeries,
+    SeriesIndex,
+    Times,
+    is_date,
+    iter_ordered,
+    list_rows,
+    refuse_short,
+)
+from slipstream.data.splits import SETS, SplitAssignment, find_fold_windows
+from slipstream.data.table import DataTable, MemoryReader
+from slipstream.reporting.plots.predictions import thin
+from slipstream.tools.inspection import EVERY_SHEET, open_tables
+
+USUAL_ROWS, MOST_ROWS = 20_000, 200_000
+"""Rows that a preview reads, and the most that it may be asked for"""
+MOST_POINTS = 2_000
+MOST_SERIES = 500
+MOST_BYTES = 64 << 20
+"""Size of a file that a request reads as a whole"""
+LAZY = ("parquet", "arrow")
+"""Formats of which only some rows are read"""
+
+
+class PreviewRange(NamedTuple):
+    """What to look at: rows of one file, one series in them, one column."""
+
+    file: str = ""
+    begin: int = 0
+    num_rows: int = USUAL_ROWS
+    series: str = ""
+    column: str = ""
+
+
+Picture = dict[str, Any]
+"""A column of a series, ready to be drawn: x, y, classes, num_rows, num_missing"""
+
+
+def parse_range(value: Any) -> PreviewRange:
+    """Return the range of a request."""
+    value = value if isinstance(value, dict) else {}
+    texts = {key: value.get(key) or "" for key in ("file", "series", "column")}
+    numbers = {"begin": value.get("begin") or 0, "count": value.get("count") or USUAL_ROWS}
+    if not all(isinstance(text, str) for text in texts.values()):
+        raise UserError("file, series and column: expected texts")
+    if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
+        raise UserError("begin and count: expected whole numbers")
+    if numbers["count"] > MOST_ROWS:
+        raise UserError(f"a preview reads at most {MOST_ROWS:,} rows")
+    return PreviewRange(
+        texts["file"], numbers["begin"], numbers["count"], texts["series"], texts["column"]
+    )
+
+
+def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str, Any]:
+    """Return a column before and after a step, counted from 1; 0 shows the rows of the file."""
+    steps = config.data.prepare
+    if not 0 <= number <= len(steps):
+        raise UserError(f"there is no step {number}")
+    names, table = read_some(config.data, wanted)
+    read_type = {name: is_numeric(table, name) for name in table.column_names}
+    before, notes = _run(config.data, steps[: max(number - 1, 0)], table)
+    after, more = before, notes
+    if number:
+        after, more = _run(config.data, steps[:number], table)
+        written = plan_steps(config.data.model_copy(update={"prepare": steps[:number]})).steps[-1]
+    every = [name for name in after.column_names if read_type.get(name, True)]
+    if not every:
+        raise UserError(f"{table.files[0].name}: has no column of numbers to draw")
+    series = [one.name for one in iter_ordered(after, _strip(config.data))]
+    column = wanted.column if wanted.column in every else ""
+    if not column and number:
+        new = written.writes or _list_new(after, before)
+        column = next((name for name in (*new, *written.reads) if name in every), "")
+    column = column or next((n for n in config.data.targets or every if n in every), every[0])
+    name = wanted.series if wanted.series in series else series[0]
+    first, last = wanted.begin, wanted.begin + table.num_rows
+    return {
+        "file": table.files[0].name,
+        "files": names,
+        "range": [first, last],
+        "series": series[:MOST_SERIES],
+        "shown": name,
+        "columns": every,
+        "column": column,
+        "time": config.data.time_column,
+        "dates": _has_dates(after, config.data),
+        "before": draw(before, config.data, name, column, first),
+        "after": draw(after, config.data, name, column, first) if number else None,
+        "notes": more,
+    }
+
+
+def _list_new(after: DataTable, before: DataTable) -> list[str]:
+    return [name for name in after.column_names if name not in before.column_set]
+
+
+def _strip(data: Data) -> Data:
+    """Return the settings of rows that are selected already."""
+    return data.model_copy(update={"where": {}})
+
+
+def _has_dates(table: DataTable, data: Data) -> bool:
+    series = next(iter_ordered(table, _strip(data)))
+    return series.time is not None and is_date(series.time)
+
+
+def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
+    """Return the names of a config's files, and the wanted rows of one of them."""
+    if data.paths[0].startswith(SIMULATED):
+        (table,) = files.read_tables(data, None)
+        return [table.name], table.slice_rows(*_limit(wanted, table.num_rows))
+    folder, every = files.expand_path(Path(data.paths[0]))
+    names = [file.relative_to(folder).as_posix() for file in every]
+    file = every[names.index(wanted.file)] if wanted.file in names else every[0]
+    if not is_sampled(file, data):
+        refuse_large([file])
+    table = files.read_rows(data, file, wanted.begin, wanted.begin + wanted.num_rows)
+    return names[:MOST_SERIES], table
+
+
+def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
+    begin = min(wanted.begin, num_rows - 1)
+    return begin, min(begin + wanted.num_rows, num_rows)
+
+
+def is_sampled(file: Path, data: Data) -> bool:
+    """Whether some rows of a file can be read without all the others."""
+    reader = files.READERS.get(file.suffix.lower())
+    return reader in LAZY or (reader == "csv" and data.encoding is None)
+
+
+def refuse_large(every: Sequence[Path]) -> None:
+    """Refuse to read files as a whole that are too large for a request."""
+    size = sum(file.stat().st_size for file in every if file.exists())
+    if size > MOST_BYTES:
+        raise UserError(
+            f"{every[0].name}: has {size / 1e6:,.0f} MB, of which all would have to be read; this "
+            f"page reads up to {MOST_BYTES / 1e6:,.0f} MB"
+        )
+
+
+def refuse_large_joins(steps: Sequence[PrepareStep]) -> None:
+    """Refuse joins of files that are too large for a request."""
+    for step in steps:
+        if isinstance(step, JoinStep):
+            refuse_large(files.expand_path(Path(step.path))[1])
+
+
+def _run(data: Data, steps: Sequence[PrepareStep], table: DataTable) -> tuple[DataTable, list[str]]:
+    """Return the table after some steps, with all columns, and notes."""
+    if isinstance(table.reader, MemoryReader):  # steps take columns out of it
+        table = replace(table, reader=MemoryReader(dict(table.reader.columns)))
+    if not steps:
+        return _select(table, data), []
+    refuse_large_joins(steps)
+    update = {"prepare": tuple(steps), "inputs": None, "future": ()}
+    chain = PrepareChain(data.model_copy(update=update))
+    notes = []
+    if chain.is_fitted:
+        prepared = chain.apply([table])
+    else:
+        prepared = chain.fit([table], np.ones(table.num_rows, dtype=bool))
+        notes = [
+            f"step {number}: {name} is limited to {low:.6g} to {high:.6g}, as fitted on these "
+            "rows; training fits the range on the training rows"
+            for number, limits in prepared.limits.items()
+            for name, (low, high) in limits.items()
+            if isinstance(steps[int(number) - 1], OutliersStep)
+        ]
+    return prepared.tables[0], [*prepared.notes, *prepared.left_out, *notes]
+
+
+def _select(table: DataTable, data: Data) -> DataTable:
+    """Return the rows that `data.where` selects; without steps, the table has all of them."""
+    if not data.where:
+        return table
+    from slipstream.data.prepare.chain import PreparedReader
+    from slipstream.data.roles import select_rows
+
+    rows = list_rows(select_rows(table, data))
+    reader = PreparedReader({}, table, rows)
+    return replace(table, reader=reader, num_rows=len(rows), first_row=0, source_rows=rows)
+
+
+def draw(table: DataTable, data: Data, series: str, column: str, first: int) -> Picture | None:
+    """Return a column of one series; None where the table has no such column."""
+    if column not in table.column_set:
+        return None
+    mine = next((one for one in iter_ordered(table, _strip(data)) if one.name == series), None)
+    if mine is None:
+        return None
+    rows, classes = list_rows(mine.rows), list[str]()
+    if is_numeric(table, column):
+        values = read_numbers(table, column, column)[rows]
+    else:
+        values, classes = _read_classes(table, column)
+        values = values[rows]
+    x = number_rows(table, rows) + first if mine.time is None else to_axis(mine.time)
+    return picture(x, values, classes)
+
+
+def _read_classes(table: DataTable, column: str) -> tuple[Floats, list[str]]:
+    """Return a column of labels as numbers, NaN where there is none, and the classes' names."""
+    labels = table.read_column(column).combine_chunks()
+    numbers = labels.indices.cast("float64").fill_null(np.nan)
+    return np.asarray(numbers.to_numpy(zero_copy_only=False)), labels.dictionary.to_pylist()
+
+
+def number_rows(table: DataTable, rows: Any) -> Any:
+    """Return the numbers of rows in the file; padded ones come before the first."""
+    numbers = rows if table.source_rows is None else table.source_rows[rows]
+    if table.padded is not None:
+        padded = int(table.padded[rows].sum())
+        numbers = numbers.copy()
+        numbers[:padded] -= np.arange(padded, 0, -1)
+    return numbers
+
+
+def to_axis(x: Times) -> Any:
+    """Return times in seconds, or numbers as they are."""
+    return x / MICROSECONDS if is_date(x) else x
+
+
+def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
+    """Return the points to draw, few enough, with the extremes."""
+    at = thin([values], MOST_POINTS)
+    return {
+        "x": np.asarray(x, dtype=np.float64)[at].tolist(),
+        "y": np.asarray(values, dtype=np.float64)[at].tolist(),
+        "classes": list(classes),
+        "num_rows": len(values),
+        "num_missing": int(np.isnan(values).sum()),
+    }
+
+
+DEFAULT = Split(train=0.7, val=0.1, test=0.2)
+MOST_SPANS = 500
+MOST_GROUPS = 200
+
+
+class Sets(NamedTuple):
+    """One split, or one fold: rows and windows of each set."""
+
+    label: str
+    rows: dict[str, int]
+    windows: dict[str, int]
+    left_out: dict[str, int]
+    spans: list[tuple[int, int, str]]
+    """Runs of rows of the series that is drawn: the first, the one after the last, the set"""
+
+
+class Loaded(NamedTuple):
+    """The series of a config, as training has them, but for the scaling."""
+
+    raw: RawSeries
+    signature: Signature
+    data: Data
+    notes: list[str]
+
+
+def describe_split(config: Config, series: str) -> dict[str, Any]:
+    """Return the sets of a config, over all rows, with the target of one series to draw."""
+    loaded = load_series(config)
+    raw, index = loaded.raw, loaded.raw.index
+    names = index.series_names
+    place = names.index(series) if series in names else 0
+    begin, end = int(index.offsets[place]), int(index.offsets[place + 1])
+    for name in raw.column_names:  # a missing value is refused when it is read
+        raw.read_column(name)
+    every, notes = find_sets(loaded, begin, end)
+    target = loaded.signature.targets[0]
+    values = raw.read_column(target)[begin:end]
+    x = np.arange(end - begin) if raw.time is None else to_axis(raw.time[begin:end])
+    folds = [one._replace(spans=_place(one.spans, x)) for one in every]
+    return {
+        "series": list(names[:MOST_SERIES]),
+        "num_series": len(names),
+        "shown": names[place],
+        "rows": index.num_rows,
+        "target": target,
+        "classes": list(loaded.signature.classes),
+        "dates": index.has_dates,
+        "time": loaded.data.time_column,
+        "plot": picture(x, np.where(values < 0, np.nan, values))
+        if loaded.signature.classes
+        else picture(x, values),
+        "folds": [one._asdict() for one in folds],
+        "gaps": len(index.breaks) - len(names),
+        "notes": [*loaded.notes, *notes, *raw.notes][:20],
+    }
+
+
+def _place(spans: Sequence[tuple[int, int, str]], x: Any) -> list[Any]:
+    """Return spans on the axis; a set reaches up to where the next row begins."""
+    last = len(x) - 1
+    return [(float(x[a]), float(x[min(b, last)]), name) for a, b, name in spans[:MOST_SPANS]]
+
+
+def load_series(config: Config) -> Loaded:
+    """Read all rows of a config's data, if they are few enough for a request."""
+    data = config.data
+    if not data.paths[0].startswith(SIMULATED):
+        refuse_large([file for path in data.paths for file in files.expand_path(Path(path))[1]])
+    refuse_large_joins(data.prepare)
+    return load_all(config)
+
+
+def load_all(config: Config) -> Loaded:
+    """Read all rows of a config's data, however many there are."""
+    return _load(config, _read_source(config))
+
+
+def _load(config: Config, source: Source) -> Loaded:
+    data, roles = source.data, source.roles
+    raw, names, _ = labels.prepare_with_labels(
+        source.tables, data, roles, source.classes, data.context + data.horizon
+    )
+    signature = build_signature(config, roles, raw.index.step, names)
+    return Loaded(raw, signature, data, list(source.notes))
+
+
+def _read_source(config: Config) -> Source:
+    """Return the tables after all steps, of which those that are fitted know the training rows."""
+    data = config.data
+    if not data.prepare:
+        return find_source(config, data, files.read_tables(data, None), [])
+    chain = PrepareChain(data)
+    tables = files.read_tables(data, None)
+    if chain.is_fitted:
+        prepared = chain.apply(tables)
+    else:
+        draft = chain.draft(tables)
+        source = find_source(config, draft.data, draft.tables, [])
+        raw, signature, *_ = _load(config, source)
+        if data.split.stratified:
+            numbers = raw.read_column(signature.targets[0]).astype(np.int64)
+            training = labels.split_stratified(raw.index, numbers, data, signature)[1]
+        else:
+            training = splits.assign_first_split(raw.index, data).mask(splits.TRAIN)
+        prepared = chain.fit(tables, mark_source_rows(source, training, raw.index))
+    notes = [*prepared.notes, *prepared.left_out]
+    return find_source(config, prepared.data, prepared.tables, notes)
+
+
+def find_sets(loaded: Loaded, begin: int, end: int) -> tuple[list[Sets], list[str]]:
+    """Return the sets, or those of each fold; `begin` to `end` are the rows that are drawn."""
+    raw, signature, data, _ = loaded
+    index = raw.index
+    if data.split.stratified:
+        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
+        starts, _ = labels.split_stratified(index, numbers, data, signature)
+        return [_count_stratified(starts, index, signature, begin, end)], []
+    if data.split.walk_forward is not None and not signature.masked:
+        folds, notes = find_fold_windows(index, raw.time, data, signature)
+        return [
+            _count(fold.label, fold.assignment, _lengths(fold.starts), fold.left_out, (begin, end))
+            for fold in folds
+        ], notes
+    assignment, ranges = splits.find_windows(index, data, signature)
+    ranges, left_out = splits.exclude_unknown(ranges, index, signature)
+    return [_count("", assignment, _lengths(ranges), left_out, (begin, end))], []
+
+
+def _lengths(by_set: Mapping[str, Any]) -> dict[str, int]:
+    return {name: len(some) for name, some in by_set.items()}
+
+
+def _count(
+    label: str,
+    assignment: SplitAssignment,
+    windows: dict[str, int],
+    left_out: dict[str, int],
+    limits: tuple[int, int],
+) -> Sets:
+    rows = {name: assignment.count_rows(which) for which, name in enumerate(SETS)}
+    spans = []
+    for first, past, which in zip(
+        assignment.begins.tolist(), assignment.ends.tolist(), assignment.sets.tolist(), strict=True
+    ):
+        low, high = max(first, limits[0]) - limits[0], min(past, limits[1]) - limits[0]
+        if low < high and which < len(SETS):
+            spans.append((low, high, SETS[which]))
+    return Sets(label, rows, windows, left_out, spans)
+
+
+def _count_stratified(
+    starts: Mapping[str, Ints], index: SeriesIndex, signature: Signature, begin: int, end: int
+) -> Sets:
+    """Return the rows that the windows of each set predict."""
+    sets = np.full(index.num_rows, splits.UNUSED, dtype=np.int8)
+    for which, name in enumerate(SETS):
+        for ahead in range(signature.steps_out):
+            sets[starts[name] + signature.lead + ahead] = which
+    changes = np.flatnonzero(np.diff(sets, prepend=np.int8(-1)))
+    assignment = SplitAssignment(changes, sets[changes], index.num_rows)
+    return _count("", assignment, _lengths(starts), {}, (begin, end))
+
+
+def list_groups(config: Config, column: str) -> list[str]:
+    """Return the values of a column that may assign rows to sets, or the series' names."""
+    data = config.data.model_copy(update={"split": DEFAULT})
+    if not data.paths[0].startswith(SIMULATED):
+        refuse_large([file for path in data.paths for file in files.expand_path(Path(path))[1]])
+    tables = files.read_tables(data, None)
+    names: dict[str, None] = {}
+    for table in tables:
+        names |= dict.fromkeys(_list_values(table, data, column))
+        if len(names) > MOST_GROUPS:
+            raise UserError(f'"{column}" has more than {MOST_GROUPS} values')
+    return list(names)
+
+
+def _list_values(table: DataTable, data: Data, column: str) -> list[str]:
+    if column == "series" and column not in table.column_set:
+        from slipstream.data.roles import identify_series
+
+        return identify_series(table, data)[1]
+    return read_codes(table, column, "data.split.by")[1]
+
+
+def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
+    """Return the rows of each set that dates bound: those before the first border, up to the
+    second, and up to the third or the end. All series must have as many."""
+    data = config.data.model_copy(update={"split": DEFAULT})
+    raw = load_series(config.model_copy(update={"data": data})).raw
+    if raw.time is None:
+        raise UserError("dates need the time of each row; choose the time column first")
+    dates = is_date(raw.time)
+    marks = [_parse_time(text, dates=dates) for text in borders if text.strip()]
+    if len(marks) < 2 or marks != sorted(marks):
+        raise UserError("give the times from which on rows validate and test, in that order")
+    counts = set()
+    for begin, end in zip(raw.index.offsets, raw.index.offsets[1:], strict=False):
+        time = raw.time[begin:end]
+        places = [bisect.bisect_left(time, mark) for mark in marks]
+        places = [*places, len(time)][:3]
+        counts.add((places[0], places[1] - places[0], places[2] - places[1]))
+    if len(counts) > 1:
+        raise UserError(
+            "data.split.rows counts the same rows in every series, but these dates lie at "
+            "different rows; choose shares, or a column that assigns rows to sets (by)"
+        )
+    (rows,) = counts
+    if min(rows) < 1:
+        raise UserError("every set needs rows; move the dates")
+    return [int(one) for one in rows]
+
+
+def _parse_time(text: str, *, dates: bool) -> float:
+    try:
+        if not dates:
+            value = float(text)
+        else:
+            when = datetime.fromisoformat(text.strip())
+            value = when.replace(tzinfo=when.tzinfo or UTC).timestamp() * MICROSECONDS
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        what = "a time as in 2026-01-31 or 2026-01-31 12:00" if dates else "a number"
+        raise UserError(f'"{text[:100]}" is not {what}')
+    return value
+
+
+SAMPLE_ROWS = 200_000
+"""Rows of a large file on which columns are checked"""
+KEEP_ROWS = (CalendarStep, ClipStep, FilterStep, FormulaStep, UnitStep)
+"""Steps of `data.prepare` after which there are as many rows as before"""
+Report = Callable[[float], None]
+
+
+def check_data(config: Config, report: Report) -> dict[str, Any]:
+    """Return the rows and windows that a run would have; a UserError says why it would not begin.
+
+    `sample_rows` is how many rows were looked at where these are not all, and `unchecked` says what
+    could not be checked on them.
+    """
+    data = config.data
+    if data.paths[0].startswith(SIMULATED):
+        return _check_all(config)
+    every = [file for path in data.paths for file in files.expand_path(Path(path))[1]]
+    size = sum(file.stat().st_size for file in every if file.exists())
+    return _check_all(config) if size <= MOST_BYTES else _check_sample(config, every, report)
+
+
+def _check_all(config: Config) -> dict[str, Any]:
+    loaded = load_all(config)
+    sets, _ = find_sets(loaded, 0, 0)
+    raw, signature, data = loaded.raw, loaded.signature, loaded.data
+    if data.split.stratified:
+        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
+        training = labels.split_stratified(raw.index, numbers, data, signature)[1]
+    else:
+        training = splits.assign_first_split(raw.index, data).mask(splits.TRAIN)
+    _fit_columns(loaded, training)
+    windows = {name: sum(one.windows[name] for one in sets) for name in sets[0].windows}
+    return {"rows": raw.index.num_rows, "windows": windows, "sample_rows": None, "unchecked": ""}
+
+
+def _fit_columns(loaded: Loaded, training: Any) -> None:
+    """Refuse columns that cannot be read as numbers, or cannot be scaled."""
+    raw, signature = loaded.raw, loaded.signature
+    label = signature.targets[0] if signature.classes else None
+    for name in order_columns(signature):
+        column = raw.read_column(name)
+        if name != label:
+            fit_column(name, column, training, kind=loaded.data.scale)
+
+
+def _check_sample(config: Config, every: Sequence[Path], report: Report) -> dict[str, Any]:
+    """Check the columns on the first rows, and the lengths of the series on all rows."""
+    data = config.data
+    if not is_sampled(every[0], data):
+        text = f"{every[0].name} is too large to be read here"
+        return {"rows": None, "windows": None, "sample_rows": 0, "unchecked": text}
+    table = files.read_rows(data, every[0], 0, SAMPLE_ROWS)
+    loaded = _load_sample(config, [table])
+    _fit_columns(loaded, np.ones(loaded.raw.index.num_rows, dtype=bool))
+    unchecked = _find_unchecked(data)
+    lengths = Counter[str]() if unchecked else _count_rows(data, every, report)
+    windows = None if unchecked else _count_windows(loaded, lengths)
+    rows = None if unchecked else sum(lengths.values())
+    return {
+        "rows": rows,
+        "windows": windows,
+        "sample_rows": table.num_rows,
+        "unchecked": unchecked and f"{unchecked}: windows were not counted",
+    }
+
+
+def _load_sample(config: Config, tables: list[Any]) -> Loaded:
+    """Return the series of the first rows, of which none is too short: the last may go on. Classes
+    are not looked for, since they need not all be among these rows."""
+    data, notes = config.data, list[str]()
+    if data.task == "classify":
+        update = {"task": "regress", "targets": None, "labels": None, "horizon": 1}
+        data = data.model_copy(update=update)
+        config = config.model_copy(update={"data": data})
+    if data.prepare:
+        chain = PrepareChain(data)
+        flags = np.ones(sum(table.num_rows for table in tables), dtype=bool)
+        prepared = chain.apply(tables) if chain.is_fitted else chain.fit(tables, flags)
+        data, tables = prepared.data, prepared.tables
+    source: Source = find_source(config, data, tables, notes)
+    raw, names, _ = labels.prepare_with_labels(
+        source.tables, source.data, source.roles, source.classes, 1
+    )
+    signature = build_signature(config, source.roles, raw.index.step, names)
+    return Loaded(raw, signature, source.data, notes)
+
+
+def _find_unchecked(data: Data) -> str:
+    """Return the setting by which the lengths of series cannot be told from the file; "" for
+    none."""
+    settings = {
+        "data.where selects rows": bool(data.where),
+        "data.labels define windows": data.labels is not None,
+        "data.split.by assigns rows": data.split.by is not None,
+        "data.split.folders assigns files": data.split.folders,
+        "data.split.stratified assigns classes": data.split.stratified,
+        'data.missing = "drop" drops rows': data.missing == "drop",
+        "steps of data.prepare change the number of rows": not all(
+            isinstance(step, KEEP_ROWS) for step in data.prepare
+        ),
+    }
+    return next((text for text, is_set in settings.items() if is_set), "")
+
+
+def _count_rows(data: Data, every: Sequence[Path], report: Report) -> Counter[str]:
+    """Count the rows of each series, in one pass over all files."""
+    options = ReadOptions.from_data(data)
+    options = options if options.sheets else options._replace(sheets=EVERY_SHEET.sheets)
+    counts: Counter[str] = Counter()
+    total, done = sum(file.stat().st_size for file in every), 0
+    for file in every:
+        for table in open_tables(str(file), options):
+            ids = [name for name in data.ids if name in table.columns]
+            for batch in table.batches:
+                length = len(next(iter(batch.values()))) if batch else 0
+                keys = [batch[name].cast("string").to_pylist() for name in ids]
+                if keys:
+                    counts.update(" ".join(map(str, one)) for one in zip(*keys, strict=True))
+                else:
+                    counts[file.name + table.sheet] += length
+        done += file.stat().st_size
+        report(done / max(total, 1))
+    return counts
+
+
+def _count_windows(loaded: Loaded, lengths: Counter[str]) -> dict[str, int]:
+    """Return the windows of series of these lengths, as if they had no gaps."""
+    data, signature = loaded.data, loaded.signature
+    needed = data.context + data.horizon
+    if data.short == "error":
+        for name, rows in lengths.items():
+            if rows < needed:
+                refuse_short(name, rows, data, needed)
+    used = {name: rows for name, rows in lengths.items() if rows >= needed}
+    if not used:
+        raise UserError(
+            f"no series has the {needed} rows of one window; shorten data.context or data.horizon"
+        )
+    offsets = np.cumsum([0, *used.values()], dtype=np.int64)
+    index = SeriesIndex(
+        series_names=tuple(used),
+        offsets=offsets,
+        breaks=offsets[:-1],
+        group_begins=offsets[:1],
+        group_codes=np.zeros(1, dtype=np.int64),
+        group_names=("",),
+        step=loaded.raw.index.step,
+        has_dates=loaded.raw.index.has_dates,
+        look_ahead=loaded.raw.index.look_ahead,
+    )
+    if data.split.walk_forward is not None and not signature.masked:
+        folds, _ = find_fold_windows(index, None, data, signature)
+        return {name: sum(len(fold.starts[name]) for fold in folds) for name in splits.SETS}
+    _, ranges = splits.find_windows(index, data, signature)
+    return {name: len(some) for name, some in ranges.items()}

@@ -1,0 +1,389 @@
+"""Where a model errs, in one pass over its predictions: by series, over time, the worst windows,
+and how far the mean error is certain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream.base.statistics import (
+    MIN_BLOCKS,
+    NUM_RESAMPLES,
+    Moments,
+    compute_percentile_interval,
+)
+from slipstream.data.predictions import LABEL, PREDICTED, STEP
+from slipstream.reporting.plots.predictions import (
+    GAP,
+    MICROSECONDS,
+    Array,
+    PredictionFile,
+    Predictions,
+    find_starts,
+    interrupt,
+    list_columns,
+    read_classes,
+    read_errors,
+    read_label_probability,
+    round_values,
+    thin,
+)
+
+BINS = 120
+"""Of the error over time"""
+MOST_WORST = 24
+MOST_BLOCKS = 2_000
+"""That are resampled; of more, the mean is certain enough to draw from some"""
+WAY = 1 << 40
+"""Blocks of rows that a series may have"""
+
+
+class Blocks(NamedTuple):
+    """Windows of a series that share rows, together."""
+
+    key: Array
+    total: Array
+    windows: Array
+    worst: Array
+    """The mean error of the worst window"""
+    start: Array
+    """Its first predicted row"""
+    low: Array
+    high: Array
+    """Its range of x"""
+
+
+@dataclass
+class ErrorSums:
+    """Sums over rows, by series and over time."""
+
+    series: int
+    range: tuple[float, float]
+    by_series: Array = field(init=False)
+    """[5, series]: rows, windows, error, absolute error, squared error"""
+    largest: Array = field(init=False)
+    by_time: Array = field(init=False)
+    """[2, bins]: rows, absolute error, or whether the class was wrong"""
+
+    def __post_init__(self) -> None:
+        self.by_series = np.zeros((5, self.series))
+        self.largest = np.zeros(self.series)
+        self.by_time = np.zeros((2, BINS))
+
+    def add(self, part: Predictions, error: Array, over_time: Array) -> None:
+        """Add the rows of a group; errors that are not finite are left out."""
+        known = np.isfinite(error)
+        codes, error, over_time = part.codes[known], error[known], over_time[known]
+        first = part["step"][known] == 1 if part.is_forecast else np.ones(len(codes))
+        terms = (np.ones(len(codes)), first, error, np.abs(error), error**2)
+        for sums, term in zip(self.by_series, terms, strict=True):
+            sums += np.bincount(codes, weights=term, minlength=self.series)
+        np.maximum.at(self.largest, codes, np.abs(error))
+        low, high = self.range
+        share = (part.read_x()[known] - low) / max(high - low, 1e-300)
+        bins = np.clip(np.nan_to_num(share) * BINS, 0, BINS - 1).astype(np.int64)
+        for sums, term in zip(self.by_time, (np.ones(len(codes)), over_time), strict=True):
+            sums += np.bincount(bins, weights=term, minlength=BINS)
+
+
+@lru_cache(16)
+def compute_digest(file: PredictionFile, target: str, span: int) -> dict[str, Any]:
+    """Return the errors of a target, or of classes (`target` is empty): windows whose first rows
+    are less than `span` rows apart count as one place."""
+    sums = ErrorSums(len(file.names), file.range)
+    blocks: list[Blocks] = []
+    for part in file.read(list_columns(file, target)):
+        error = read_errors(part, target, file.classes)
+        over_time = np.abs(error)
+        if file.classes:
+            pair = [read_classes(part, name, file.classes) for name in (LABEL, PREDICTED)]
+            over_time = (pair[0] != pair[1]).astype(float)
+        sums.add(part, error, over_time)
+        blocks.append(_merge_windows(part, np.abs(error), max(span, 1)))
+    joined = _join(blocks)
+    return {
+        "series": _describe_series(sums, file.classes),
+        "over_time": _describe_time(sums, file),
+        "worst": _list_worst(joined, file),
+        "mean": _divide(sums.by_series[3].sum(), sums.by_series[0].sum()),
+        "interval": _bootstrap(joined),
+        "blocks": int(np.count_nonzero(joined.windows)),
+    }
+
+
+def _merge_windows(part: Predictions, error: Array, span: int) -> Blocks:
+    """Return the windows of a group by their places."""
+    if not len(part):
+        return Blocks(*(np.empty(0),) * 7)
+    starts, x = find_starts(part), part.read_x()
+    change = (np.diff(starts) != 0) | (np.diff(part.codes) != 0)
+    first = np.concatenate([[0], np.flatnonzero(change) + 1])
+    last = np.append(first[1:], len(part)) - 1
+    mean = np.add.reduceat(error, first) / (last - first + 1)
+    key = part.codes[first] * WAY + starts[first] // span
+    known = np.isfinite(mean)
+    total, count = np.where(known, mean, 0.0), known.astype(float)
+    worst = np.where(known, mean, np.inf)
+    return _group(Blocks(key, total, count, worst, starts[first], x[first], x[last]))
+
+
+def _join(parts: Sequence[Blocks]) -> Blocks:
+    if not parts:
+        return Blocks(*(np.empty(0),) * 7)
+    return _group(Blocks(*map(np.concatenate, zip(*parts, strict=True))))
+
+
+def _group(blocks: Blocks) -> Blocks:
+    """Merge entries of the same place; its worst window stands for it."""
+    if not len(blocks.key):
+        return blocks
+    if np.any(np.diff(blocks.key) < 0):
+        order = np.argsort(blocks.key, kind="stable")
+        blocks = Blocks(*(column[order] for column in blocks))
+    first = np.concatenate([[0], np.flatnonzero(np.diff(blocks.key)) + 1])
+    sums = [np.add.reduceat(column, first) for column in (blocks.total, blocks.windows)]
+    largest = np.maximum.reduceat(blocks.worst, first)
+    sizes = np.diff(np.append(first, len(blocks.key)))
+    # the first window of each place that is as bad as its worst
+    at = np.flatnonzero(blocks.worst == np.repeat(largest, sizes))
+    heads = at[np.searchsorted(at, first)]
+    return Blocks(blocks.key[first], *sums, *(column[heads] for column in blocks[3:]))
+
+
+def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:
+    """Return the worst windows, one of each place and not of its neighbour as well."""
+    used: set[int] = set()
+    result: list[dict[str, Any]] = []
+    for at in np.argsort(-blocks.worst, kind="stable").tolist():
+        key = int(blocks.key[at])
+        if not used.isdisjoint((key - 1, key, key + 1)):
+            continue
+        used.add(key)
+        size = MICROSECONDS if file.shape.has_dates else 1.0
+        worst = float(blocks.worst[at])
+        result.append(
+            {
+                "series": key // WAY,
+                "row": int(blocks.start[at]),
+                "low": float(blocks.low[at]) / size,
+                "high": float(blocks.high[at]) / size,
+                "error": worst if np.isfinite(worst) else None,
+            }
+        )
+        if len(result) == MOST_WORST:
+            break
+    return result
+
+
+def _describe_series(sums: ErrorSums, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Return each series' figures, in the order of the file."""
+    rows, windows, error, absolute, squared = sums.by_series
+    named = {"log_loss": _divide(absolute, rows)}
+    if not classes:
+        named = {
+            "mae": _divide(absolute, rows),
+            "rmse": np.sqrt(_divide(squared, rows)),
+            "bias": _divide(error, rows),
+            "max_error": np.where(rows > 0, sums.largest, np.nan),
+        }
+    named["windows"] = windows.astype(int)
+    columns = {key: values.tolist() for key, values in named.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _describe_time(sums: ErrorSums, file: PredictionFile) -> dict[str, Any]:
+    low, high = file.range
+    edges = np.linspace(low, high, BINS + 1) / (MICROSECONDS if file.shape.has_dates else 1.0)
+    rows, total = sums.by_time
+    return {"x": ((edges[:-1] + edges[1:]) / 2).tolist(), "error": _divide(total, rows).tolist()}
+
+
+def _divide(total: Any, count: Any) -> Any:
+    """Divide; NaN where there is nothing."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(total, dtype=float) / np.where(np.asarray(count) > 0, count, np.nan)
+
+
+def _bootstrap(blocks: Blocks) -> list[float] | None:
+    """Return the 95 % interval of the mean error, by resampling places; None with too few."""
+    total, count = (column[blocks.windows > 0] for column in (blocks.total, blocks.windows))
+    if len(total) < MIN_BLOCKS:
+        return None
+    generator = np.random.default_rng(0)
+    size = min(len(total), MOST_BLOCKS)
+    samples = np.empty(NUM_RESAMPLES)
+    for number in range(NUM_RESAMPLES):
+        drawn_blocks = generator.integers(len(total), size=size)
+        samples[number] = total[drawn_blocks].sum() / count[drawn_blocks].sum()
+    # fewer than there are vary more
+    mean = total.sum() / count.sum()
+    return compute_percentile_interval(mean + (samples - mean) * np.sqrt(size / len(total)))
+
+
+MOST_ROWS = 400_000
+"""Rows in memory before they are thinned"""
+MOST_POINTS = 4_000
+
+
+class PlotView(NamedTuple):
+    """What of a series is drawn."""
+
+    series: int
+    target: str
+    """Empty for classes"""
+    ahead: int = 0
+    """The predicted row of every window; 0 for windows end to end"""
+    low: float = -np.inf
+    high: float = np.inf
+    """The range of x"""
+    points: int = 1_500
+    window: int | None = None
+    """The first predicted row of a window that is among those end to end"""
+
+
+class PlotRows(NamedTuple):
+    """Rows of a plot; `values` are [columns, rows], the truth and the prediction first."""
+
+    x: Array
+    window: Array
+    stretch: Array
+    """Changes where rows are missing"""
+    values: Array
+
+
+def read_plot(file: PredictionFile, view: PlotView) -> dict[str, Any]:
+    """Return the values of a plot, None where a line is interrupted."""
+    parts: list[PlotRows] = []
+    count = num_rows = 0
+    error = Moments()
+    for part in _select(file, view):
+        parts.append(part)
+        count += len(part.x)
+        num_rows += len(part.x)
+        error.add(_measure(file, part))
+        if count > MOST_ROWS:
+            parts = [_shrink(_join_rows(parts), MOST_ROWS // 4)]
+            count = len(parts[0].x)
+    rows = _join_rows(parts) if parts else PlotRows(*(np.empty(0),) * 3, np.empty((2, 0)))
+    order = np.argsort(rows.x, kind="stable")
+    rows = PlotRows(*(column[..., order] for column in rows))
+    thinned = _shrink(rows, min(max(view.points, 100), MOST_POINTS))
+    figures = {"rows": num_rows, "points": len(thinned.x), "mean_error": error.mean}
+    return _describe(file, view, thinned) | figures | ({} if error.count else {"mean_error": None})
+
+
+def _measure(file: PredictionFile, part: PlotRows) -> Array:
+    """Return the known absolute errors, or of classes whether each is wrong."""
+    truth, predicted = part.values[:2]
+    known = np.isfinite(truth) & np.isfinite(predicted)
+    error = np.abs(predicted - truth)[known]
+    return np.asarray(error > 0, dtype=float) if file.classes else error
+
+
+def _select(file: PredictionFile, view: PlotView) -> Iterator[PlotRows]:
+    """Yield the rows of a view, group by group."""
+    is_laid_out = file.shape.is_forecast and not view.ahead
+    starts = lay_out(file, view.series, view.window) if is_laid_out else None
+    columns = list_columns(file, view.target, bands=True)
+    stretch, last, usual = 0, np.nan, np.nan
+    between = view.low, view.high
+    for part in file.read(columns, series=view.series, between=between):
+        window, x = find_starts(part), part.read_x()
+        mine = (part.codes == view.series) & (x >= view.low) & (x <= view.high)
+        if starts is not None:
+            mine &= np.isin(window, starts)
+        elif file.shape.is_forecast:
+            mine &= part[STEP] == view.ahead
+        rows = np.flatnonzero(mine)
+        if not len(rows):
+            continue
+        x = x[rows]
+        steps = np.diff(x, prepend=last)
+        if np.isnan(usual) and len(x) > 2:
+            usual = float(np.median(steps[1:]))
+        stretches = stretch + np.cumsum(steps > GAP * usual)
+        stretch, last = int(stretches[-1]), float(x[-1])
+        values = np.stack([column[rows] for column in _read_columns(file, view, part)])
+        yield PlotRows(x, window[rows], stretches, values)
+
+
+def _read_columns(file: PredictionFile, view: PlotView, part: Predictions) -> list[Array]:
+    """Return the truth, the prediction, and what is drawn beside them."""
+    missing = np.full(len(part), np.nan)
+    if file.classes:
+        names = (LABEL if file.has_truth("") else None, PREDICTED)
+        codes = [missing if n is None else read_classes(part, n, file.classes) for n in names]
+        return [*codes, read_label_probability(part, file.classes)]
+    truth = part[view.target] if file.has_truth(view.target) else missing
+    bounds = [name for one in file.shape.find_bands(view.target) for name in (one.low, one.high)]
+    return [truth, part[f"{view.target}_{PREDICTED}"], *(part[name] for name in bounds)]
+
+
+@lru_cache(32)
+def lay_out(file: PredictionFile, series: int, window: int | None = None) -> Array:
+    """Return the first rows of a series' windows that follow each other without overlap; that of
+    `window` is one of them."""
+    firsts, length = [], 1
+    for part in file.read([], series=series):
+        mine = part.codes == series
+        steps = part[STEP][mine]
+        firsts.append(find_starts(part)[mine][steps == 1])
+        length = max(length, int(steps.max(initial=1)))
+    every = np.unique(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
+    anchor = window if window is not None and window in every else None
+    if anchor is None:
+        return np.asarray(_chain(every, length), dtype=np.int64)
+    before = _chain(-every[every < anchor][::-1], length, -anchor)
+    after = _chain(every[every >= anchor], length)
+    return np.asarray([*(-one for one in reversed(before)), *after], dtype=np.int64)
+
+
+def _chain(firsts: Array, length: int, last: float = -np.inf) -> list[int]:
+    """Return those of ascending first rows that are at least a window apart, the earliest first;
+    `last` is one before them."""
+    chosen, end = list[int](), last + length
+    for first in firsts.tolist():
+        if first >= end:
+            chosen.append(first)
+            end = first + length
+    return chosen
+
+
+def _join_rows(parts: list[PlotRows]) -> PlotRows:
+    return PlotRows(*(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)))
+
+
+def _shrink(rows: PlotRows, most: int) -> PlotRows:
+    """Retain the extremes of what is drawn."""
+    truth, predicted, *others = rows.values
+    lines = [predicted, *([] if np.isnan(truth).all() else [truth, predicted - truth])]
+    retained = thin([*lines, *others[:1]], most)
+    return PlotRows(*(column[..., retained] for column in rows))
+
+
+def _describe(file: PredictionFile, view: PlotView, rows: PlotRows) -> dict[str, Any]:
+    by_window = file.shape.is_forecast and not view.ahead
+    x, values = rows.x, rows.values
+    if len(x) > 1:
+        x, values = interrupt(x, values, rows.stretch, rows.window if by_window else None)
+    if file.shape.has_dates:
+        x = x / MICROSECONDS
+    lists = [round_values(column) for column in values]
+    result: dict[str, Any] = {
+        "dates": file.shape.has_dates,
+        "x_name": file.shape.x_name,
+        "x": [None if one != one else one for one in np.round(x, 6).tolist()],
+        "true": lists[0],
+        "predicted": lists[1],
+        "bands": [],
+    }
+    if file.classes:
+        return result | {"probability": lists[2], "classes": list(file.classes)}
+    error = values[1] - values[0]
+    bands = zip(file.shape.find_bands(view.target), lists[2::2], lists[3::2], strict=True)
+    result["bands"] = [{"label": band.label, "low": low, "high": high} for band, low, high in bands]
+    return result | {"error": round_values(error)}

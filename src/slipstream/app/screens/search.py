@@ -1,0 +1,310 @@
+"""The forms of searches and of pre-training: that of a new run, with parts of their own."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from slipstream.app import forms, paths, searches, settings
+from slipstream.app.jobs import OPEN, choose_queue
+from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import read_object as read_request
+from slipstream.app.rows import describe_row
+from slipstream.app.screens.job import format_command
+from slipstream.app.screens.new_run import answer_ready, describe_job, show_form, submit_config
+from slipstream.app.screens.run import load_resumed
+from slipstream.app.searches import DAMAGE_ERRORS, describe_search, is_search
+from slipstream.app.settings import Checked
+from slipstream.app.workspace import Workspace
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_number
+from slipstream.config import Config, search_space
+from slipstream.reporting import wording
+from slipstream.reporting.run_rows import FINISHED, RUNNING, looks_like_run, read_row
+from slipstream.reporting.runs import show_run
+from slipstream.runs import studies
+
+SPACE = "tune.space"
+
+
+def show_search(request: Request) -> Response:
+    """The form of a search."""
+    controls = [one for one in forms.list_controls(forms.TUNE) if one.section == forms.TUNE]
+    return show_form(
+        request,
+        forms.TUNE,
+        "search_form.html",
+        apart=(forms.TITLES[forms.TUNE],),
+        tune_controls=controls,
+        settings=searches.list_settings(),
+        list_rows=_list_rows,
+    )
+
+
+def _list_rows(config: Config | None) -> list[dict[str, Any]]:
+    return searches.list_rows(config.tune.space) if config else []
+
+
+def show_pretraining(request: Request) -> Response:
+    """The form of pre-training, and the encoders there are."""
+    workspace = get_workspace(request)
+    rows = workspace.rows.list(workspace.folder, workspace.places)
+    encoders = [row for row in rows if row["kind"] == "pretrain"]
+    return show_form(request, forms.PRETRAIN, "pretrain_form.html", encoders=encoders)
+
+
+async def check_search(request: Request) -> Response:
+    """Check the form of a search: what is wrong, or its config and command."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await run_in_threadpool(_check_search, workspace, values)
+    if checked.config is None:
+        return reply(_describe_problems(checked, values))
+    usual = searches.list_rows(search_space.make_default_space(checked.config))
+    return reply(describe_job(workspace, checked.config, forms.TUNE) | {"usual": usual})
+
+
+async def ready_search(request: Request) -> Response:
+    """Whether a search can be trained on its data."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await run_in_threadpool(_check_search, workspace, values)
+    return await answer_ready(request, checked, values.get("settings"), forms.TUNE)
+
+
+async def ready_pretraining(request: Request) -> Response:
+    """Whether an encoder can be pre-trained on its data."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await _check_pretraining(workspace, values)
+    return await answer_ready(request, checked, values.get("settings"), forms.PRETRAIN)
+
+
+def _check_search(workspace: Workspace, values: dict[str, Any]) -> Checked:
+    try:
+        space = searches.parse_rows(values.get("space"))
+    except UserError as error:
+        return Checked(None, {SPACE: str(error)})
+    return settings.check_form(workspace, values.get("settings"), forms.TUNE, space)
+
+
+def _describe_problems(checked: Checked, values: dict[str, Any]) -> dict[str, Any]:
+    """Return problems by setting; those of the space also by the row that they name."""
+    message = checked.problems.get(SPACE) or checked.problems.get("tune", "")
+    stated = message.partition("; did you mean")[0]
+    named = [at for at, name in enumerate(_list_names(values.get("space"))) if name in stated]
+    rows = {str(at): message for at in named[-1:]} if "tune.space" in message else {}
+    problems = dict(checked.problems)
+    if "tune.space" in message:
+        problems = {key: one for key, one in problems.items() if one != message}
+        problems[SPACE] = message
+    return {"problems": problems, "rows": rows}
+
+
+def _list_names(space: Any) -> list[str]:
+    """Return the settings of the rows, as messages have them."""
+    rows = space if isinstance(space, list) else []
+    names = [row.get("setting") if isinstance(row, dict) else None for row in rows]
+    return [f'"{name.strip()}"' if isinstance(name, str) else "\0" for name in names]
+
+
+async def start_search(request: Request) -> Response:
+    """Start a search; return its job, or what is wrong."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await run_in_threadpool(_check_search, workspace, values)
+    if checked.config is None:
+        return reply(_describe_problems(checked, values), 400)
+    job = await run_in_threadpool(submit_config, workspace, checked.config, forms.TUNE)
+    return reply({"job": job})
+
+
+async def check_pretraining(request: Request) -> Response:
+    """Check the form of pre-training."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await _check_pretraining(workspace, values)
+    if checked.config is None:
+        return reply({"problems": checked.problems})
+    return reply(describe_job(workspace, checked.config, forms.PRETRAIN))
+
+
+async def _check_pretraining(workspace: Workspace, values: dict[str, Any]) -> Checked:
+    form = values.get("settings")
+    return await run_in_threadpool(settings.check_form, workspace, form, forms.PRETRAIN)
+
+
+async def start_pretraining(request: Request) -> Response:
+    """Start pre-training; return its job, or what is wrong."""
+    workspace, values = get_workspace(request), await read_object(request)
+    checked = await _check_pretraining(workspace, values)
+    if checked.config is None:
+        return reply({"problems": checked.problems}, 400)
+    job = await run_in_threadpool(submit_config, workspace, checked.config, forms.PRETRAIN)
+    return reply({"job": job})
+
+
+KIND = "search"
+TESTS = {"best": "the chosen settings", "default": "the settings without a search"}
+"""Runs in retrained/"""
+MOST_TRIALS = 1_000_000
+LIMITS = ("trials", "minutes")
+"""What a resumed search may have more of"""
+
+
+def list_searches(request: Request) -> Response:
+    """The searches of the folder."""
+    workspace = get_workspace(request)
+    rows = workspace.rows.list(workspace.folder, workspace.places)
+    searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] == KIND]
+    return render(request, "searches.html", searches=searches, command="slipstream tune CONFIG")
+
+
+def show(request: Request) -> Response:
+    """The page of a search; a run of another kind has its own."""
+    workspace = get_workspace(request)
+    name = request.path_params["run"]
+    folder = paths.find_run_folder(workspace.folder, name)
+    row = describe_row(workspace.folder, read_row(folder))
+    job = workspace.store.find_by_run(name)
+    if not is_search(folder, job):
+        return RedirectResponse(f"/run/{quote(name)}", 303)
+    details = show_run(folder)
+    summary = details["summary"] or {}
+    return render(
+        request,
+        "search.html",
+        run=row,
+        id=name,
+        url=quote(name),
+        details=details,
+        pending=summary.get("pending") or "",
+        retrained=_list_retrained(summary),
+        tests=_list_tests(folder, name),
+        findings=_list_findings(summary) if row["state"] == FINISHED else [],
+        config=paths.read_text(folder / "config.toml"),
+        best_config=paths.read_text(folder / "best.toml"),
+        has_report=(folder / "report.html").is_file(),
+        dashboard=_describe_dashboard(folder),
+        command=format_command(job) if job else str(summary.get("command") or ""),
+        elsewhere=_explain_storage(folder),
+        is_open=job is not None and job.state in OPEN,
+        error=job.error if job is not None else "",
+    )
+
+
+def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the retrained settings with the mean of their seeds, the chosen one first."""
+    try:
+        return [
+            {
+                "what": str(one["what"]),
+                "mean": format_number(one["mean"]),
+                "sd": format_number(one["sd"], figures=2),
+                "seeds": len(one["losses"]),
+                "chosen": bool(one["chosen"]),
+            }
+            for one in summary.get("retrained") or ()
+        ]
+    except DAMAGE_ERRORS:
+        return []
+
+
+def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
+    """Return the runs that a search has made of retrained models."""
+    return [
+        {"what": what, "url": quote(f"{name}/retrained/{one}")}
+        for one, what in TESTS.items()
+        if looks_like_run(folder / "retrained" / one)
+    ]
+
+
+def _list_findings(summary: dict[str, Any]) -> list[str]:
+    try:
+        return [str(one) for one in wording.describe_search(summary)]
+    except DAMAGE_ERRORS:
+        return []
+
+
+def _describe_dashboard(folder: Path) -> dict[str, Any] | None:
+    """Return the command that opens the study in optuna-dashboard, and its storage."""
+    storage = _find_storage(folder)
+    if storage is None:
+        return None
+    return {
+        "command": shlex.join(["optuna-dashboard", storage]),
+        "storage": storage,
+        "is_installed": importlib.util.find_spec("optuna_dashboard") is not None,
+    }
+
+
+def _find_storage(folder: Path) -> str | None:
+    for name in ("study.log", "study-shared.log"):
+        if (folder / name).is_file():
+            return str(folder / name)
+    if (folder / "study.db").is_file():
+        return f"sqlite:///{folder / 'study.db'}"
+    storage = studies.read_storage(folder)
+    return storage and storage.removeprefix(studies.PREFIX)
+
+
+def _explain_storage(folder: Path) -> str:
+    """Say how to resume a search whose study this app cannot find by itself; empty where it can."""
+    storage = studies.read_storage(folder)
+    is_found = storage is None or studies.find_storage(storage) is not None
+    return "" if storage is None or is_found else studies.explain_missing(folder, storage)
+
+
+def list_trials(request: Request) -> Response:
+    """All that the page draws, as JSON."""
+    folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
+    return reply(describe_search(folder))
+
+
+async def resume(request: Request) -> Response:
+    """Continue a search, with more trials or minutes where they are named."""
+    workspace, values = get_workspace(request), await read_request(request)
+    job = await run_in_threadpool(submit_resume, workspace, request.path_params["run"], values)
+    return reply({"job": job})
+
+
+def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> str:
+    """Put the continuation of a search into the queue."""
+    folder = paths.find_run_folder(workspace.folder, name)
+    row = read_row(folder)
+    if row.kind != KIND:
+        raise UserError("this run is not a search")
+    if row.state == RUNNING:
+        raise UserError("the search is running already")
+    open_job = workspace.store.find_by_run(name)
+    if open_job is not None and open_job.state in OPEN:
+        raise UserError("the search is in the queue already")
+    if problem := _explain_storage(folder):
+        raise UserError(problem)
+    overrides = [f"tune.{key}={values[key]}" for key in LIMITS if _is_number(key, values)]
+    if row.state == FINISHED and not overrides:
+        raise UserError("the search is finished; say how many trials it should have")
+    config = load_resumed(workspace, folder, overrides)
+    command = ["tune", "--resume", str(folder), "--json"]
+    for one in overrides:
+        command += ["--set", one]
+    if workspace.allow_code:
+        command.append("--allow-code")
+    job, _ = workspace.store.create_folder()
+    device = choose_queue(config.engine.device)
+    workspace.store.submit(job, command, device=device, name=row.name, run=name)
+    workspace.supervisor.start_workers()
+    return job
+
+
+def _is_number(key: str, values: dict[str, Any]) -> bool:
+    value = values.get(key)
+    if value is None:
+        return False
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= MOST_TRIALS or (key == "trials" and value != int(value)):
+        kind = "an integer from 1" if key == "trials" else "a number above 0"
+        raise UserError(f"{key} is {str(value)[:40]}; it should be {kind} to {MOST_TRIALS:,}")
+    return True

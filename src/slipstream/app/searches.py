@@ -1,0 +1,379 @@
+"""Searches in the app: spaces of settings and tables of trials."""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.app import forms
+from slipstream.app.jobs import AppJob, read_object
+from slipstream.app.paths import MissingError
+from slipstream.base.errors import UserError
+from slipstream.base.run_names import find_kind
+from slipstream.config import Config, Range, search_space
+from slipstream.reporting.wording import get_chosen, shorten_names
+
+RANGE, CHOICES = "range", "choices"
+MOST_ROWS = 100
+MOST_TEXT = 10_000
+COMMON = (
+    *("train.lr", "train.weight_decay", "model.dropout", "model.hidden", "train.batch"),
+    *("model.layers", "model.kind", "data.context", "train.optimizer", "train.schedule"),
+)
+"""Settings that are offered first"""
+
+
+def parse_rows(rows: Any) -> dict[str, Any]:
+    """Return the rows of the editor as `[tune.space]` has them. What is wrong in them is left to
+    the config, whose messages the command line has too."""
+    if rows is None:
+        return {}
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        raise UserError(f"space: expected a list of at most {MOST_ROWS} settings")
+    space: dict[str, Any] = {}
+    for row in rows:
+        if not isinstance(row, dict) or not all(map(_is_cell, row.values())):
+            raise UserError("space: expected rows of texts")
+        name = str(row.get("setting", "")).strip()
+        if not name:
+            raise UserError("tune.space: choose a setting for every row, or remove the row")
+        if name in space:
+            raise UserError(f'tune.space has "{name}" twice; remove one of them')
+        space[name] = _parse_choices(row) if row.get("kind") == CHOICES else _parse_range(row)
+    return space
+
+
+def _is_cell(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and len(value) <= MOST_TEXT)
+
+
+def _parse_range(row: Mapping[str, Any]) -> dict[str, Any]:
+    ends = {key: str(row.get(key, "")).strip() for key in ("low", "high", "step")}
+    entry = {key: _parse_value(text) for key, text in ends.items() if text}
+    return entry | ({"log": True} if row.get("log") else {})
+
+
+def _parse_choices(row: Mapping[str, Any]) -> list[Any]:
+    """Return the values of a list: TOML values, separated by commas; names need no quotes."""
+    text = str(row.get("choices", "")).strip()
+    values: list[Any]
+    try:
+        values = tomllib.loads(f"values = [{text}]")["values"]
+    except (ValueError, RecursionError):
+        values = [_parse_value(one.strip()) for one in text.split(",") if one.strip()]
+    is_wrapped = text.startswith("[") and len(values) == 1 and isinstance(values[0], list)
+    return list(values[0]) if is_wrapped else values
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, bool | int | float | str | list) else text
+
+
+def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of the editor for a space."""
+    rows = []
+    for name, entry in space.items():
+        row: dict[str, Any] = {"setting": name}
+        if isinstance(entry, Range):
+            texts = {key: getattr(entry, key) for key in ("low", "high", "step")}
+            row |= {"kind": RANGE, "log": entry.log}
+            row |= {key: "" if one is None else _format_number(one) for key, one in texts.items()}
+        else:
+            is_plain = all(map(_is_plain, entry))
+            values = ", ".join(_format_choice(one, is_plain=is_plain) for one in entry)
+            is_nested = len(entry) == 1 and isinstance(entry[0], list | tuple)
+            row |= {"kind": CHOICES, "choices": f"[{values}]" if is_nested else values}
+        rows.append(row)
+    return rows
+
+
+def _format_number(value: float) -> str:
+    """Return a number as one types it: 1e-4, not 0.0001; TOML reads 1e-4 as it reads 1.0e-4."""
+    if not math.isfinite(value):
+        return str(value)
+    if isinstance(value, float) and (0 < abs(value) < 1e-2 or abs(value) >= 1e6):
+        mantissa, _, exponent = f"{value!r}".partition("e")
+        if not exponent:
+            mantissa, _, exponent = f"{value:.15e}".partition("e")
+            mantissa = mantissa.rstrip("0").rstrip(".")
+        short = f"{mantissa}e{int(exponent)}"
+        return short if float(short) == value else repr(value)
+    return repr(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a choice needs no quotes: no text, or one that cannot be read as something else."""
+    if not isinstance(value, str):
+        return True
+    is_simple = bool(value) and value.isprintable() and value == value.strip() and "," not in value
+    return is_simple and value[0] not in "[\"'" and _parse_value(value) == value
+
+
+def _format_choice(value: Any, *, is_plain: bool) -> str:
+    if isinstance(value, str):
+        return value if is_plain else forms.format_toml(value)
+    return _format_number(value) if isinstance(value, float) else forms.format_toml(value)
+
+
+def list_settings() -> list[dict[str, Any]]:
+    """Return the settings that can be searched, with what the editor suggests for each."""
+    controls = {one.setting: one for one in forms.list_controls(forms.TUNE)}
+    names = [name for name in search_space.list_searchable() if name in controls]
+    names.sort(key=lambda name: (name not in COMMON, COMMON.index(name) if name in COMMON else 0))
+    return [
+        {
+            "name": name,
+            "help": controls[name].summary.rstrip(".") + ".",
+            "default": controls[name].default,
+            "limits": controls[name].limits,
+            "choices": [one for one in controls[name].choices if one not in ("auto", "off")],
+            "is_common": name in COMMON,
+        }
+        for name in names
+    ]
+
+
+Trial = dict[str, Any]
+Event = dict[str, Any]
+KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
+"""What the page shows of a trial"""
+IN_TRAINING, ENDED = "running", "ended"
+LOGGED = tuple(
+    f'{{"event": "{name}"'.encode()
+    for name in ("search", "resume", "trial", "searched", "retraining", "end")
+)
+"""How the lines of the log begin that are read"""
+CREATE_TRIAL, SET_PARAM, SET_STATE, SET_LOSS = 4, 5, 6, 7
+"""Operations of Optuna's journal"""
+RUNNING_STATE = 0
+DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, RecursionError)
+
+
+def is_search(folder: Path, job: AppJob | None) -> bool:
+    """Whether a run is a search. One that begins has no file yet that says so, but a job."""
+    return find_kind(folder) == "search" or (job is not None and job.command[:1] == ("tune",))
+
+
+def read_search_events(folder: Path) -> list[Event]:
+    """Return the events of a search and its trials; the packs' losses are left out."""
+    try:
+        lines = (folder / "events.jsonl").read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return []
+    parsed = (runs.parse_line(line) for line in lines if line.startswith(LOGGED))
+    return [event for event in parsed if event is not None]
+
+
+def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
+    """Return every trial that has begun, in their order."""
+    trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
+    for one in [*_read_list(folder / "trials.json"), *events]:
+        number = one.get("trial")
+        is_trial = one.get("event", "trial") == "trial" and isinstance(one.get("params"), dict)
+        if is_trial and isinstance(number, int) and number >= 0:
+            trials[number] = {key: one.get(key) for key in KEYS}
+    return [trials[number] for number in sorted(trials)]
+
+
+def _read_list(path: Path) -> list[dict[str, Any]]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return []
+    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+
+
+def _read_running(path: Path) -> dict[int, Trial]:
+    """Return the trials of a journal that have not ended, with their last loss."""
+    trials: dict[int, Trial] = {}
+    created = 0
+    for log in _iter_journal(path):
+        with suppress(*DAMAGE_ERRORS):
+            code = log["op_code"]
+            if code == CREATE_TRIAL:
+                number, created = log.get("number", created), created + 1
+                if log.get("state", RUNNING_STATE) == RUNNING_STATE:
+                    trials[number] = _make_running(number)
+            elif code == SET_STATE and log["state"] != RUNNING_STATE:
+                trials.pop(log["trial_id"], None)
+            elif code == SET_PARAM and log["trial_id"] in trials:
+                value = _parse_param(log["param_value_internal"], log["distribution"])
+                trials[log["trial_id"]]["params"][str(log["param_name"])] = value
+            elif code == SET_LOSS and log["trial_id"] in trials:
+                loss, step = log["intermediate_value"], log["step"]
+                trials[log["trial_id"]] |= {"value": loss, "epochs": step + 1}
+    return trials
+
+
+def _make_running(number: int) -> Trial:
+    return dict.fromkeys(KEYS) | {"trial": number, "state": IN_TRAINING, "params": {}}
+
+
+def _iter_journal(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError:
+        return
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            log = json.loads(line)
+            if isinstance(log, dict):
+                yield log
+
+
+def _parse_param(value: Any, distribution: str) -> Any:
+    """Return a value from how the journal has it: a choice by its index, an integer as a float."""
+    kind = json.loads(distribution)
+    if kind["name"] == "CategoricalDistribution":
+        return kind["attributes"]["choices"][int(value)]
+    return int(value) if kind["name"] == "IntDistribution" else float(value)
+
+
+def describe_search(folder: Path) -> dict[str, Any]:
+    """Return what the page of a search draws."""
+    events, summary = read_search_events(folder), read_object(folder / "metrics.json")
+    trials = read_trials(folder, events)
+    config = _load_config(folder)
+    ended = [one for one in trials if one["state"] != IN_TRAINING]
+    states = [one["state"] for one in trials]
+    begin, phase = _find_last(events, "search", "resume"), _find_phase(events)
+    total = begin.get("trials") or (config.tune.trials if config else len(trials))
+    return {
+        "metric": config.tune.metric if config else "loss",
+        "total": total,
+        "counts": {str(state): states.count(state) for state in dict.fromkeys(states)},
+        "ended": len(ended),
+        "trials": trials,
+        "axes": list_axes(_read_space(config, summary), trials),
+        "best": find_best(trials),
+        "chosen": _find_chosen(summary, trials) if phase == ENDED else None,
+        "phase": phase,
+        **_measure_speed(events, total - len(ended)),
+        **(_read_speed(summary) if phase == ENDED else {}),
+        "importances": _read_importances(summary),
+        "seconds": summary.get("seconds"),
+    }
+
+
+def _load_config(folder: Path) -> Config | None:
+    try:
+        return configs.load(folder / "config.toml")
+    except UserError:
+        return None
+
+
+def _read_space(config: Config | None, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the space by setting: a range as a table, or choices."""
+    if isinstance(summary.get("space"), dict):
+        return dict(summary["space"])
+    try:
+        return search_space.describe_space(search_space.make_space(config)) if config else {}
+    except UserError:  # of a config that another version wrote
+        return {}
+
+
+def list_axes(space: Mapping[str, Any], trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """Return the axes of the settings: numbers from low to high, or choices."""
+    names = dict.fromkeys(space)
+    for trial in trials:
+        names |= dict.fromkeys(map(str, trial["params"]))
+    axes = []
+    for name, label in shorten_names(names).items():
+        entry = space.get(name)
+        axis: dict[str, Any] = {"name": name, "label": label}
+        if isinstance(entry, dict):
+            axis |= {key: entry.get(key) for key in ("low", "high", "log")}
+        else:
+            values = entry or [trial["params"].get(name) for trial in trials]
+            axis["choices"] = list(dict.fromkeys(map(format_choice, values)))
+        axes.append(axis)
+    return axes
+
+
+def format_choice(value: Any) -> str:
+    """Return a choice as the page shows it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _find_chosen(summary: Mapping[str, Any], trials: Iterable[Trial]) -> int | None:
+    """Return the trial that retraining chose; it need not have the lowest score."""
+    with suppress(*DAMAGE_ERRORS):
+        if any(one["trial"] == (chosen := get_chosen(summary)["trial"]) for one in trials):
+            return int(chosen)
+    return None
+
+
+def _read_speed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the trials an hour of a search that has ended, as its summary and report say them."""
+    value = summary.get("trials_per_hour")
+    return {"per_hour": value, "left_s": None} if isinstance(value, int | float) else {}
+
+
+def find_best(trials: Iterable[Trial]) -> int | None:
+    """Return the trial with the lowest score, of those that `tune.minutes` cut off if no other has
+    one."""
+    for state in ("finished", "cut off"):
+        scores = [
+            (one["value"], one["trial"])
+            for one in trials
+            if one["state"] == state and isinstance(one["value"], int | float)
+        ]
+        if scores:
+            return int(min(scores)[1])
+    return None
+
+
+def _find_last(events: Iterable[Event], *names: str) -> Event:
+    return next((one for one in reversed(list(events)) if one["event"] in names), {})
+
+
+def _find_phase(events: Iterable[Event]) -> str:
+    """Return what a search does, or did last: searching, retraining, or ended."""
+    last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
+    names = {"searched": "retraining", "retraining": "retraining", "end": ENDED}
+    return names.get(str(last), "searching")
+
+
+def _measure_speed(events: list[Event], num_left: int) -> dict[str, Any]:
+    """Return the trials an hour since the search was started or resumed, and the time left."""
+    starts = [at for at, one in enumerate(events) if one["event"] in ("search", "resume")]
+    if not starts:
+        return {"per_hour": None, "left_s": None}
+    times = [one.get("at_s") for one in events[starts[-1] :] if one["event"] == "trial"]
+    begin = events[starts[-1]].get("at_s")
+    if not times or times[-1] is None or begin is None or times[-1] <= begin:
+        return {"per_hour": None, "left_s": None}
+    per_s = len(times) / (times[-1] - begin)
+    return {"per_hour": 3600 * per_s, "left_s": max(num_left, 0) / per_s}
+
+
+def _read_importances(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return how strongly each setting separates good trials from others, the strongest first."""
+    values = summary.get("importances")
+    values = values if isinstance(values, dict) else {}
+    pairs = [(name, one) for name, one in values.items() if isinstance(one, int | float)]
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def load_trial(folder: Path, number: str) -> Config:
+    """Return the config of one trial of a search."""
+    for trial in read_trials(folder, read_search_events(folder)):
+        if str(trial["trial"]) == number:
+            config = configs.load(folder / "config.toml")
+            space = search_space.make_space(config)
+            try:
+                return search_space.apply_params(config, space, trial["params"])
+            except (KeyError, ValueError):
+                raise UserError(f"trial {number} does not fit the space of this search") from None
+    raise MissingError("there is no such trial")

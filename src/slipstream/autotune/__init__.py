@@ -1,1 +1,0 @@
-"""Choose how to train by timing real steps on this machine."""

@@ -1,0 +1,1 @@
+"""Errors, text, statistics, storage and the machine: what everything else stands on."""

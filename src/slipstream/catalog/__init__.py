@@ -1,1 +1,0 @@
-"""The runs of a folder as a table: list, compare, remove. No torch."""

@@ -1,1 +1,0 @@
-"""Copies of runs in object storage."""

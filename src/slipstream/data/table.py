@@ -1,0 +1,356 @@
+"""A table of named columns, read from files or from memory (pandas, polars, duckdb, pyarrow, dict).
+
+Columns are read when they are needed, whole or in part. Errors name the file, the line and the
+column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from slipstream.base.errors import UserError
+from slipstream.base.storage import AnyPath, group_by_content
+from slipstream.data.compression import to_arrow
+from slipstream.data.formats import csv
+from slipstream.data.formats.options import MIXED
+
+FILE_COLUMN = "file"
+"""The column of file names that a concatenated table gets, where that name is free"""
+MOST_NOTES = 5
+
+
+class ColumnReader(Protocol):
+    """Reads the columns of one table."""
+
+    def get_type(self, name: str) -> pa.DataType: ...
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray: ...
+
+
+@dataclass(frozen=True)
+class MemoryReader:
+    """Columns in memory. Text is replaced by numbers in place, so that both are never held."""
+
+    columns: dict[str, pa.ChunkedArray]
+
+    def get_type(self, name: str) -> pa.DataType:
+        return self.columns[name].type
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        return self.columns[name].slice(begin, end - begin)
+
+
+class SourceFile(NamedTuple):
+    """A file, or a table in memory, whose rows a table holds."""
+
+    name: str
+    """As shown to the user, and the series' name: the file's name below `data.path`"""
+    num_rows: int
+    num_columns: int
+    path: AnyPath | None = None
+    format: str = ""
+    """The format with its details, in words"""
+    delimiter: str | None = None
+    """Set for CSV files"""
+    header_lines: int = 0
+    """Lines or rows of the file above the first row of values; 0 where rows are counted"""
+    part: str = ""
+    """The sheet of a workbook of which several are read"""
+    units: Mapping[str, str] = {}
+    """Units by column, where the file has them apart from the names"""
+    scalars: tuple[str, ...] = ()
+    """Columns that repeat one value of the file, which are no inputs by default"""
+    notes: tuple[str, ...] = ()
+    """What was left out or read in a way that the user should know"""
+
+    def summarize(self) -> dict[str, Any]:
+        """Return what was read, for people and for metrics.json."""
+        return {
+            "name": self.name,
+            "format": self.format or "table in memory",
+            "rows": self.num_rows,
+            "columns": self.num_columns,
+            "notes": list(self.notes),
+        }
+
+    def locate_row(self, row: int) -> str:
+        if isinstance(self.path, Path) and self.delimiter is not None:
+            line = csv.find_line(
+                self.path, self.delimiter, self.num_columns, self.header_lines, row
+            )
+            if line is not None:
+                return f"{self.name}, line {line}"
+        return f"{self.name}, row {self.header_lines + row + 1}"
+
+
+@dataclass(frozen=True)
+class DataTable:
+    """The columns of one table, or of some of its rows, and the files that they come from."""
+
+    name: str
+    column_names: tuple[str, ...]
+    num_rows: int
+    reader: ColumnReader
+    files: tuple[SourceFile, ...]
+    first_row: int = 0
+    """Where the rows begin among those of the files"""
+    delimiter: str | None = None
+    """Set for CSV files, whose columns are text at first"""
+    decimal: str | None = None
+    """The decimal mark of numbers that are text, where it is configured or certain"""
+    row_groups: tuple[int, ...] = ()
+    """First rows of the groups that a file on disk is best read by; empty in memory"""
+    file_column: str | None = None
+    """The column with the file of each row, in a concatenated table"""
+    source_rows: npt.NDArray[np.int64] | None = None
+    """The row of the files that each row was made from, where steps of `data.prepare` made it"""
+    padded: npt.NDArray[np.bool_] | None = None
+    """Rows that are no series' own, before its first; None where there are none"""
+    look_ahead: int = 0
+    """How many rows ahead a value may depend on, because of a step of `data.prepare`"""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """By series, where there are some: its first rows that steps of `data.prepare` have cut off"""
+    ahead: npt.NDArray[np.bool_] | None = None
+    """Rows at the end of each series that steps of `data.prepare` were given to predict, with
+    nothing but what is known ahead; None where they were given none"""
+
+    @cached_property
+    def column_set(self) -> frozenset[str]:
+        """The columns' names; a lookup among thousands takes as long as among a few."""
+        return frozenset(self.column_names)
+
+    def read_column(self, name: str) -> pa.ChunkedArray:
+        return self.reader.read(name, self.first_row, self.first_row + self.num_rows)
+
+    def slice_rows(self, begin: int, end: int) -> DataTable:
+        """Return the rows from `begin` to before `end`."""
+        return replace(self, first_row=self.first_row + begin, num_rows=end - begin)
+
+    def find_file(self, row: int) -> tuple[SourceFile, int]:
+        """Return the file that holds a row, and the row among those of the file."""
+        row += self.first_row
+        if self.source_rows is not None:
+            row = int(self.source_rows[row])
+        for file in self.files[:-1]:
+            if row < file.num_rows:
+                return file, row
+            row -= file.num_rows
+        return self.files[-1], row
+
+    def locate_row(self, row: int) -> str:
+        """Name the file and the line of a row."""
+        file, row = self.find_file(row)
+        return file.locate_row(row)
+
+    def find_cell(self, row: int, pattern: str) -> str | None:
+        """Name the first cell that matches a pattern, of the text file that holds a row."""
+        file, _ = self.find_file(row)
+        if not isinstance(file.path, Path) or file.delimiter is None:
+            return None
+        for line, _, cells in csv.iter_records(file.path, file.delimiter):
+            for name, cell in zip(self.column_names, cells, strict=False):
+                if line > file.header_lines and re.match(pattern, cell.strip()):
+                    return f'"{cell.strip()}" in line {line}, column "{name}"'
+        return None
+
+    def locate_cell(self, row: int, column: str) -> str:
+        return f'{self.locate_row(row)}, column "{column}"'
+
+
+def make_table(
+    reader: ColumnReader, file: SourceFile, names: tuple[str, ...], row_groups: tuple[int, ...] = ()
+) -> DataTable:
+    """Return the table of one file; columns of one name and a table without rows are refused."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f'{file.name}: {count} columns are named "{name}"; rename them')
+    if not file.num_rows:
+        raise UserError(f"{file.name}: has no rows below the header")
+    table = DataTable(file.name, names, file.num_rows, reader, (file,))
+    return replace(table, delimiter=file.delimiter, row_groups=row_groups)
+
+
+def read_memory(table: Any, *, decimal: str | None = None, time: str | None = None) -> DataTable:
+    """Take over a table in memory; `time` is the column that `data.time` names."""
+    return replace(wrap_table(to_arrow(table, time=time), "data"), decimal=decimal)
+
+
+def wrap_table(table: pa.Table, name: str, **details: Any) -> DataTable:
+    """Return an Arrow table as ours; `details` are those of the file that it comes from."""
+    names = tuple(table.column_names)
+    source = SourceFile(name, table.num_rows, len(names), **details)
+    return make_table(MemoryReader(dict(zip(names, table.columns, strict=True))), source, names)
+
+
+def release_memory() -> None:
+    """Make Arrow return the memory that it keeps for later to the system."""
+    pa.default_memory_pool().release_unused()
+
+
+@dataclass(frozen=True)
+class _ConcatenatedReader:
+    """Reads the tables that a range of rows lies in, and no other."""
+
+    tables: tuple[DataTable, ...]
+    file_column: str
+
+    def get_type(self, name: str) -> pa.DataType:
+        if name == self.file_column:
+            return pa.string()
+        types = [table.reader.get_type(name) for table in self.tables]
+        if all(kind == types[0] for kind in types):
+            return types[0]
+        return self.read(name, 0, sum(table.num_rows for table in self.tables)).type
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        parts, first = [], 0
+        for table in self.tables:
+            low, high = max(begin - first, 0), min(end - first, table.num_rows)
+            if low < high:
+                if name == self.file_column:
+                    column = _repeat(table.name, high - low).cast(pa.string())
+                else:
+                    column = table.slice_rows(low, high).read_column(name)
+                parts.append(column)
+            first += table.num_rows
+        try:
+            return _concatenate_columns(_to_one_type(parts))
+        except pa.ArrowException as error:
+            text = csv.summarize_error(error)
+            raise UserError(
+                f'the files do not make one long table: column "{name}": {text}'
+            ) from None
+
+
+def _concatenate_columns(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    tables = [pa.table({"column": part}) for part in parts]
+    return pa.concat_tables(tables, promote_options="permissive").column("column")
+
+
+def _to_one_type(parts: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
+    """Return the text of some files in the type of the others, or all of them as text."""
+    if len({pa.types.is_string(part.type) for part in parts}) < 2:
+        return list(parts)
+    plain = [
+        part.cast(pa.string()) if pa.types.is_dictionary(part.type) else part for part in parts
+    ]
+    typed = next((part.type for part in plain if part.type != pa.string()), pa.string())
+    try:
+        return [part.cast(typed) if part.type == pa.string() else part for part in plain]
+    except pa.ArrowException:
+        return [part.cast(pa.string()) for part in plain]
+
+
+def _concatenate_readers(tables: Sequence[DataTable], file_column: str) -> ColumnReader:
+    readers = [table.reader for table in tables]
+    columns = [reader.columns for reader in readers if isinstance(reader, MemoryReader)]
+    types = [{name: values.type for name, values in each.items()} for each in columns]
+    if len(columns) < len(readers) or any(some != types[0] for some in types):
+        return _ConcatenatedReader(tuple(tables), file_column)
+    joined = {
+        name: pa.chunked_array([chunk for each in columns for chunk in each[name].chunks])
+        for name in tables[0].column_names
+    }
+    files = [_repeat(table.name, table.num_rows) for table in tables]
+    return MemoryReader(joined | {file_column: pa.chunked_array(files)})
+
+
+def _repeat(value: str, count: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(np.zeros(count, dtype=np.int32), [value])
+
+
+def concatenate_tables(tables: Sequence[DataTable]) -> DataTable:
+    """Return one long table, with one more column: the name of each row's file."""
+    names = [table.name for table in tables]
+    expected = set(tables[0].column_names)
+    for table in tables:
+        differing = expected.symmetric_difference(table.column_names)
+        if differing:
+            raise UserError(
+                f"{table.name} and {names[0]} make one long table (data.id), but only one of them "
+                f'has the column "{sorted(differing)[0]}"'
+            )
+    first_rows = np.cumsum([0, *(table.num_rows for table in tables)]).tolist()
+    marks = {table.decimal for table in tables} - {None}
+    file_column = FILE_COLUMN
+    while file_column in expected:  # a column of the files' own keeps its name
+        file_column += "_"
+    return DataTable(
+        names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
+        (*tables[0].column_names, file_column),
+        first_rows[-1],
+        _concatenate_readers(tuple(tables), file_column),
+        tuple(file for table in tables for file in table.files),
+        delimiter=next((t.delimiter for t in tables if t.delimiter not in (None, ",")), None),
+        decimal=marks.pop() if len(marks) == 1 else MIXED if marks else None,
+        row_groups=tuple(
+            first + group
+            for first, table in zip(first_rows, tables, strict=False)
+            for group in table.row_groups
+        ),
+        file_column=file_column,
+    )
+
+
+def describe_files(tables: Sequence[DataTable]) -> list[str]:
+    """Return the notes on what was read from the files, and on files that are read twice."""
+    files = [file for table in tables for file in table.files]
+    by_note: dict[str, list[str]] = {}
+    for file in files:
+        for note in file.notes:
+            by_note.setdefault(note, []).append(file.name)
+    notes = []
+    for note, names in by_note.items():
+        more = f" and {len(names) - 1:,} more files" if len(names) > 2 else ""
+        which = f'"{names[0]}"{more}' if len(names) != 2 else " and ".join(f'"{n}"' for n in names)
+        notes.append(f"{which}: {note}")
+    return [*notes, *_describe_units(files), *find_duplicates(tables)]
+
+
+def _describe_units(files: Sequence[SourceFile]) -> list[str]:
+    """Note columns whose unit differs from file to file."""
+    first: dict[str, tuple[str, str]] = {}
+    notes = {}
+    for file in files:
+        for column, unit in file.units.items():
+            known, name = first.setdefault(column, (unit, file.name))
+            if known != unit:
+                notes[column] = (
+                    f'column "{column}" is in {known} in "{name}", but in {unit} in "{file.name}"; '
+                    "bring the files to one unit"
+                )
+    return list(notes.values())
+
+
+def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
+    """Return notes on files that are named twice or have the same content as another one.
+
+    Only files of one size whose ends agree are read as a whole.
+    """
+    names: dict[AnyPath, str] = {}
+    notes = []
+    for file in (file for table in tables for file in table.files):
+        if file.path is None or file.part:
+            continue
+        path = file.path.resolve()
+        if path in names:
+            notes.append(f'"{file.name}" is read twice: data.path names it more than once')
+        names.setdefault(path, file.name)
+    for alike in group_by_content(names):
+        first, *others = (names[path] for path in alike)
+        same = f'has the same content as "{first}", so its rows are used twice'
+        notes += [f'"{name}" {same}' for name in others]
+    if len(notes) > MOST_NOTES:
+        more = f"{len(notes) - MOST_NOTES:,} further files are read twice or have a copy"
+        notes = [*notes[:MOST_NOTES], more]
+    return notes

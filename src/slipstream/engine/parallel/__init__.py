@@ -1,1 +1,0 @@
-"""Several processes that train one model, each with its share of every batch."""

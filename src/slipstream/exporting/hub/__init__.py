@@ -1,1 +1,0 @@
-"""A folder in the layout of the Hugging Face Hub."""

@@ -1,1 +1,0 @@
-"""Exports for servers: NVIDIA Triton, Ray Serve, containers."""

@@ -1,0 +1,124 @@
+"""Predict new data with a trained model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet
+import torch
+
+from slipstream import runs
+from slipstream.base.errors import UserError
+from slipstream.base.text import escape_controls
+from slipstream.engine import recovery
+from slipstream.inference.rows import describe_unknown_future, find_last_windows
+from slipstream.inference.trained import TrainedRun, load_trained
+from slipstream.scoring.batch import PredictionBatch
+from slipstream.scoring.predict import (
+    WindowFilter,
+    build_table,
+    make_window_filter,
+    predict_batches,
+)
+
+
+def predict(
+    run: str | Path,
+    data: Any,
+    *,
+    every: bool = False,
+    resample: bool = False,
+    ensemble: bool | None = None,
+    joins: Mapping[str, Any] | None = None,
+    overrides: tuple[str, ...] = (),
+    allow_code: bool = False,
+) -> pa.Table:
+    """Predict with a run's model; `slipstream.predict` documents the arguments."""
+    trained = load_trained(run, overrides=overrides, ensemble=ensemble, allow_code=allow_code)
+    return predict_with(trained, data, every=every, resample=resample, joins=joins)
+
+
+@recovery.explain_out_of_memory()
+def predict_with(
+    trained: TrainedRun,
+    data: Any,
+    *,
+    every: bool = False,
+    resample: bool = False,
+    joins: Mapping[str, Any] | None = None,
+) -> pa.Table:
+    """Predict with what is loaded already."""
+    datasets = [
+        one.load_new(data, targets=False, resample=resample, joins=joins) for one in trained.members
+    ]
+    dataset, folds, _ = trained.bind(datasets, ["all"])
+    plan, predictor = trained.first.plan, folds[-1]
+    assert dataset.memory is not None
+    signature, notes = dataset.signature, list(dataset.notes)
+    settings = trained.first.config.data
+    only_last = signature.horizon > 0 and not every
+    if not only_last:
+        left_out, num_windows = dataset.left_out["all"], dataset.num_windows["all"]
+        notes += describe_unknown_future(settings, signature, left_out, num_windows)
+    for note in notes:
+        warnings.warn(escape_controls(note), stacklevel=2)
+    with plan.flags():
+        (chunk,) = dataset.iter_chunks("all", dataset.memory.series.to(plan.device), rows=0)
+        last: torch.Tensor | None = None
+        if only_last:
+            ends = find_last_windows(dataset.index, settings, signature, chunk.starts.numpy())
+            last = torch.from_numpy(ends)
+        window_filter = make_window_filter(trained.first.config, dataset)
+        if last is not None and window_filter is None:
+            chunk = chunk._replace(starts=last)
+        batches = predict_batches(predictor.predict, [chunk], truth=False)
+        if window_filter:
+            batches = _filter_batches(batches, window_filter, last)
+        tables = [build_table(batch, dataset, predictor.half_widths) for batch in batches]
+    metadata = {"model": trained.describe(on_folds=False)}
+    if window_filter:
+        metadata["filter"] = json.dumps(window_filter.describe())
+    return pa.concat_tables(tables).replace_schema_metadata(metadata)
+
+
+def _filter_batches(
+    batches: Iterable[PredictionBatch], window_filter: WindowFilter, selected: torch.Tensor | None
+) -> Iterator[PredictionBatch]:
+    """Yield filtered predictions, or those of selected windows after all before them."""
+    one = window_filter.start()
+    for batch in map(one.apply, batches):
+        if selected is None:
+            yield batch
+        elif (where := torch.isin(batch.starts.cpu(), selected)).any():
+            values = batch.prediction[where.to(batch.prediction.device)]
+            starts = batch.starts[where.to(batch.starts.device)]
+            yield batch._replace(starts=starts, prediction=values)
+
+
+def write_predictions(table: pa.Table, path: Path) -> None:
+    """Write predictions as CSV, Parquet or Arrow, by the file's ending."""
+    kind = path.suffix.lower()
+    if kind not in (".csv", ".parquet", ".arrow"):
+        raise UserError(f"{path}: predictions are written as .csv, .parquet or .arrow")
+    if path.is_dir():  # it would be replaced, with all that is in it
+        raise UserError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
+    try:
+        with runs.replace_atomically(path) as temporary:
+            if kind == ".csv":
+                names = table.column("series").cast(pa.string())
+                pa.csv.write_csv(table.set_column(0, "series", names), temporary)
+            elif kind == ".parquet":
+                pa.parquet.write_table(table, temporary)
+            else:
+                pa.feather.write_feather(table, str(temporary), compression="uncompressed")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None

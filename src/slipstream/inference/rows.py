@@ -1,0 +1,386 @@
+"""New data for a trained model, compared with what the model was trained on, at its time step.
+
+Shapes: N windows, T context rows, F inputs, S static columns, H predicted rows, U inputs that are
+known ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count
+from slipstream.config import Config, Data, Signature, Split
+from slipstream.data import labels, series, splits
+from slipstream.data import series as missing
+from slipstream.data.files import read_tables
+from slipstream.data.labels import prepare_with_labels
+from slipstream.data.prepare.chain import Replay
+from slipstream.data.roles import Roles
+from slipstream.data.scaler import ScaledRows, Scaler, order_columns, scale_rows
+from slipstream.data.series import (
+    MICROSECONDS,
+    Floats,
+    Ints,
+    RawSeries,
+    SeriesIndex,
+    prepare_series,
+)
+from slipstream.data.table import DataTable, describe_files
+
+SAME_ROW = 1e-6
+"""How far from a new row's time, in steps, an old one still counts as being there."""
+
+
+def resample_series(raw: RawSeries, step: float) -> RawSeries:
+    """Return the series at another step, from gap to gap.
+
+    A coarser row is the mean of what lies after the row before it, up to its own time and not
+    beyond; a finer one lies on the straight line between its neighbours.
+    """
+    index = raw.index
+    assert raw.time is not None
+    assert index.step is not None
+    width = step * MICROSECONDS if index.has_dates else step
+    coarser = step > index.step
+    segments = list(itertools.pairwise([*index.breaks.tolist(), index.num_rows]))
+    positions, times, breaks, offsets = [], [], [0], [0]
+    for begin, end in segments:
+        if begin in index.offsets[1:-1]:
+            offsets.append(breaks[-1])
+        old = raw.time[begin:end].astype(np.float64)
+        position = (old - old[0]) / width
+        grid = np.arange(int(position[-1] + SAME_ROW) + 1)
+        positions.append((position, grid))
+        times.append((old[0] + grid * width).astype(raw.time.dtype))
+        breaks.append(breaks[-1] + len(grid))
+
+    def resample(column: Floats) -> Floats:
+        parts = []
+        for (begin, end), (position, grid) in zip(segments, positions, strict=True):
+            new = np.interp(grid, position, column[begin:end])
+            if coarser:
+                _write_means(new, column[begin:end], np.ceil(position - SAME_ROW))
+            parts.append(new)
+        return np.concatenate(parts)
+
+    unknown, ahead = np.zeros(index.num_rows), np.zeros(index.num_rows)
+    for first, past in index.unknown:
+        unknown[first:past] = 1.0
+    for past, count in zip(index.offsets[1:], index.ahead, strict=True):
+        ahead[past - count : past] = 1.0
+    begins = np.array([*offsets, breaks[-1]])
+    return replace(
+        raw,
+        index=replace(
+            index,
+            offsets=begins,
+            breaks=np.array(breaks[:-1]),
+            group_begins=np.zeros(1, dtype=np.int64),
+            group_codes=np.zeros(1, dtype=np.int64),
+            step=step,
+            skipped=series.NO_RUNS,
+            unknown=series.encode_runs(resample(unknown) > 0),
+            ahead=np.add.reduceat((resample(ahead) > 0).astype(np.int64), begins[:-1]),
+        ),
+        read_column=lambda name: resample(raw.read_column(name)),
+        time=np.concatenate(times),
+        notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
+    )
+
+
+def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
+    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
+    inside = owner < len(new)
+    owner, values = owner[inside].astype(np.int64), values[inside]
+    size = np.bincount(owner, minlength=len(new))
+    total = np.bincount(owner, weights=values, minlength=len(new))
+    new[size > 0] = total[size > 0] / size[size > 0]
+
+
+STEP_TOLERANCE = 0.02
+"""By how much the step of new data may differ from training's"""
+OUTLIER_SHARE = 0.05
+"""The share of a column's values beyond training's from which on a note says so"""
+
+
+class PhysicalWindows(NamedTuple):
+    """What a model reads of some windows, in physical units."""
+
+    rows: Floats
+    """[N, T, F], in the order of `signature.inputs`"""
+    static: Floats | None
+    """[N, S]"""
+    future: Floats | None
+    """[N, H, U]: the first inputs over the rows to predict"""
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """New data for a trained model: all series end to end, and the windows among their rows."""
+
+    signature: Signature
+    raw: RawSeries
+    scaled: ScaledRows
+    starts: Ints
+    """First rows of the windows"""
+    left_out: int
+    """Windows without a target or, where nothing but the context is needed, without the rows that
+    are known ahead"""
+    notes: tuple[str, ...]
+
+    @property
+    def index(self) -> SeriesIndex:
+        return self.raw.index
+
+    @cached_property
+    def inputs(self) -> Floats:
+        """[rows, F]: the inputs of every row in physical units."""
+        columns = [self.raw.read_column(name) for name in self.signature.inputs]
+        return np.stack(columns, axis=1)
+
+    def gather(self, starts: Ints) -> PhysicalWindows:
+        """Return the windows that begin at `starts`."""
+        rows = self.inputs[starts[:, None] + np.arange(self.signature.context)]
+        return PhysicalWindows(rows, *self.gather_beside(starts))
+
+    def gather_beside(self, starts: Ints) -> tuple[Floats | None, Floats | None]:
+        """Return what is known beside the rows of windows: static columns, and rows ahead."""
+        signature = self.signature
+        static = future = None
+        if signature.static:
+            owner = np.searchsorted(self.index.offsets, starts, side="right") - 1
+            static = self.raw.static[owner]
+        steps, columns = signature.future_shape
+        if columns:
+            ahead = starts[:, None] + signature.lead + np.arange(steps)
+            future = self.inputs[:, :columns][ahead]
+        return static, future
+
+
+def read_new_rows(
+    config: Config,
+    signature: Signature,
+    scaler: Scaler,
+    source: Any,
+    *,
+    targets: bool = False,
+    resample: bool = False,
+    replay: Replay | None = None,
+) -> NewRows:
+    """Read new data for a trained model: a path, a table in memory or a dict of columns.
+
+    With `targets`, windows are those whose target rows are known. Without, targets may be absent,
+    and windows are those whose context is known, up to each series' last row. `replay` has what
+    steps of `data.prepare` were fitted to. A model that reads `data.future` needs these columns for
+    the rows to predict; they may come as further rows at the end of each series, in which nothing
+    else is known.
+    """
+    split = Split(train=0.7, val=0.1, test=0.2)
+    data = config.data.model_copy(update={"where": {}, "split": split})
+    if isinstance(source, (str, os.PathLike)):
+        data, source = data.model_copy(update={"path": str(source)}), None
+    known = signature.horizon if targets else 0
+    data, tables, notes = _read_prepared(data, signature, source, targets, replay)
+    min_rows = signature.context + known
+    raw = _read_series(data, signature, tables, targets, min_rows=min_rows)
+    if _needs_resampling(raw.index, signature, resample):
+        _refuse_resampling(raw.index, signature, targets)
+        raw = resample_series(raw, signature.step or 0.0)
+    index, left_out = raw.index, 0
+    if signature.future and not targets:
+        ranges, left_out = _find_windows_ahead(index, config.data, signature)
+    else:
+        stride = data.stride if targets else 1
+        ranges = _find_windows(index, signature.context, known, stride)
+    if not len(ranges):
+        raise UserError(splits.explain_empty_set("full", index, index.num_rows, data))
+    if targets:
+        with_targets, without = splits.exclude_unknown({"all": ranges}, index, signature)
+        ranges, left_out = with_targets["all"], without["all"]
+        notes += missing.describe_left_out(without, {"all": len(ranges)}, signature)
+    scaled = scale_rows(raw, scaler, signature)
+    outliers = _describe_outliers(raw, scaled, scaler, signature)
+    every = (*notes, *outliers, *raw.notes)
+    return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, every)
+
+
+def find_last_windows(index: SeriesIndex, data: Data, signature: Signature, starts: Ints) -> Ints:
+    """Return the first rows of the windows whose context ends with what is known of a series."""
+    last: Ints = index.offsets[1:] - index.ahead - signature.context
+    is_window = np.isin(last, starts)
+    if not is_window.all():
+        series = int(np.flatnonzero(~is_window)[0])
+        if signature.future and _has_full_context(index, signature, series):
+            raise UserError(_explain_unknown_future(index, data, signature, series))
+        name = index.series_names[series]
+        raise UserError(
+            f'series "{name}" has a gap within its last {signature.context} rows, so there '
+            "is no full context to forecast from"
+        )
+    return last
+
+
+def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> splits.WindowRanges:
+    """Find the windows of which the context and so many rows after it lie in one piece."""
+    rows, lead = splits.assign_all(index), context - (not known)
+    return splits.find_ranges(
+        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
+    )
+
+
+def _find_windows_ahead(
+    index: SeriesIndex, data: Data, signature: Signature
+) -> tuple[splits.WindowRanges, int]:
+    """Find the windows with a full context and all rows to predict, and count those that lack
+    such rows."""
+
+    def find(known: int) -> splits.WindowRanges:
+        ranges = _find_windows(index, signature.context, known, 1)
+        owner = np.searchsorted(index.offsets, ranges.first, side="right") - 1
+        ends = (index.offsets[1:] - index.ahead)[owner]
+        return ranges.restrict(0, ends - signature.context + 1)
+
+    every, ranges = find(0), find(signature.horizon)
+    if len(every) and not len(ranges):
+        raise UserError(_explain_unknown_future(index, data, signature, 0))
+    return ranges, len(every) - len(ranges)
+
+
+def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
+    """Return the columns that new data need in the rows to predict: those of `data.future` that no
+    step makes, and what steps make the others from; not what they make from times."""
+    if not data.prepare:
+        return signature.future
+    from slipstream.data.prepare.chain import plan_steps, select_steps  # imports scipy
+
+    steps = select_steps(plan_steps(data), signature.future)
+    own = [name for name in signature.future if name not in steps.written]
+    return tuple(dict.fromkeys([*own, *steps.list_sources()])) or signature.future
+
+
+def describe_unknown_future(
+    data: Data, signature: Signature, left_out: int, num_windows: int
+) -> list[str]:
+    """Note how many windows are left out because what is to be known ahead is not."""
+    if not left_out:
+        return []
+    names = ", ".join(list_known_ahead(data, signature))
+    what = f"windows of which the rows to predict lack {names} (data.future)"
+    return [f"left out {what}: {left_out:,} of {left_out + num_windows:,}"]
+
+
+def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
+    """Return whether a series has no gap in the context that ends with its last known row."""
+    end = int(index.offsets[1:][series] - index.ahead[series])
+    inside = (index.breaks > end - signature.context) & (index.breaks < end)
+    return not inside.any()
+
+
+def _explain_unknown_future(
+    index: SeriesIndex, data: Data, signature: Signature, series: int
+) -> str:
+    """Say how many rows a series needs at its end to be forecast from its last known one."""
+    rows, ahead = signature.horizon, int(index.ahead[series])
+    end = int(index.offsets[series + 1])
+    breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]
+    in_line = int(breaks[0]) - (end - ahead) if len(breaks) else ahead
+    names, name = ", ".join(list_known_ahead(data, signature)), index.series_names[series]
+    has = f"{format_count(in_line, 'such row')} in line" if in_line else "no such row"
+    return (
+        f"the model reads {names} (data.future) also for the {format_count(rows, 'row')} that it "
+        f'predicts; series "{name}" has {has} after its last known one: append '
+        f"{format_count(rows - in_line, 'row')} with {names} there and leave its other inputs empty"
+    )
+
+
+def _read_prepared(
+    data: Data, signature: Signature, source: Any, targets: bool, replay: Replay | None
+) -> tuple[Data, list[DataTable], list[str]]:
+    """Read the tables and repeat the steps that the model's inputs, and targets, come from."""
+    if not data.prepare:
+        tables = read_tables(data, source)
+        return data, tables, describe_files(tables)
+    needed = (*signature.inputs, *signature.static, *(signature.targets if targets else ()))
+    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
+
+    chain = PrepareChain(data, needed, replay)
+    if signature.future and not targets and chain.plan.makes_from_times(signature.future):
+        chain.ahead = signature.horizon
+    tables = read_tables(data, source)
+    notes = describe_files(tables)
+    prepared = chain.apply(tables)
+    return prepared.data, prepared.tables, [*notes, *prepared.left_out]
+
+
+def _read_series(
+    data: Data, signature: Signature, tables: list[DataTable], targets: bool, *, min_rows: int
+) -> RawSeries:
+    """Return the series, with labels numbered as the model does."""
+    roles = Roles(signature.inputs, signature.targets, signature.static, signature.future)
+    needs_labels = targets or signature.targets[0] in signature.inputs
+    if signature.classes and data.labels is None and needs_labels:
+        label, names = signature.targets[0], signature.classes
+        tables, _ = labels.encode_labels(tables, label, "data.targets", names)
+    if targets:
+        return prepare_with_labels(tables, data, roles, signature.classes, min_rows)[0]
+    return prepare_series(tables, data, roles, min_rows=min_rows, targets=False)
+
+
+def _needs_resampling(index: SeriesIndex, signature: Signature, resample: bool) -> bool:
+    """Return whether rows are further apart, or closer, than those of the training data."""
+    if signature.step is None or index.step is None:
+        return False
+    if math.isclose(index.step, signature.step, rel_tol=STEP_TOLERANCE):
+        return False
+    if not resample:
+        raise UserError(
+            f"the rows are {index.step:g} apart, those that the model was trained on "
+            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step, "
+            "or pass --resample"
+        )
+    return True
+
+
+def _refuse_resampling(index: SeriesIndex, signature: Signature, targets: bool) -> None:
+    if targets and signature.classes:
+        raise UserError(
+            "labels cannot be resampled: what lies between two classes is neither; bring the "
+            f"rows and their labels to the step {signature.step:g} beforehand"
+        )
+    if index.padding is not None:
+        raise UserError(
+            "rows that data.prepare pads cannot be resampled; add a resample step before pad, "
+            f"or bring the rows to the step {signature.step:g} beforehand"
+        )
+
+
+def _describe_outliers(
+    raw: RawSeries, rows: ScaledRows, scaler: Scaler, signature: Signature
+) -> tuple[str, ...]:
+    """Note columns with many values far outside of the training rows': other units, perhaps."""
+    notes = []
+    for i, name in enumerate(order_columns(signature)):
+        if name not in raw.column_names:
+            continue
+        low, high = scaler.low[name], scaler.high[name]
+        shift, size = scaler.shift[name], scaler.size[name]
+        scaled, margin = rows.values[:, i], high - low
+        below, above = (low - margin - shift) / size, (high + margin - shift) / size
+        share = float(np.mean((scaled < below) | (scaled > above)))
+        if share > OUTLIER_SHARE:
+            edges = np.nanmin(scaled), np.nanmax(scaled)
+            first, last = (float(edge) * size + shift for edge in edges)
+            notes.append(
+                f'column "{name}": {100 * share:.0f} % of the values are far outside of what '
+                f"training saw ({low:g} to {high:g}; here {first:g} to {last:g}); "
+                "are its units the same?"
+            )
+    return tuple(notes)

@@ -1,0 +1,1059 @@
+"""Predict row after row with a trained run: numpy only, no torch.
+
+Shapes: H predicted rows, C targets, Q quantiles, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from slipstream.base.errors import UserError
+from slipstream.base.statistics import select_median
+from slipstream.base.text import find_nearest, format_count
+from slipstream.config import Data, Signature
+from slipstream.config.prepare import FilterStep, JoinStep, PadStep, ResampleStep
+from slipstream.data import predictions
+from slipstream.data.columns import LARGEST, join_times, list_numbers, read_times
+from slipstream.data.filters import PredictionFilter, advance_sections, make_filter
+from slipstream.data.predictions import PhysicalPredictions, list_number_columns
+from slipstream.data.prepare import filters
+from slipstream.data.prepare.chain import (
+    Limits,
+    PlannedStep,
+    SeriesFrame,
+    apply_step,
+    plan_steps,
+    select_steps,
+)
+from slipstream.data.series import MICROSECONDS, Floats, Times
+from slipstream.data.table import DataTable, wrap_table
+from slipstream.inference.networks import RowNetwork, State, predict_scaled, restore_outputs
+from slipstream.inference.portable import PortableMember, PortableRun, load_portable
+from slipstream.models.numpy_networks import Array
+
+EPOCH = datetime(1970, 1, 1)
+MICROSECOND = timedelta(microseconds=1)
+
+
+class RowTime(NamedTuple):
+    """A time as series have it."""
+
+    value: float
+    """Microseconds of a date, or the number itself"""
+    is_date: bool
+
+    def since(self, other: RowTime) -> float:
+        """Return the time since another, in seconds or in the unit of the numbers."""
+        return (self.value - other.value) / (MICROSECONDS if self.is_date else 1)
+
+
+class ParsedRow(NamedTuple):
+    """A row that is complete and of the right types."""
+
+    values: Floats
+    """In the order of the stream's columns; NaN where a value is missing"""
+    static: Floats | None
+    """In the order of `data.static`; None where the row has none"""
+    time: RowTime | None
+    series: str
+
+
+class RowParser:
+    """Reads rows of some columns: a mapping by name, or numbers in their order."""
+
+    def __init__(
+        self,
+        data: Data,
+        columns: Sequence[str],
+        static: Sequence[str],
+        label: str | None = None,
+        codes: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        """`label` is a column of classes among the columns, and `codes` are their numbers."""
+        self.data, self.columns, self.static = data, tuple(columns), tuple(static)
+        self.label, self.codes = label, codes
+        self.time_column, self.ids = data.time_column, data.ids
+        self.missing = frozenset(list_numbers(data.na))
+
+    def parse(self, row: Any, *, time: Any, series: Any, static: Any) -> ParsedRow:
+        """Return the row; keywords take the place of its columns."""
+        is_mapping = isinstance(row, Mapping)
+        if is_mapping:
+            values = np.array([self._read(row, name, "data.inputs") for name in self.columns])
+        else:
+            values = self._read_array(row)
+        fixed = None
+        if self.static:
+            source = row if static is None and is_mapping else static
+            if isinstance(source, Mapping):
+                fixed = np.array([self._read(source, name, "data.static") for name in self.static])
+            elif source is not None:
+                fixed = np.asarray(source, dtype=np.float64).reshape(-1)
+                if len(fixed) != len(self.static):
+                    raise UserError(
+                        f"static has {len(fixed)} values; data.static has {len(self.static)}: "
+                        f"{', '.join(self.static)}"
+                    )
+        if time is None and is_mapping and self.time_column is not None:
+            time = self._find_time(row)
+        if series is None and self.ids:
+            if not is_mapping:
+                raise UserError(
+                    f"the rows have a series ({', '.join(self.ids)}, data.id); pass id=..."
+                )
+            parts = [self._find(row, name, "data.id") for name in self.ids]
+            series = tuple(parts)
+        moment = time
+        if time is not None and not isinstance(time, RowTime):
+            moment = parse_time(time, self.data.time_format)
+        return ParsedRow(values, fixed, moment, "" if series is None else self.name_series(series))
+
+    def name_series(self, series: Any) -> str:
+        """Return the name that a file's series of this id has; of several columns, a tuple."""
+        parts = series if isinstance(series, tuple) else (series,)
+        return "/".join(map(_to_text, parts))
+
+    def _find_time(self, row: Mapping[str, Any]) -> Any:
+        """Return the time of a row; that of several columns is parsed as a file's is."""
+        columns = self.data.time_columns
+        if len(columns) == 1 or self.time_column in row:
+            return self._find(row, str(self.time_column), "data.time")
+        parts = pa.table({name: [self._find(row, name, "data.time")] for name in columns})
+        table = join_times(wrap_table(parts, "the row"), columns)
+        return _read_time(table, str(self.time_column), self.data.time_format)
+
+    def _find(self, row: Mapping[str, Any], name: str, setting: str) -> Any:
+        try:
+            return row[name]
+        except KeyError:
+            names = [str(one) for one in row]
+            nearest = find_nearest(name, names)
+            hint = f'did you mean "{nearest}"?' if nearest else f"it has {', '.join(names[:20])}"
+            raise UserError(f'the row has no column "{name}" ({setting}); {hint}') from None
+
+    def _read(self, row: Mapping[str, Any], name: str, setting: str) -> float:
+        value = self._find(row, name, setting)
+        if value is None:
+            return math.nan
+        if name == self.label and value in self.codes:
+            return float(self.codes[value])
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise UserError(
+                f'the row has {value!r} in the column "{name}" ({setting}), not a number'
+            ) from None
+        return self._check(number, name)
+
+    def _check(self, number: float, name: str) -> float:
+        if number in self.missing:
+            return math.nan
+        if abs(number) > LARGEST:
+            what = "infinite" if math.isinf(number) else number
+            raise UserError(f'the row has a value in the column "{name}" that is {what}')
+        return number
+
+    def _read_array(self, row: Any) -> Floats:
+        try:
+            values = np.array(row, dtype=np.float64)
+        except (TypeError, ValueError):
+            values = np.empty(())
+        if values.ndim != 1:
+            raise UserError(
+                "a row is a mapping of columns to values, or the numbers of "
+                f"{', '.join(self.columns)} in this order; this one is {str(row)[:100]}"
+            )
+        if values.shape != (len(self.columns),):
+            raise UserError(
+                f"the row has {values.size} values of the {len(self.columns)} columns: "
+                f"{', '.join(self.columns)}"
+            )
+        if self.missing or np.abs(values).max(initial=0) > LARGEST:
+            pairs = zip(values.tolist(), self.columns, strict=True)
+            values = np.array([self._check(number, name) for number, name in pairs])
+        return values
+
+
+def _to_text(value: Any) -> str:
+    """Return a series' name as a file's column has it: whole numbers without a point."""
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def parse_time(value: Any, time_format: str | None) -> RowTime:
+    """Return a time: a number, a date or a text such as "2026-01-31 12:00"."""
+    if isinstance(value, (int, float, np.integer, np.floating)):
+        if not math.isfinite(value):
+            raise UserError(f"the time of the row is {value}")
+        return RowTime(float(value), False)
+    if isinstance(value, np.datetime64):
+        return RowTime(int(value.astype("datetime64[us]").astype(np.int64)), True)
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime(value.year, value.month, value.day)
+    if isinstance(value, datetime):
+        plain = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+        return RowTime((plain - EPOCH) // MICROSECOND, True)
+    if not isinstance(value, str):
+        raise UserError(f"the time of the row is {value!r}; it should be a number, date or text")
+    return _read_time(wrap_table(pa.table({"time": [value]}), "the row"), "time", time_format)
+
+
+def _read_time(table: DataTable, name: str, time_format: str | None) -> RowTime:
+    times = read_times(table, name, time_format)
+    return RowTime(times[0].item(), times.dtype == np.int64)
+
+
+Version = str
+"""A column's name, and how many steps have written it, as in "current#1" """
+
+
+@dataclass(frozen=True)
+class PreparedRow:
+    """What steps have made of the rows of a series so far; never changed in place."""
+
+    inputs: Floats
+    """Those of the newest row, in the order of the model; NaN where one is missing"""
+    waits: bool = True
+    """Whether steps look back further than the series goes, so that the row does not count"""
+    count: int = 0
+    """Rows of the series"""
+    past: dict[Version, Floats] = field(default_factory=dict)
+    """The last values of columns that a step looks back to"""
+    times: Times = field(default_factory=lambda: np.empty(0))
+    filters: dict[Version, Floats] = field(default_factory=dict)
+    """Of filters with a state: the first and the last known value, then the state"""
+    known: frozenset[str] = frozenset()
+    """The columns that have had a value"""
+
+
+class StreamedStep(NamedTuple):
+    """A step, and the versions of the columns that it reads and writes."""
+
+    step: PlannedStep
+    reads: dict[str, Version]
+    writes: dict[str, Version]
+    sections: Floats | None
+    """[S, 5], of a filter with a state, which looks back over all rows"""
+
+
+class StreamedSteps:
+    """The steps that the inputs of a model come from."""
+
+    def __init__(
+        self, data: Data, needed: Sequence[str], limits: Mapping[str, Limits], step: float | None
+    ) -> None:
+        plan = select_steps(plan_steps(data), needed)
+        self.data, self.needed, self.limits, self.step = data, tuple(needed), limits, step
+        self.padding = 0
+        """Rows to put before the first one of a series"""
+        self.pads_zero = False
+        self.steps: list[StreamedStep] = []
+        self.depth: dict[Version, int] = {}
+        """How many past rows of a version some step looks back to"""
+        versions: dict[str, int] = {}
+        for number, one in enumerate(plan.steps, start=1):
+            refuse_unstreamable(one)
+            if isinstance(one.config, PadStep):
+                self._add_padding(one, one.config, is_last=number == len(plan.steps))
+                continue
+            reads = {name: f"{name}#{versions.get(name, 0)}" for name in one.reads}
+            versions |= {name: versions.get(name, 0) + 1 for name in one.writes}
+            writes = {name: f"{name}#{versions[name]}" for name in one.writes}
+            for version in reads.values():
+                self.depth[version] = max(self.depth.get(version, 0), one.look_back or 0)
+            self.steps.append(StreamedStep(one, reads, writes, self._design(one)))
+        self.most_back = max(self.depth.values(), default=0)
+        others = (name for name in needed if name not in plan.written)
+        self.sources = tuple(dict.fromkeys((*plan.list_sources(), *others)))
+        self.outputs = [f"{name}#{versions.get(name, 0)}" for name in needed]
+        self.features = [(name, plan.warm_up[name]) for name in needed if name in plan.written]
+
+    def _add_padding(self, step: PlannedStep, config: PadStep, *, is_last: bool) -> None:
+        if not is_last:
+            raise UserError(
+                f"{step.where} cannot be streamed: other steps follow it; make it the last step"
+            )
+        self.padding = config.rows or self.data.context - 1
+        self.pads_zero = config.value == "zero"
+
+    def _design(self, step: PlannedStep) -> Floats | None:
+        config = step.config
+        if not isinstance(config, FilterStep) or step.look_back is not None:
+            return None
+        sections = filters.design_sections(
+            kind=config.kind,
+            rows=config.rows,
+            cutoff_hz=config.cutoff_hz,
+            order=config.order or filters.DEFAULT_ORDER,
+            step_s=self.step,
+        )
+        return np.delete(sections, 3, axis=1)  # which is 1
+
+    def start(self) -> PreparedRow:
+        """Return what there is before the first row of a series."""
+        return PreparedRow(np.empty(0))
+
+    def add(self, state: PreparedRow, values: Floats, time: RowTime | None) -> PreparedRow:
+        """Return the next row, from its values in the order of `sources`."""
+        known = {f"{name}#0": float(v) for name, v in zip(self.sources, values, strict=True)}
+        memory = dict(state.filters)
+        for one in self.steps:
+            if one.sections is None:
+                known |= self._compute(state, one, known, time)
+                continue
+            for read, write in zip(one.reads.values(), one.writes.values(), strict=True):
+                known[write], memory[write] = _filter(
+                    one.sections, state.filters.get(write), known[read]
+                )
+        inputs = np.array([known[version] for version in self.outputs])
+        seen = state.known | {
+            name for name, value in zip(self.needed, inputs, strict=True) if not math.isnan(value)
+        }
+        return PreparedRow(
+            inputs=inputs,
+            waits=any(
+                name not in seen and (rows is None or 0 < rows >= state.count)
+                for name, rows in self.features
+            ),
+            count=state.count + 1,
+            past={
+                version: np.append(state.past.get(version, ()), known[version])[-depth:]
+                for version, depth in self.depth.items()
+                if depth
+            },
+            times=self._append_time(state.times, time)[-self.most_back :]
+            if self.most_back
+            else state.times,
+            filters=memory,
+            known=seen,
+        )
+
+    def _append_time(self, times: Times, time: RowTime | None) -> Times:
+        if time is None:
+            return times
+        return np.append(times, time.value).astype(np.int64 if time.is_date else np.float64)
+
+    def _compute(
+        self,
+        state: PreparedRow,
+        one: StreamedStep,
+        known: Mapping[Version, float],
+        time: RowTime | None,
+    ) -> dict[Version, float]:
+        """Return what a step writes to the new row, from the rows that it looks back to."""
+        back = min(one.step.look_back or 0, state.count)
+        columns = {
+            name: np.append(state.past[version][-back:] if back else (), known[version])
+            for name, version in one.reads.items()
+        }
+        config = one.step.config
+        if isinstance(config, FilterStep):
+            order = config.order or filters.DEFAULT_ORDER
+            rows = (one.step.look_back or 0) + 1
+            return {
+                version: filters.filter_newest(
+                    columns[name], kind=config.kind, rows=rows, order=order
+                )
+                for name, version in zip(one.reads, one.writes.values(), strict=True)
+            }
+        times = None
+        if time is not None:
+            before = state.times[len(state.times) - back :] if back else state.times[:0]
+            times = self._append_time(before, time)
+        every = range(back + 1)
+        frame = SeriesFrame("", every, 0, times, self.step, columns, every)
+        limits = self.limits.get(str(one.step.number))
+        result = apply_step(one.step, frame, context=self.data.context, limits=limits)
+        return {version: float(result.columns[name][-1]) for name, version in one.writes.items()}
+
+
+def _filter(sections: Floats, memory: Floats | None, value: float) -> tuple[float, Floats]:
+    """Return the filtered value and what to remember; what is missing counts as the last value."""
+    is_missing = math.isnan(value)
+    if memory is None or math.isnan(memory[0]):
+        memory = np.concatenate([[value, value], np.zeros(2 * len(sections))])
+        if is_missing:
+            return math.nan, memory
+    first, last = memory[:2]
+    filled = last if is_missing else value
+    result, states = advance_sections(
+        sections, memory[2:].reshape(-1, 2), np.asarray(filled - first)
+    )
+    new = np.concatenate([[first, filled], states.ravel()])
+    return math.nan if is_missing else float(first + result), new
+
+
+def refuse_unstreamable(step: PlannedStep) -> None:
+    """Refuse a step that a row cannot pass as it comes."""
+    config, reason = step.config, None
+    if isinstance(config, ResampleStep):
+        reason = "rows have to come at the model's own step; resample them before they are pushed"
+    elif isinstance(config, JoinStep):
+        reason = "its table is not part of the stream; train on columns that each row has"
+    elif step.look_ahead:
+        reason = f"it looks {step.look_ahead} rows ahead"
+    elif step.look_back is None and not isinstance(config, FilterStep):
+        reason = "its formula looks back over all rows; use a function of so many rows"
+    if reason:
+        raise UserError(f"{step.where} cannot be streamed: {reason}")
+
+
+class FutureSteps:
+    """Steps that make the columns of `data.future` from times alone."""
+
+    def __init__(self, data: Data, names: Sequence[str], horizon: int, step: float) -> None:
+        self.plan = select_steps(plan_steps(data), names)
+        self.names, self.horizon, self.step = tuple(names), horizon, step
+
+    def compute(self, time: RowTime) -> Floats:
+        """Return the columns [H, U] over the rows after a time."""
+        unit = MICROSECONDS if time.is_date else 1
+        times = time.value + np.arange(1, self.horizon + 1) * (self.step * unit)
+        times = times.astype(np.int64 if time.is_date else np.float64)
+        rows = range(self.horizon)
+        frame = SeriesFrame("", rows, 0, times, self.step, {}, rows)
+        for one in self.plan.steps:
+            if not one.changes_rows:
+                frame = apply_step(one, replace(frame), context=1)
+        return np.stack([frame.columns[name] for name in self.names], axis=1)
+
+
+def plan_future(data: Data, signature: Signature) -> FutureSteps | None:
+    """Return the steps that make the columns of `data.future`, where times alone suffice."""
+    names, step = signature.future, signature.step
+    if not names or step is None or not plan_steps(data).makes_from_times(names):
+        return None
+    return FutureSteps(data, names, signature.horizon, step)
+
+
+Arrays = dict[str, npt.NDArray[Any]]
+LARGEST_SCALED = float(np.finfo(np.float32).max)
+
+
+@dataclass
+class MemberState:
+    """What a run remembers of one series."""
+
+    prepared: PreparedRow
+    inputs: Floats
+    """The last known value of each input, for `data.missing = "forward"`"""
+    rows: Array
+    """[T, F]: the last rows, scaled, the newest last; empty with a carried state"""
+    networks: list[State]
+    """The carried state of each network"""
+    count: int = 0
+    """Rows since the series began, or since the last gap"""
+    has_started: bool = False
+    """Whether some row has counted"""
+    follows: bool = True
+    """Whether the next row follows from the last; a row that was left out makes a gap"""
+
+
+class NextRow(NamedTuple):
+    """A row that passed all checks, and what becomes of the state with it."""
+
+    prepared: PreparedRow
+    inputs: Floats
+    scaled: Array
+    beside: Array | None
+    """[K]: what is known beside the rows, scaled"""
+    is_used: bool
+    """False where the row is left out: a value is missing, or steps look back further"""
+    makes_gap: bool
+    """Whether it is left out because a value is missing"""
+
+
+@dataclass(frozen=True)
+class StreamMember:
+    """A run that predicts after each row."""
+
+    member: PortableMember
+    columns: tuple[str, ...]
+    """What it reads of a row"""
+    steps: StreamedSteps | None
+    future: FutureSteps | None
+    networks: tuple[RowNetwork, ...]
+    """With a carried state"""
+    reads_beside: bool
+    """Whether it reads static columns or rows ahead"""
+    shift: Floats
+    size: Floats
+    """[F], of the inputs"""
+
+    def start(self) -> MemberState:
+        """Return the state of a new series."""
+        signature = self.member.first.signature
+        context = 0 if self.networks else signature.context
+        return MemberState(
+            prepared=self.steps.start() if self.steps else PreparedRow(np.empty(0)),
+            inputs=np.full(len(signature.inputs), np.nan),
+            rows=np.zeros((context, len(signature.inputs)), dtype=np.float32),
+            networks=[one.start() for one in self.networks],
+        )
+
+    def read(
+        self, state: MemberState, row: ParsedRow, values: Floats, static: Floats | None, future: Any
+    ) -> NextRow:
+        """Check and scale a row; `values` are those of `columns`. The state stays as it is."""
+        data = self.member.first.config.data
+        prepared, inputs = state.prepared, values
+        if self.steps is not None:
+            prepared = self.steps.add(state.prepared, values, row.time)
+            inputs = prepared.inputs
+        waits = self.steps is not None and prepared.waits and not state.has_started
+        incomplete = math.isnan(inputs.sum())  # no value is infinite
+        if incomplete and not waits:
+            if data.missing == "error":
+                self._refuse_missing(np.isnan(inputs))
+            if data.missing == "forward":
+                inputs = np.where(np.isnan(inputs), state.inputs, inputs)
+                incomplete = math.isnan(inputs.sum())
+        is_used = not waits and not incomplete
+        beside = self._read_beside(row, static, future) if is_used else None
+        scaled = self._scale(inputs) if is_used else np.empty(0, dtype=np.float32)
+        makes_gap = incomplete and not waits and state.has_started
+        return NextRow(prepared, inputs, scaled, beside, is_used, makes_gap)
+
+    def _refuse_missing(self, missing: npt.NDArray[np.bool_]) -> None:
+        name = self.member.first.signature.inputs[int(missing.argmax())]
+        raise UserError(
+            f'the row has no value in the column "{name}"; a stream takes such rows only of a run '
+            'with data.missing = "forward" or "drop"'
+        )
+
+    def _scale(self, inputs: Floats) -> Array:
+        scaled = (inputs - self.shift) / self.size
+        if max(scaled.max(), -scaled.min()) > LARGEST_SCALED:
+            name = self.member.first.signature.inputs[int(np.abs(scaled).argmax())]
+            raise UserError(
+                f'column "{name}" has a value so far from the training rows that it cannot be '
+                "scaled; correct it"
+            )
+        return scaled.astype(np.float32)
+
+    def _read_beside(self, row: ParsedRow, static: Floats | None, future: Any) -> Array | None:
+        """Return the static columns and the rows known ahead, scaled."""
+        if not self.reads_beside:
+            return None
+        model = self.member.first
+        signature, scaler = model.signature, model.scaler
+        parts: list[Array] = []
+
+        def scale(values: Floats, names: Sequence[str]) -> Array:
+            scaled = np.empty(values.shape, dtype=np.float32)
+            for i, name in enumerate(names):
+                scaler.apply(name, values[:, i], scaled[:, i])
+            return scaled.reshape(-1)
+
+        if signature.static:
+            assert static is not None
+            parts.append(scale(static[None], signature.static))
+        if signature.future:
+            parts.append(scale(self._read_future(row, future), signature.future))
+        return np.concatenate(parts)
+
+    def _read_future(self, row: ParsedRow, future: Any) -> Floats:
+        """Return the columns that are known ahead over the rows to predict, [H, U]."""
+        signature = self.member.first.signature
+        names = ", ".join(signature.future)
+        wanted = f"{names} (data.future) over the next {format_count(signature.horizon, 'row')}"
+        if future is None:
+            if self.future is None:
+                raise UserError(f"the model reads {wanted}; pass them: future={{column: values}}")
+            if row.time is None:
+                raise UserError(f"{wanted} are made from the time of each row; pass time=...")
+            return self.future.compute(row.time)
+        try:
+            if isinstance(future, Mapping):
+                future = np.array([future[name] for name in signature.future], dtype=float).T
+            values = np.asarray(future, dtype=np.float64)
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"the model reads {wanted}; future lacks them ({error})") from None
+        if values.shape != signature.future_shape or not np.isfinite(values).all():
+            raise UserError(
+                f"future has the shape {values.shape}; the model reads {wanted}, all of them known"
+            )
+        return values
+
+    def advance(self, state: MemberState, row: NextRow, *, predict: bool) -> Floats | None:
+        """Add a row to the series; return the prediction [H, C, Q] in physical units, or the
+        probabilities of classes [H, Q], once there is enough context."""
+        state.prepared = row.prepared
+        if not row.is_used:
+            state.follows = state.follows and not row.makes_gap
+            return None
+        if not state.follows:
+            self.restart(state)
+        if not state.has_started and self.steps is not None and self.steps.padding:
+            first = self._scale(np.zeros_like(row.inputs)) if self.steps.pads_zero else row.scaled
+            for _ in range(self.steps.padding):
+                self._append(state, first, row.beside)
+        outputs = self._append(state, row.scaled, row.beside)
+        state.inputs, state.has_started = row.inputs, True
+        if self.networks:
+            return self._to_physical(outputs) if predict else None
+        if state.count < len(state.rows) or not predict:
+            return None
+        beside = None if row.beside is None else row.beside[None]
+        every = [predict_scaled(one, state.rows[None], beside)[0] for one in self.member.models]
+        return self._to_physical(every)
+
+    def _append(self, state: MemberState, row: Array, beside: Array | None) -> list[Array]:
+        """Add a scaled row to the context; return what networks with a carried state predict."""
+        state.count += 1
+        if self.networks:
+            pairs = zip(self.networks, state.networks, strict=True)
+            return [network.step(row, beside, carried) for network, carried in pairs]
+        state.rows[:-1] = state.rows[1:]
+        state.rows[-1] = row
+        return []
+
+    def restart(self, state: MemberState) -> None:
+        """Forget the context, as after a gap; steps of `data.prepare` go on."""
+        state.count, state.follows = 0, True
+        state.networks = [one.start() for one in self.networks]
+
+    def _to_physical(self, outputs: Sequence[Array]) -> Floats:
+        return restore_outputs(outputs, self.member.first.signature, self.member.first.scaler)
+
+
+def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
+    """Make a run ready to stream; refuse what cannot be."""
+    model = member.first
+    data, signature, scaler = model.config.data, model.signature, model.scaler
+    steps = future = None
+    if data.prepare:
+        steps = StreamedSteps(data, signature.inputs, model.limits, signature.step)
+        if signature.static and set(signature.static) & set(steps.sources):
+            raise UserError("data.prepare changes a static column, which cannot be streamed")
+        future = plan_future(data, signature)
+    return StreamMember(
+        member=member,
+        columns=signature.inputs if steps is None else steps.sources,
+        steps=steps,
+        future=future,
+        networks=tuple(RowNetwork(one) for one in member.models) if carried else (),
+        reads_beside=signature.static_width > 0,
+        shift=np.array([scaler.shift[name] for name in signature.inputs]),
+        size=np.array([scaler.size[name] for name in signature.inputs]),
+    )
+
+
+def save_state(state: MemberState) -> Arrays:
+    """Return a state as arrays by name."""
+    prepared = state.prepared
+    result: Arrays = {
+        "inputs": state.inputs,
+        "rows": state.rows.copy(),
+        "counts": np.array([state.count, state.has_started, state.follows, prepared.count]),
+        "prepared.times": prepared.times,
+        "prepared.known": np.array(sorted(prepared.known), dtype=np.str_),
+    }
+    result |= {f"prepared.past.{name}": values for name, values in prepared.past.items()}
+    result |= {f"prepared.filters.{name}": values for name, values in prepared.filters.items()}
+    for number, network in enumerate(state.networks):
+        result |= {f"network{number}.{name}": values.copy() for name, values in network.items()}
+    return result
+
+
+def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> MemberState:
+    """Return the state that `save_state` wrote; a UserError where it is of another model."""
+    state = member.start()
+
+    def select(prefix: str) -> Arrays:
+        return {
+            name.removeprefix(prefix): np.array(values)
+            for name, values in arrays.items()
+            if name.startswith(prefix)
+        }
+
+    try:
+        counts = [int(count) for count in arrays["counts"]]
+        prepared = PreparedRow(
+            inputs=np.empty(0),
+            count=counts[3],
+            past=select("prepared.past."),
+            times=np.array(arrays["prepared.times"]),
+            filters=select("prepared.filters."),
+            known=frozenset(map(str, arrays["prepared.known"])),
+        )
+        networks = [select(f"network{number}.") for number in range(len(state.networks))]
+        inputs, rows = np.array(arrays["inputs"]), np.array(arrays["rows"])
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"the state is not one of this stream ({error!r})") from None
+    alike = inputs.shape == state.inputs.shape and rows.shape == state.rows.shape
+    for own, other in zip(state.networks, networks, strict=True):
+        alike = alike and {n: a.shape for n, a in own.items()} == {
+            n: a.shape for n, a in other.items()
+        }
+    if not alike:
+        raise UserError("the state is not one of this stream: its arrays have other shapes")
+    return MemberState(
+        prepared, inputs, rows, networks, counts[0], bool(counts[1]), bool(counts[2])
+    )
+
+
+Regime = Literal["auto", "window", "carried"]
+
+
+class StreamPrediction(NamedTuple):
+    """What `Stream.push` predicts after a row, in physical units.
+
+    Attributes:
+        signature: The names of columns and classes, and the shape of a window.
+        rows: Rows since the series began, or since the last gap.
+        point: Predicted rows x targets; None for classes.
+        quantiles: Predicted rows x targets x quantiles, of a run with `train.loss = "quantile"`.
+        intervals: By level, as "80", where the interval begins and ends, each predicted rows x
+            targets; empty where the run has none.
+        probabilities: Predicted rows x classes, of a classifier.
+        value: The first target of the first predicted row.
+        label: The likeliest class of the first predicted row.
+        to_dict: A function: one value for each predicted row, by the names of
+            `slipstream.predict`.
+
+    Example:
+        prediction = slipstream.Stream("runs/cell", regime="carried").push(row)
+        prediction.value, prediction.to_dict()
+    """
+
+    signature: Signature
+    rows: int
+    point: Floats | None = None
+    quantiles: Floats | None = None
+    intervals: Mapping[str, tuple[Floats, Floats]] = {}
+    probabilities: Floats | None = None
+
+    @property
+    def value(self) -> float:
+        """The first target of the first predicted row."""
+        if self.point is None:
+            raise UserError("a classifier predicts probabilities, no value")
+        return float(self.point[0, 0])
+
+    @property
+    def label(self) -> str:
+        """The likeliest class of the first predicted row."""
+        if self.probabilities is None:
+            raise UserError("this run predicts numbers, no classes")
+        return self.signature.classes[int(self.probabilities[0].argmax())]
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        """Return one value for each predicted row, by the names of `slipstream.predict`."""
+        if self.probabilities is not None:
+            classes = self.signature.classes
+            likely = [classes[number] for number in self.probabilities.argmax(axis=1)]
+            named = {
+                predictions.name_probability(name): self.probabilities[:, i].tolist()
+                for i, name in enumerate(classes)
+            }
+            return {predictions.PREDICTED: likely, **named}
+        assert self.point is not None
+        values = PhysicalPredictions(self.point, self.quantiles, self.intervals)
+        return {
+            name: column.tolist() for name, column in list_number_columns(values, self.signature)
+        }
+
+
+@dataclass
+class StreamSeries:
+    """The state of one series."""
+
+    members: list[MemberState]
+    filter: PredictionFilter | None
+    time: RowTime | None = None
+    static: Floats | None = None
+
+
+class Stream:
+    """Predict row after row with a trained run; needs numpy and no torch.
+
+    `push` adds a row and returns what is predicted after it. A row that is refused leaves the state
+    as it was. Each series has a state of its own; `save_state` and `load_state` move it between
+    processes.
+
+    Args:
+        run: A run folder, the beginning of its name, `"last"`, or a result.
+        regime: `"window"` predicts from the last `data.context` rows, with the numbers of
+            `slipstream.predict`, and returns None until there are as many. `"carried"` carries the
+            state of an LSTM, GRU or TCN on from row to row: the cost of a row does not depend on
+            the context, and there is a prediction from the first row on; its errors are others,
+            which `slipstream evaluate --stream` measures. `"auto"`: carried where the run was
+            trained for it, windows otherwise.
+        gaps: `"error"` refuses a row that does not follow the one before it by the usual time step;
+            `"reset"` starts the context anew there, as `predict` does.
+        ensemble: Of a run with several models: True for their mean, False for the best.
+
+    Attributes:
+        columns: What a row has, in this order where it is an array.
+        regime: `"window"` or `"carried"`.
+        signature: The names of columns and classes, and the shape of a window.
+        ids: The series that have had a row.
+        push: A function: adds a row, `push(row, time=..., id=...)`, and returns a
+            `StreamPrediction`, or None until there is enough context.
+        reset: A function: forgets a series, or all of them.
+        save_state: A function: the state of a series, as a dict of arrays.
+        load_state: A function: continues a series from such a state.
+
+    Raises:
+        UserError: The run cannot be used, or not row by row: the message names the setting or the
+            step of `data.prepare`.
+
+    Example:
+        stream = slipstream.Stream("runs/cell")
+        for row in rows:  # {"voltage": 3.7, "current": -1.2, ...}
+            prediction = stream.push(row)
+            if prediction is not None:
+                print(prediction.value)
+    """
+
+    def __init__(
+        self,
+        run: str | Path | PortableRun,
+        *,
+        regime: Regime = "auto",
+        gaps: Literal["error", "reset"] = "error",
+        ensemble: bool | None = None,
+    ) -> None:
+        if not isinstance(run, PortableRun):
+            run = load_portable(getattr(run, "run", run), ensemble=ensemble)
+        if regime not in ("auto", "window", "carried"):
+            raise UserError(f'regime is "{regime}"; use "auto", "window" or "carried"')
+        if gaps not in ("error", "reset"):
+            raise UserError(f'gaps is "{gaps}"; use "error" or "reset"')
+        if regime == "auto":
+            regime = "carried" if run.signature.state == "carried" else "window"
+        self.run, self.signature, self.regime = run, run.signature, regime
+        self._resets = gaps == "reset"
+        every = zip(run.members, run.weights, strict=True)
+        used = [(member, weight) for member, weight in every if weight]
+        self._members = [make_member(one, carried=regime == "carried") for one, _ in used]
+        self._weights = [weight for _, weight in used]
+        self.columns = tuple(dict.fromkeys(name for one in self._members for name in one.columns))
+        self._places = [
+            np.array([self.columns.index(name) for name in one.columns], dtype=np.int64)
+            for one in self._members
+        ]
+        self._data = run.first.config.data
+        self._static = self.signature.static
+        for one in self._members:
+            if one.member.first.signature.static != self._static:
+                raise UserError("the members of an ensemble differ in data.static; stream one")
+        codes = {}
+        if self.signature.classes and self.signature.targets[0] in self.columns:
+            codes = {name: i for i, name in enumerate(self.signature.classes)}
+        label = self.signature.targets[0] if codes else None
+        self._parser = RowParser(self._data, self.columns, self._static, label, codes)
+        self._series: dict[str, StreamSeries] = {}
+
+    @property
+    def passed_ahead(self) -> tuple[str, ...]:
+        """The columns of `data.future` that `push` has to be given, which no step makes from
+        times."""
+        lacking = [one.member.first for one in self._members if one.future is None]
+        return tuple(dict.fromkeys(name for one in lacking for name in one.signature.future))
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The series that have had a row."""
+        return tuple(self._series)
+
+    def push(
+        self,
+        row: Any,
+        *,
+        time: Any = None,
+        id: Any = None,  # the name that data.id has
+        static: Any = None,
+        future: Any = None,
+        predict: bool = True,
+    ) -> StreamPrediction | None:
+        """Add a row and return the prediction after it; None until there is enough context.
+
+        Args:
+            row: A mapping of column names to values in physical units, or an array in the order of
+                `columns`.
+            time: A number, a date or text; by default the mapping's column `data.time`. An array
+                without a time follows the row before it.
+            id: The series; by default the mapping's column `data.id`.
+            static: The static columns of a new series; by default from the mapping.
+            future: The columns of `data.future` over the rows to predict, as `predict` has them
+                after `data.prepare`: a mapping, or an array of rows. What steps make from times
+                alone need not be passed.
+            predict: False adds the row only, which saves the time of a prediction.
+
+        Raises:
+            UserError: The row is incomplete, out of order, or after a gap.
+        """
+        parsed = self._parser.parse(row, time=time, series=id, static=static)
+        known = self._series.get(parsed.series)
+        series = known or self._start()
+        fixed = self._check_static(series, parsed)
+        has_gap = self._check_time(series, parsed)
+        pairs = zip(self._members, series.members, self._places, strict=True)
+        rows = [
+            member.read(state, parsed, parsed.values[places], fixed, future)
+            for member, state, places in pairs
+        ]
+        # from here on nothing is refused, and the state changes
+        self._series[parsed.series] = series
+        if parsed.time is not None:
+            series.time = parsed.time
+        series.static = fixed
+        if has_gap:
+            self._restart(series)
+        elif series.filter and not all(state.follows for state in series.members):
+            series.filter.reset()
+        predicts = predict or series.filter is not None
+        triples = zip(self._members, series.members, rows, strict=True)
+        values = [member.advance(state, one, predict=predicts) for member, state, one in triples]
+        if any(one is None for one in values):
+            return None
+        return self._finish(series, [one for one in values if one is not None])
+
+    def reset(self, id: Any = None) -> None:
+        """Forget a series, or all of them where `id` is None."""
+        if id is None:
+            self._series.clear()
+        else:
+            self._series.pop(self._find_name(id))
+
+    def save_state(self, id: Any = None) -> dict[str, npt.NDArray[Any]]:
+        """Return the state of a series as arrays by name; without `data.id` there is one series."""
+        series = self._series[self._find_name("" if id is None else id)]
+        result: dict[str, npt.NDArray[Any]] = {}
+        for number, state in enumerate(series.members):
+            result |= {f"{number}.{name}": array for name, array in save_state(state).items()}
+        if series.time is not None:
+            kind = np.int64 if series.time.is_date else np.float64
+            result["time"] = np.array(series.time.value, dtype=kind)
+        if series.static is not None:
+            result["static"] = series.static
+        if series.filter is not None:
+            filtered = series.filter.rows.get_state()
+            result |= {f"filter.{name}": array for name, array in filtered.items()}
+        return result
+
+    def load_state(self, state: Mapping[str, npt.NDArray[Any]], id: Any = None) -> None:
+        """Continue a series from what `save_state` returned, in this process or another."""
+        series = self._start()
+
+        def select(prefix: str) -> dict[str, npt.NDArray[Any]]:
+            return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
+
+        series.members = [
+            load_state(member, select(f"{number}.")) for number, member in enumerate(self._members)
+        ]
+        if (time := state.get("time")) is not None:
+            series.time = RowTime(time.item(), time.dtype == np.int64)
+        series.static = state.get("static")
+        if series.filter is not None:
+            series.filter.rows.set_state(select("filter."))
+        self._series["" if id is None else self._parser.name_series(id)] = series
+
+    def _find_name(self, id: Any) -> str:
+        name = self._parser.name_series(id)
+        if name not in self._series:
+            which = f'the series "{name}" has' if name else "the stream has"
+            raise UserError(f"{which} had no row; push one first")
+        return name
+
+    def _start(self) -> StreamSeries:
+        row_filter = make_filter(self.run.first.config, self.signature)
+        return StreamSeries([member.start() for member in self._members], row_filter)
+
+    def _restart(self, series: StreamSeries) -> None:
+        for member, state in zip(self._members, series.members, strict=True):
+            member.restart(state)
+        if series.filter:
+            series.filter.reset()
+
+    def _check_static(self, series: StreamSeries, row: ParsedRow) -> Floats | None:
+        """Return the static values of the series, which must not change within it."""
+        if not self._static:
+            return None
+        if row.static is None:
+            if series.static is None:
+                raise UserError(
+                    f"the first row of a series needs {', '.join(self._static)} (data.static); "
+                    "pass static={column: value}"
+                )
+            return series.static
+        wrong = np.isnan(row.static)
+        if series.static is not None:
+            wrong = ~(row.static == series.static)
+        if wrong.any():
+            name, value = self._static[int(wrong.argmax())], row.static[int(wrong.argmax())]
+            raise UserError(
+                f'column "{name}" is {value:g} in this row; a data.static column is known and '
+                "constant within a series"
+            )
+        return row.static
+
+    def _check_time(self, series: StreamSeries, row: ParsedRow) -> bool:
+        """Return whether there is a gap before a row; refuse one that is out of order."""
+        before, step = series.time, self.signature.step
+        if before is None or row.time is None:
+            return False
+        which = f' of series "{row.series}"' if row.series else ""
+        if before.is_date != row.time.is_date:
+            raise UserError(f"times{which} are numbers in some rows and dates in others")
+        since = row.time.since(before)
+        if since <= 0:
+            what = "the same time as" if since == 0 else "earlier than"
+            raise UserError(
+                f"the row{which} has {what} the row before it; push rows in time order, and each "
+                "series by its id"
+            )
+        if step is None or abs(since - step) <= self._data.gap_tolerance * step:
+            return False
+        if not self._resets:
+            raise UserError(
+                f"the row{which} comes {since:g} after the one before it, but the model's rows are "
+                f'{step:g} apart; push the rows between, or start anew: gaps="reset", or reset()'
+            )
+        return True
+
+    def _finish(self, series: StreamSeries, values: list[Floats]) -> StreamPrediction:
+        signature = self.signature
+        result = values[0] if len(values) == 1 else self._mix(values)
+        if series.filter:
+            result = series.filter.push(result)
+        rows = min(state.count for state in series.members)
+        if signature.classes:
+            return StreamPrediction(signature, rows, probabilities=result)
+        point = select_median(result, signature.quantiles)
+        limits = signature.output_range or (-np.inf, np.inf)
+        return StreamPrediction(
+            signature,
+            rows,
+            point=point,
+            quantiles=result if signature.quantiles else None,
+            intervals={
+                level: ((point - width).clip(*limits), (point + width).clip(*limits))
+                for level, width in (self.run.half_widths or {}).items()
+            },
+        )
+
+    def _mix(self, values: list[Floats]) -> Floats:
+        """Return the weighted mean of what the members predict, in the order of the reference."""
+        total = np.zeros(1)
+        for member, weight, value in zip(self._members, self._weights, values, strict=True):
+            of = member.member.first.signature
+            if not of.classes:
+                if of.quantiles != self.signature.quantiles:
+                    value = select_median(value, of.quantiles)[..., None]
+                value = value[:, [of.targets.index(name) for name in self.signature.targets]]
+            total = total + weight * value
+        return total

@@ -1,1 +1,0 @@
-"""Rows that come one by one: read, prepared and kept as context."""

@@ -1,0 +1,489 @@
+"""Progress of a training run on stderr."""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.base.text import (
+    escape_controls,
+    format_count,
+    format_epoch,
+    format_ms,
+    format_number,
+)
+from slipstream.events import Epoch
+from slipstream.reporting.terminal.console import (
+    create_progress_console,
+    create_text_column,
+    print_text,
+    render,
+)
+from slipstream.reporting.wording import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.progress import Progress
+
+WIDTH, HEIGHT, MARGIN = 360, 120, 18
+TRAINING, VALIDATION = "#9ca3af", "#2563eb"
+
+
+def is_notebook() -> bool:
+    """Whether the code runs in a kernel, whose front end replaces outputs instead of a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+class NotebookOutput:
+    """The lines so far, and below them what changes."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._handle: Any = None
+
+    def say(self, text: str) -> None:
+        self._lines.append(escape_controls(text))
+        self._show(self._lines)
+
+    def draw(self, live: RenderableType) -> None:
+        """Show something of rich's below the lines; `say` removes it."""
+        self._show([*self._lines, render(live).rstrip()])
+
+    def clear(self) -> None:
+        """Remove what changes."""
+        self._show(self._lines)
+
+    def _show(self, lines: list[str]) -> None:
+        from IPython.display import display
+
+        content = {"text/plain": "\n".join(line.rstrip() for line in lines)}
+        if self._handle is None:
+            self._handle = display(content, raw=True, display_id=True)
+        else:
+            self._handle.update(content, raw=True)
+
+
+def draw_losses(history: Sequence[Epoch]) -> str:
+    """Draw training and validation losses over epochs, one line a model; empty without losses."""
+    losses = [loss for one in history for loss in (one.train_loss, one.val_loss)]
+    values = [loss for loss in losses if _is_drawn(loss)]
+    if len(history) < 2 or not values:
+        return ""
+    low, high = math.log(min(values)), math.log(max(values))
+    last = max(one.epoch for one in history)
+    first = min(one.epoch for one in history)
+
+    def place(epoch: float, loss: float) -> str:
+        x = MARGIN + (WIDTH - 2 * MARGIN) * (epoch - first) / ((last - first) or 1.0)
+        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (math.log(loss) - low) / ((high - low) or 1.0)
+        return f"{x:.1f},{y:.1f}"
+
+    lines = []
+    for lane in sorted({one.lane or 0 for one in history}):
+        mine = [one for one in history if (one.lane or 0) == lane]
+        for name, colour in (("train_loss", TRAINING), ("val_loss", VALIDATION)):
+            pairs = [(one.epoch, getattr(one, name)) for one in mine]
+            points = " ".join(place(*pair) for pair in pairs if _is_drawn(pair[1]))
+            lines.append(
+                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+            )
+    best = min((one.val_loss for one in history if _is_drawn(one.val_loss)), default=math.nan)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" role="img" '
+        f'aria-label="loss curve">{"".join(lines)}'
+        f'<text x="{MARGIN}" y="12" font-size="11" fill="{TRAINING}">training loss</text>'
+        f'<text x="{MARGIN + 84}" y="12" font-size="11" fill="{VALIDATION}">validation, best '
+        f"{best:.4g}</text>"
+        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 4}" font-size="11" fill="{TRAINING}" '
+        f'text-anchor="end">epoch {last:g}</text></svg>'
+    )
+
+
+def _is_drawn(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss) and loss > 0
+
+
+LOADING = "loading torch and the data ..."
+REFRESH_S = 0.1
+MAX_NOTES = 5
+PACK_MODES = {"together": "as one program", "branches": "as parallel branches"}
+
+
+class TrainingDisplay:
+    """Shows the events of a run: with a bar on a terminal or in a notebook, else with a line per
+    validation."""
+
+    def __init__(self, quiet: bool, notebook: NotebookOutput | None = None) -> None:
+        self.console = create_progress_console(quiet or notebook is not None)
+        self.notebook = notebook
+        self.bar: Progress | None = None
+        self.last_draw = 0.0
+        self.loss = self.val_loss = "–"
+        self.lanes: LaneProgress | None = None
+
+    def __enter__(self) -> TrainingDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_bar()
+
+    def say(self, text: str) -> None:
+        if self.notebook:
+            self.notebook.say(text)
+        print_text(self.console, text, "dim")
+
+    def show(self, event: dict[str, Any]) -> None:
+        """Show one event of the run."""
+        match event["event"]:
+            case "start":
+                self._start(event)
+            case "log" | "step":
+                step = event["step"]
+                if "loss" in event:
+                    self.loss = f"{event['loss']:.4g}"
+                elif self.lanes and "losses" in event:
+                    self.loss = self.lanes.average_loss(event)
+                    step = self.lanes.average_step(event)
+                self._draw(step)
+            case "epoch":
+                self._show_validation(event)
+            case "lane" if self.lanes:
+                text = self.lanes.end_lane(event)
+                if not self.bar:
+                    self.say(text)
+            case "exploit" if self.lanes:
+                name = self.lanes.name_lane(event["lane"])
+                self.say(f"{name}: {describe_exploit(event)}")
+            case "trained":
+                self._close_bar()
+                self.say(self.lanes.summarize() if self.lanes else describe_end(event))
+            case _:
+                text = describe_event(event)
+                if text:
+                    self.say(text)
+
+    def _show_validation(self, event: dict[str, Any]) -> None:
+        if self.lanes:
+            self.val_loss = self.lanes.record_validation(event)
+            return
+        self.val_loss = f"{event['val_loss']:.4g}"
+        if not self.bar:
+            best = " (best)" if event["best"] else ""
+            self.say(
+                f"epoch {format_epoch(event['epoch'])}: training {event['train_loss']:.4g}, "
+                "validation "
+                f"{self.val_loss}{best}, {event['seconds']:.1f} s"
+            )
+
+    def _close_bar(self) -> None:
+        if self.bar:
+            self.bar.stop()
+            self.bar = None
+            if self.notebook:
+                self.notebook.clear()
+
+    def _start(self, event: dict[str, Any]) -> None:
+        self._close_bar()  # processes that train together may have been started again
+        counts, plan = event["windows"], event["plan"]
+        if event.get("files"):
+            self.say(describe_files(event["files"]))
+        test = f", {counts['test']:,} test" if counts["test"] else ""
+        self.say(
+            f"{event['series']:,} series; windows: {counts['train']:,} training, "
+            f"{counts['val']:,} validation{test}; {event['parameters']:,} parameters"
+        )
+        num_steps = event["steps_per_epoch"] * event["epochs"] * event.get("rounds", 1)
+        if "pack" in event:
+            self.lanes = LaneProgress(event["pack"])
+            self.say(self.lanes.describe_pack())
+        for line in describe_plan(plan, num_steps, event["expected_s"]):
+            self.say(line)
+        for note in event["notes"][:MAX_NOTES]:
+            self.say(f"note: {note}")
+        if len(event["notes"]) > MAX_NOTES:
+            more = format_count(len(event["notes"]) - MAX_NOTES, "more note")
+            self.say(f"note: {more} in the report")
+        if self.notebook or (self.console.is_terminal and not self.console.quiet):
+            self._open_bar(event)
+
+    def _open_bar(self, event: dict[str, Any]) -> None:
+        from rich import progress
+
+        self.bar = progress.Progress(
+            create_text_column("epoch {task.fields[epoch]}"),
+            progress.BarColumn(),
+            create_text_column("{task.fields[speed]} steps/s"),
+            create_text_column("loss {task.fields[loss]}, validation {task.fields[val]}"),
+            progress.TimeRemainingColumn(),
+            create_text_column("left"),
+            console=self.console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self.steps_per_epoch, self.epochs = event["steps_per_epoch"], event["epochs"]
+        self.epochs *= event.get("rounds", 1)
+        total = self.steps_per_epoch * self.epochs
+        self.bar.add_task("", total=total, epoch="1", loss="–", val="–", speed="–")
+        if not self.notebook:
+            self.bar.start()
+
+    def _draw(self, step: int) -> None:
+        """Move the bar, at most ten times a second: drawing costs a millisecond."""
+        now = time.monotonic()
+        if self.bar is None or now - self.last_draw < REFRESH_S:
+            return
+        self.last_draw = now
+        task = self.bar.tasks[0]
+        self.bar.update(
+            task.id,
+            completed=step,
+            epoch=f"{min(step // self.steps_per_epoch + 1, self.epochs)}/{self.epochs}",
+            loss=self.loss,
+            val=self.val_loss,
+            speed=f"{task.speed:,.3g}" if task.speed else "–",
+        )
+        if self.notebook:
+            self.notebook.draw(self.bar)
+        else:
+            self.bar.refresh()
+
+
+def describe_event(event: dict[str, Any]) -> str:
+    """Return one line about an event; empty where there is nothing to say."""
+    match event["event"]:
+        case "resume":
+            differs = f", not bit for bit: {event['differs']}" if event["differs"] else ""
+            lanes = f", with {event['lanes']}" if "lanes" in event else ""
+            return f"resuming from step {event['step']:,}{lanes}{differs}"
+        case "cache":
+            size = f"{event['copies']} augmented copies, {event['bytes'] / 1e6:,.0f} MB"
+            return f"{event['what']} {size}: {event['folder']}"
+        case "probe" | "trouble":
+            return str(event["what"])
+        case "thaw":
+            return f"from epoch {event['epoch']} on, {event['what']} is trained too"
+        case "exploit":
+            return describe_exploit(event)
+        case "fallback":
+            return f"{_name_worker(event)}{event['what']}: {event['why']}"
+        case "recovery":
+            return f"{_name_worker(event)}{event['what']}: continuing with {event['remedy']}"
+        case "worker" if event["what"] == "died":
+            return f"worker {event['worker']} died ({event['why']}): {event['remedy']}"
+        case "estimate":
+            duration = format_seconds(event["expected_s"])
+            return f"estimate after ten steps: {duration} of training, without validations"
+        case "plan" if not 0.7 < event.get("ratio", 1.0) < 1.4:
+            return (
+                f"the plan predicted {format_ms(event['promised_ms'])} a step, the first epoch "
+                f"took {format_ms(event['seen_ms'])}"
+            )
+        case "review":
+            return _name_worker(event) + describe_review(event)
+        case "worker" if event["what"] != "started":
+            return describe_worker(event)
+        case "scoring":
+            return f"scoring {event['what']} ..."
+    return ""
+
+
+def _name_worker(event: dict[str, Any]) -> str:
+    return f"worker {event['worker']}: " if event.get("worker") is not None else ""
+
+
+def describe_worker(event: dict[str, Any]) -> str:
+    """Say what became of a worker that died, or who trains its models."""
+    name = f"worker {event['worker']}"
+    if event["what"] == "died":
+        return f"{name} died ({event['why']}): {event['remedy']}"
+    return f"{name} takes over the models of worker {event['of']} from their checkpoint"
+
+
+def describe_exploit(event: dict[str, Any]) -> str:
+    """Describe the epochs at a low learning rate, which begin."""
+    best = f"the best weights (epoch {format_epoch(event['best_epoch'])})"
+    epochs = format_count(event["epochs"], "epoch")
+    return f"patience ran out; {epochs} from {best} at a learning rate of {event['lr']:g}"
+
+
+def describe_files(files: list[dict[str, Any]]) -> str:
+    """Say what was read: the only file, or how many of each format."""
+    rows = format_count(sum(file["rows"] for file in files), "row")
+    if len(files) == 1:
+        (file,) = files
+        columns = format_count(file["columns"], "column")
+        return f"read {file['name']} ({file['format']}): {rows}, {columns}"
+    formats = collections.Counter(file["format"].partition(",")[0] for file in files)
+    listed = ", ".join(f"{count:,} {name}" for name, count in formats.most_common())
+    return f"read {len(files):,} files ({listed}): {rows}"
+
+
+def describe_review(event: dict[str, Any]) -> str:
+    """Describe why and how the number of threads was changed, or not, in the first epoch."""
+    planned = event["planned_ms"]
+    slow = f"a step takes {format_ms(event['before_ms'])}"
+    slow += "" if planned is None else f" instead of the planned {format_ms(planned)}"
+    load = f" ({event['load']})" if event["load"] else ""
+    before, after = (format_count(event[key], "thread") for key in ("before_threads", "threads"))
+    if before == after:
+        return f"{slow}{load}; fewer threads are not faster"
+    return f"{slow} with {before}{load}; continuing with {after}: {format_ms(event['ms'])} a step"
+
+
+def describe_end(event: dict[str, Any]) -> str:
+    best = f"best after epoch {format_epoch(event['best_epoch'])}"
+    return f"{event['stopped']}: {format_count(event['step'], 'step')}, {best}"
+
+
+class LaneProgress:
+    """The progress of each lane of a pack."""
+
+    def __init__(self, pack: dict[str, Any]) -> None:
+        self.pack = pack
+        self.stop_reasons: dict[int, str] = {}
+        self.num_ended_before: int = pack["done"]
+        """Lanes that had ended when the run was resumed"""
+        self.best: dict[int, float] = {}
+        self.losses: dict[int | None, list[float | None]] = {}
+        """By worker, where there are several: the last of its active lanes"""
+        self.steps: dict[int | None, int] = {}
+
+    def describe_pack(self) -> str:
+        pack = self.pack
+        folds, repeats = pack["folds"], pack["repeats"]
+        parts = [format_count(folds, "fold")] if folds else []
+        parts += [f"{repeats} seeds"] if repeats > 1 else []
+        some = pack["places"] < pack["lanes"]
+        how = f"{pack['places']} at a time" if some else "all at once"
+        joint = f"; share {pack['share']}:" if "share" in pack else " ="
+        lanes = f"lanes: {' x '.join(parts)}{joint} {format_count(pack['lanes'], 'model')}"
+        if "workers" in pack:
+            lanes += f" on {format_count(pack['workers'], 'worker')}"
+        if pack["mode"] not in PACK_MODES:  # one after another; the reason says so
+            return f"{lanes}, {pack['why']}"
+        return f"{lanes}, {how}, {PACK_MODES[pack['mode']]} ({pack['why']})"
+
+    def name_lane(self, lane: int) -> str:
+        """Name a lane by its fold, counted from 1, and its seed."""
+        fold, repeat = divmod(lane, self.pack["repeats"])
+        parts = [f"fold {fold + 1}"] if self.pack["folds"] else []
+        parts += [f"seed {self.pack['seed'] + repeat}"] if self.pack["repeats"] > 1 else []
+        return ", ".join(parts)
+
+    def average_loss(self, event: dict[str, Any]) -> str:
+        """Average the losses of the active lanes, those of other workers as they are known."""
+        self.losses[event.get("worker")] = list(event["losses"].values())
+        losses = [loss for one in self.losses.values() for loss in one if loss is not None]
+        return f"{sum(losses) / len(losses):.4g}" if losses else "–"
+
+    def average_step(self, event: dict[str, Any]) -> int:
+        """Average the steps of all workers."""
+        self.steps[event.get("worker")] = event["step"]
+        num_workers: int = self.pack.get("workers", 1)
+        return sum(self.steps.values()) // max(len(self.steps), num_workers)
+
+    def record_validation(self, event: dict[str, Any]) -> str:
+        """Return the best validation loss so far, its lane, and how many lanes are active."""
+        if event["best"]:
+            self.best[event["lane"]] = event["val_loss"]
+        active = min(self.pack["lanes"] - self._num_ended, self.pack["places"])
+        return (
+            f"{self._describe_best()}; {format_count(active, 'lane')} active, {self._num_ended} "
+            f"done"
+        )
+
+    @property
+    def _num_ended(self) -> int:
+        return self.num_ended_before + len(self.stop_reasons)
+
+    def _describe_best(self) -> str:
+        """Over seeds, the lowest loss; over folds, which have different windows, the mean."""
+        if not self.best:
+            return "–"
+        if self.pack["folds"]:
+            return f"{sum(self.best.values()) / len(self.best):.4g} on average"
+        lane = min(self.best, key=lambda one: self.best[one])
+        return f"{self.best[lane]:.4g} ({self.name_lane(lane)})"
+
+    def end_lane(self, event: dict[str, Any]) -> str:
+        self.stop_reasons[event["lane"]] = event["stopped"]
+        loss, best = event["best_loss"], "no finite loss"
+        if math.isfinite(loss):
+            best = f"best {loss:.4g} after epoch {format_epoch(event['best_epoch'])}"
+        end = f"{self.name_lane(event['lane'])}: {event['stopped']}, {best}"
+        return f"lane {self._num_ended} of {self.pack['lanes']} done: {end}"
+
+    def summarize(self) -> str:
+        count = f"{self._num_ended} of {self.pack['lanes']} lanes done"
+        if not self.stop_reasons:
+            return count
+        reasons = collections.Counter(self.stop_reasons.values()).most_common()
+        ends = "; ".join(f"{why}: {number}" for why, number in reasons)
+        return f"{count} ({ends}); best validation loss {self._describe_best()}"
+
+
+def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> Iterator[str]:
+    """Yield what will run, why, and how long it will take."""
+    device_name = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
+    reasons = plan["reasons"]
+    yield f"plan: {plan['device']} ({device_name}); data: {plan['home']} ({reasons['home']})"
+    if plan.get("data_parallel", 1) > 1:
+        yield f"plan: {plan['data_parallel']} processes ({reasons['data_parallel']})"
+    choices = [plan["precision"] + _format_gain(plan, "precision = fp32", "fp32", "precision")]
+    if plan["device"] == "cpu":
+        choices.append(f"{format_count(plan['threads'], 'thread')} ({reasons['threads']})")
+        if "off" in plan["cudnn"]:
+            choices.append(describe_kernels(plan))
+    else:
+        if plan["cudnn"]:
+            choices.append(describe_kernels(plan))
+        captured = "step captured" if plan["capture"] else "step eager"
+        choices.append(captured + _format_gain(plan, "capture = False", "eager", "capture"))
+    if plan["micro_batch"]:
+        why = reasons.get("micro_batch", "more did not fit")  # a recovery gives no reason
+        choices.append(f"{format_count(plan['micro_batch'], 'window')} per pass ({why})")
+    yield f"plan: {'; '.join(choices)}"
+    why = f"; {reasons['plan']}" if "plan" in reasons else ""
+    if plan["ms_per_step"] is not None:
+        speed = f"{format_ms(plan['ms_per_step'])} a step, at most {format_seconds(expected_s)}"
+        yield f"plan: {speed} for {format_count(num_steps, 'step')}{why}"
+    else:
+        duration = f"about {format_seconds(expected_s)}" if expected_s >= 1 else "under a second"
+        yield f"plan: {duration} for {format_count(num_steps, 'step')} (rule of thumb){why}"
+    if "load" in reasons:
+        yield f"plan: {reasons['load']}"
+    for item in plan["evidence"]:
+        if "failed" in item or "refused" in item:
+            yield f"plan: not {item['candidate']}: {item.get('failed') or item.get('refused')}"
+
+
+def describe_kernels(plan: dict[str, Any]) -> str:
+    """Name the recurrent kernels: ours, or cuDNN's algorithms, as measured where known."""
+    reason = plan["reasons"]["cudnn"]
+    if "off" in plan["cudnn"]:
+        name = "our own recurrent kernels"
+        if plan["device"] == "cpu":
+            other = "PyTorch's layers"
+            return name + _format_gain(plan, f"cudnn = {other}", other, "cudnn")
+        return f"{name} ({reason})"
+    ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
+    names = {ran} if plan["kernels"] else set(plan["cudnn"])
+    return f"cuDNN {' and '.join(sorted(names))} ({reason})"
+
+
+def _format_gain(plan: dict[str, Any], candidate: str, name: str, setting: str) -> str:
+    """Format the speed-up over a candidate where it was measured, else the choice's reason."""
+    is_timed = plan["ms_per_step"] is not None  # not where threads were chosen by a rule after all
+    for item in plan["evidence"]:
+        if item["candidate"] == candidate and "ms" in item and is_timed:
+            ratio = item["ms"] / plan["ms_per_step"]
+            figures = [format_number(ms, figures=3) for ms in (plan["ms_per_step"], item["ms"])]
+            gain = f"{format_number(ratio, figures=2)}x over {name}"
+            return f" ({gain}: {' ms a step instead of '.join(figures)})" if ratio > 1 else ""
+    return f" ({plan['reasons'][setting]})"

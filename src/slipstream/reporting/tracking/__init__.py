@@ -1,0 +1,1 @@
+"""Trackers: what is sent to TensorBoard, MLflow and Weights & Biases."""

@@ -1,0 +1,328 @@
+"""What is sent to a tracker."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from slipstream import runs
+from slipstream.base.errors import UserError
+from slipstream.base.run_names import find_kind, is_run
+from slipstream.reporting.figure_style import INK, MODEL, STYLE
+
+WHOLE = ""
+"""The part of points that belong to the run as a whole"""
+LOGGED = ("loss", "lr", "steps_per_s")
+VALIDATED = ("train_loss", "val_loss", "lr")
+
+
+class Point(NamedTuple):
+    """One number."""
+
+    part: str
+    """The model it belongs to: lane-0, trial-7, or WHOLE"""
+    name: str
+    step: int
+    value: float
+    at: float
+    """POSIX time"""
+
+
+class PointReader:
+    """Turns the events of one log into points, in their order."""
+
+    def __init__(
+        self,
+        opened: float,
+        child: str = "lane",
+        counts: dict[str, int] | None = None,
+        waiting: Sequence[Sequence[Any]] = (),
+        last: dict[str, Sequence[float]] | None = None,
+    ) -> None:
+        """`opened`: the POSIX time from which `at_s` counts, for logs that do not state it."""
+        self.opened, self.child, self.counts = opened, child, counts or {}
+        self.waiting = [Point(*one) for one in waiting]
+        """Samples of the machine since the last loss: they count once another one follows, since a
+        finished run that trains longer writes those after its last checkpoint anew"""
+        self.last = last or {}
+        """Step and value of the last point, by part and name"""
+
+    def read(self, event: Mapping[str, Any]) -> list[Point]:
+        """Return the points of an event; numbers that are not finite are left out, and those that
+        the event before has already."""
+        if "opened_at" in event:
+            self.opened = datetime.fromisoformat(event["opened_at"]).timestamp()
+        if "space" in event:
+            self.child = "trial"
+        at = self.opened + event["at_s"]
+        points = [
+            Point(part, name, step, float(value), at)
+            for part, name, step, value in self._list_values(event)
+            if _is_number(value)
+        ]
+        if event["event"] == "monitor":
+            self.waiting += points
+            return []
+        if points:
+            points, self.waiting = [*self.waiting, *points], []
+        return [point for point in points if self._is_new(point)]
+
+    def _is_new(self, point: Point) -> bool:
+        series, value = f"{point.part}/{point.name}", (point.step, point.value)
+        before = tuple(self.last.get(series, ()))
+        self.last[series] = value
+        return before != value
+
+    def _list_values(self, event: Mapping[str, Any]) -> Iterator[tuple[str, str, int, Any]]:
+        match event["event"]:
+            case "log":
+                for name in LOGGED:
+                    yield WHOLE, name, event["step"], event.get(name)
+                for model, loss in (event.get("losses") or {}).items():
+                    yield f"{self.child}-{model}", "loss", event["step"], loss
+            case "epoch":
+                part = self._find_part(event)
+                for name in VALIDATED:
+                    yield part, name, event["step"], event.get(name)
+            case "trial":
+                yield WHOLE, "trial_value", event["trial"], event.get("value")
+                step = event.get("steps") or 0
+                yield f"trial-{event['trial']}", "val_loss", step, event.get("value")
+                yield f"trial-{event['trial']}", "epochs", step, event.get("epochs")
+            case "retrained":
+                yield WHOLE, "retrained_loss", self._count("retrained"), event.get("loss")
+            case "monitor":
+                owner = f"monitor/worker-{event['worker']}" if "worker" in event else "monitor"
+                sample = self._count(owner)
+                for name, value in event.items():
+                    if name not in ("event", "at_s", "seconds", "worker"):
+                        yield WHOLE, f"{owner}/{name}", sample, value
+
+    def _find_part(self, event: Mapping[str, Any]) -> str:
+        for kind in ("trial", "lane"):
+            if event.get(kind) is not None:
+                return f"{kind}-{event[kind]}"
+        return WHOLE
+
+    def _count(self, name: str) -> int:
+        self.counts[name] = self.counts.get(name, -1) + 1
+        return self.counts[name]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+STATE = "state.json"
+"""Of a checkpoint"""
+
+
+def find_settled_size(folder: Path) -> int | None:
+    """Return the bytes of a run's log that will stand; None for all."""
+    if (folder / "workers").is_dir() or find_kind(folder) == "search":
+        return None
+    steps = [
+        int(path.name.removeprefix("step-"))
+        for path in (folder / "checkpoints").glob("step-*")
+        if path.name.removeprefix("step-").isdecimal()
+    ]
+    for step in sorted(steps, reverse=True):
+        try:
+            saved = runs.read_json(folder / "checkpoints" / f"step-{step}" / STATE)
+            return int(saved["log_bytes"])
+        except (UserError, KeyError, TypeError, ValueError):
+            continue  # just removed, or damaged
+    return None if is_finished(folder) else 0
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / "metrics.json").exists()
+
+
+MOST_DEPTH = 2
+"""Folders between a run and the search that has trained it: search/retrained/best"""
+OF_RUNS = ("events.jsonl", "labels.toml")
+"""Files that only runs have, the second one those of probes"""
+
+
+@dataclass(frozen=True)
+class FollowedRun:
+    """The run that is followed."""
+
+    folder: Path
+    project: str
+    out: str | None
+    """Where the points go: a folder or an address; None: where the tracker's own settings say"""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """`model.hidden` and so on"""
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its folder; of a run inside of another one, such as those that a search
+        retrains, the path from that one's, since all searches call them alike."""
+        folder = self.folder.absolute()
+        outer = [one for one in folder.parents[:MOST_DEPTH] if _holds_runs(one)]
+        return folder.relative_to(outer[-1].parent).as_posix() if outer else folder.name
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is itself a run: a search or a probe. A config alone may be a user's."""
+    return is_run(folder) and any((folder / name).exists() for name in OF_RUNS)
+
+
+class Memory(Protocol):
+    """What is kept between processes."""
+
+    is_new: bool
+    """Whether nothing was sent before"""
+    remote: dict[str, str]
+    """What the tracker calls the run and its models"""
+
+    def save(self) -> None: ...
+
+
+class TrackerDown(Exception):
+    """The tracker does not answer; it may later."""
+
+
+class Tracker(ABC):
+    """Takes points and, at the end, figures and files."""
+
+    can_rewrite = False
+    """Whether points can be taken back, so that those may be sent that a resumed run replaces"""
+
+    def __init__(self, about: FollowedRun, memory: Memory) -> None:
+        self.about, self.memory, self.remote = about, memory, memory.remote
+        self.part_settings: dict[str, dict[str, Any]] = {}
+        """By part: what a trial of a search has of its own"""
+
+    def get_settings(self, part: str) -> dict[str, Any]:
+        return self.about.settings | self.part_settings.get(part, {})
+
+    @abstractmethod
+    def send(self, points: Sequence[Point]) -> None:
+        """Send points of any parts; they have arrived when it returns."""
+
+    @abstractmethod
+    def begin_anew(self) -> None:
+        """Erase what was sent: the log was cut, and some of it no longer holds."""
+
+    @abstractmethod
+    def find_missing(self, points: Sequence[Point]) -> Sequence[Point] | None:
+        """Return those of the points that have not arrived, of which a killed process may have sent
+        some; None where that cannot be known, and all has to be sent anew."""
+
+    @abstractmethod
+    def end_part(self, part: str, state: str) -> None:
+        """Note that a model has ended: finished, pruned, failed or cut off."""
+
+    @abstractmethod
+    def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
+        """Add the final figures and files of a finished run."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Note that the run has stopped before its end; it may go on later."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return where the points are, for the terminal."""
+
+
+MOST_ROWS = 1500
+"""Of a series in a picture"""
+SIZE = (9.0, 3.6)
+
+
+def draw_pictures(folder: Path, place: Path) -> Iterator[Path]:
+    """Draw what a run has, and return the files."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    drawings = {"losses": _draw_losses, "predictions": _draw_predictions}
+    with mpl.rc_context(STYLE):
+        for name, draw in drawings.items():
+            figure = Figure(figsize=SIZE, layout="constrained")
+            if draw(folder, figure.subplots()):
+                file = place / f"{name}.png"
+                figure.savefig(file, dpi=120)
+                yield file
+
+
+def _draw_losses(folder: Path, axes: Any) -> bool:
+    reader = PointReader(0.0)
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+    for event in runs.read_events(runs.Run(folder)):
+        for point in reader.read(event):
+            if point.name in ("train_loss", "val_loss"):
+                curves[point.name][point.part].append((point.step, point.value))
+    for name, colour in (("train_loss", INK), ("val_loss", MODEL)):
+        for number, curve in enumerate(curves[name].values()):
+            label = name.replace("_", " ") if number == 0 else None
+            axes.plot(*zip(*curve, strict=True), color=colour, alpha=0.8, label=label)
+    if curves["val_loss"]:
+        axes.set(title="Losses", xlabel="step", yscale="log")
+        axes.legend()
+    return bool(curves["val_loss"])
+
+
+def _draw_predictions(folder: Path, axes: Any) -> bool:
+    """Draw the first target of the first series; of a forecast, its first row ahead."""
+    from slipstream.data.predictions import ROW, STEP, name_columns
+    from slipstream.reporting.plots.predictions import read_predictions
+
+    file = folder / "predictions.parquet"
+    if not file.is_file():
+        return False
+    predictions = read_predictions(file)
+    if not (len(predictions) and predictions.targets):  # classes are not drawn
+        return False
+    target = predictions.targets[0]
+    chosen = predictions.codes == predictions.codes[0]
+    if predictions.is_forecast:
+        chosen &= predictions[STEP] == predictions[STEP][0]
+    rows = chosen.nonzero()[0][:MOST_ROWS]
+    lines = {"true": (target, INK), "predicted": (name_columns(target).predicted, MODEL)}
+    for label, (name, colour) in lines.items():
+        axes.plot(predictions[ROW][rows], predictions[name][rows], color=colour, label=label)
+    axes.set(title=f"{target}: the first series of the test set", xlabel="row")
+    axes.legend()
+    return True
+
+
+FILES = ("config.toml", "best.toml", "plan.json", "metrics.json", "report.html", "signature.json")
+
+
+def read_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of a summary that say how good the model is: `test/mae` and so on."""
+    return {
+        f"{name}/{key}": float(value)
+        for name, values in (metrics.get("metrics") or {}).items()
+        if isinstance(values, Mapping)
+        for key, value in values.items()
+        if isinstance(value, int | float)
+    }
+
+
+@contextmanager
+def list_files(folder: Path) -> Iterator[dict[str, Path]]:
+    """Return the files of a finished run by the names that they get, with pictures of its plots,
+    which exist while the context does."""
+    files = {name: folder / name for name in FILES if (folder / name).is_file()}
+    files |= {f"model/{file.name}": file for file in sorted((folder / "model").glob("*.*"))}
+    with tempfile.TemporaryDirectory() as place:
+        for picture in draw_pictures(folder, Path(place)):
+            files[f"plots/{picture.name}"] = picture
+        yield files

@@ -1,0 +1,220 @@
+"""`slipstream.tune`: from a config, or an interrupted search, to the best settings and a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from optuna.exceptions import StorageInternalError
+from torch import nn
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.base import machine
+from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.phases import PhaseTimer
+from slipstream.base.rank import find_place
+from slipstream.base.run_names import is_run
+from slipstream.base.text import mask_url
+from slipstream.config import Config
+from slipstream.config import search_space as spaces
+from slipstream.engine import monitor, recovery
+from slipstream.engine.planning import MAX_LANES
+from slipstream.models import custom
+from slipstream.runs import Event, Run, studies
+from slipstream.runs.watching import start_follower
+from slipstream.search import sharing
+from slipstream.search.budget import SearchBudget
+from slipstream.search.packs import DatasetCache, PackScheduler
+from slipstream.search.retraining import fill_places
+from slipstream.search.storage import STATE_NAMES
+from slipstream.search.study import TimedStudy, count_trials
+from slipstream.search.summary import FinishedSearch, finish_search
+from slipstream.search.workers import (
+    Launcher,
+    check_logged,
+    get_budget,
+    make_launcher,
+    make_storage_error,
+)
+
+MIN_PARALLEL = 8
+"""With `tune.parallel = "auto"` the least; on a CPU with fewer cores also the most"""
+
+
+@recovery.explain_out_of_memory()
+def tune(
+    config: Config | str | Path | Mapping[str, Any] | None = None,
+    data: Any = None,
+    *,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    resume: str | Path | None = None,
+    folder: Path | None = None,
+    storage: str | None = None,
+    workers: int | Literal["auto"] | None = None,
+    on: Literal["ray"] | None = None,
+    model: type[nn.Module] | None = None,
+    allow_code: bool = False,
+    timer: PhaseTimer | None = None,
+) -> FinishedSearch:
+    """Search for the best settings; `slipstream.tune` documents the arguments.
+
+    `timer` has the time before.
+    """
+    timer = timer or PhaseTimer()
+    if find_place() is not None:
+        raise UserError(
+            "torchrun starts processes that train one model together, and each of them would make "
+            "a search of its own: start it without torchrun, with --workers N"
+        )
+    if model is not None:
+        overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
+    if resume is None and folder is not None and is_run(folder):
+        resume = folder
+    run = None if resume is None else runs.open_run(resume, watch, kinds=("search",))
+    if run is not None:
+        custom.require_permission(run.folder, config, overrides=overrides, allow_code=allow_code)
+        settings = _load_resumed_config(run, config, overrides)
+        runs.require_data(run, settings, data, runs.SAME_ROWS)
+    elif config is not None:
+        settings = configs.load(config, overrides)
+        custom.allow_classes(settings)
+    else:
+        raise UserError("give a config, or a search to resume")
+    spaces.check_config(settings)
+    spaces.make_space(settings)  # report mistakes in the space first
+    launcher = make_launcher(settings, data, run, storage=storage, workers=workers, on=on)
+    timer.end("start-up")
+    datasets = DatasetCache(settings, data)
+    datasets.get(settings)  # report problems with the data before a folder is created
+    timer.end("data")
+    if run is None:
+        files = {"config.toml": runs.format_config(settings)}
+        run = runs.create_run(
+            settings.name, out=settings.out, files=files, folder=folder, watch=watch
+        )
+    with runs.lock_run(run), _explain_resume(run, launcher):
+        start_follower(run, settings.follow)
+        return _search(run, launcher, datasets, timer, resumed=resume is not None)
+
+
+def _load_resumed_config(
+    run: Run, config: Config | str | Path | Mapping[str, Any] | None, overrides: tuple[str, ...]
+) -> Config:
+    """Load the config of a resumed search; only the settings in `MAY_DIFFER` may have changed."""
+    if runs.find_kind(run.folder) == "ensemble":
+        raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
+    earlier = runs.load_config(run)
+    settings = configs.load(config or earlier, overrides)
+    differences = configs.list_differences(earlier, settings)
+    if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
+        raise UserError(
+            f"{run.folder}: cannot resume with changed settings ({', '.join(changed)}); start a "
+            "new search"
+        )
+    is_logged = any(event["event"] == "start" for event in runs.read_events(run))
+    if is_logged or (run.folder / "model").exists():  # an export of a run has no log
+        raise UserError(
+            f"{run.folder}: is a training run, not a search; resume with: "
+            f"{runs.suggest_resume(run.folder)}"
+        )
+    return settings
+
+
+def _search(
+    run: Run,
+    launcher: Launcher,
+    datasets: DatasetCache,
+    timer: PhaseTimer,
+    *,
+    resumed: bool,
+) -> FinishedSearch:
+    """Run the trials, unless an earlier part of the search has finished them, and conclude."""
+    config, data = launcher.config, datasets.get(launcher.config)
+    device = data.series.values.device
+    parallel = count_parallel_trials(config, device.type, launcher.num_workers)
+    study = launcher.open_study(run)
+    if launcher.storage is not None:
+        sharing.join_study(study.study, config, data.fingerprint)
+    budget = SearchBudget.of(config, runs.sum_parts(run), timer.started_at)
+    run.append(
+        "resume" if resumed else "search",
+        run=str(run.folder),
+        trials=count_trials(config.tune, study.space),
+        parallel=launcher.num_workers * parallel,
+        space=list(study.space),
+        windows=data.dataset.num_windows,
+        device=str(device),
+        done=_count_done(study),
+        workers=launcher.num_workers,  # a resumed search has the same workers
+        on=launcher.cluster,
+        storage=launcher.storage and mask_url(launcher.storage),
+    )
+    check_logged(run)
+    search = launcher.make_search(run, study, datasets, budget)
+    source = fill_places(search, device.type) if launcher.is_alone else search
+    scheduler = PackScheduler(run, datasets, source, parallel=parallel)
+    try:
+        with monitor.Monitor(run, device, on=config.engine.monitor):
+            result = _find_result(run, config)
+            result = result or launcher.run(search, scheduler, resumed=resumed)
+            timer.end("searching")
+            return finish_search(search, scheduler, result, timer)
+    except Interrupted as stop:
+        message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
+        raise Interrupted(message, signal_number=stop.signal_number) from None
+    finally:
+        scheduler.close()
+
+
+def _count_done(study: TimedStudy) -> int:
+    return len(sharing.select_counted(study.get_trials(*STATE_NAMES)))
+
+
+@contextmanager
+def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
+    """Add the command that resumes the search to whatever error stopped it."""
+    advice = f"resume with: {studies.suggest_resume(run.folder, launcher.storage)}"
+    try:
+        yield
+    except Interrupted as stop:
+        raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
+    except ResumableError as error:  # a test run gives the advice for itself alone
+        message = re.sub(r"(?s);[^;]*resume with: .*", "", str(error))
+    except StorageInternalError as error:
+        message = str(make_storage_error(launcher.get_storage_url(run), error))
+    except OSError as error:
+        message = f"{run.folder}: the search had to stop ({error})"
+        advice = f"free some space, or correct what else failed, and {advice}"
+    else:
+        return
+    raise ResumableError(f"{message}; {advice}")
+
+
+def count_parallel_trials(config: Config, device: str, num_workers: int = 1) -> int:
+    """Return how many trials each worker trains at the same time.
+
+    All workers together train half of the trials, so that the sampler knows their results when it
+    samples the other half; a worker trains at most as many as fit into a pack. A CPU is hardly
+    faster with more trials than cores.
+    """
+    requested = config.tune.parallel
+    if requested != "auto":
+        return -(-requested // num_workers)
+    half = max(config.tune.trials // 2, MIN_PARALLEL)
+    most = MAX_LANES if device == "cuda" else max(MIN_PARALLEL, machine.count_available_cores())
+    return min(-(-half // num_workers), most)
+
+
+def _find_result(run: Run, config: Config) -> Event | None:
+    """Return the result of an earlier part that used up the budget; a resume may raise that."""
+    budget = get_budget(config)
+    for event in reversed(list(runs.read_events(run))):
+        is_complete = {"seconds", "optuna_s", "packs"} <= event.keys()
+        if event["event"] == "searched" and event.get("asked") == budget and is_complete:
+            return event
+    return None

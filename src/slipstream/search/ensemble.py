@@ -1,0 +1,477 @@
+"""Ensembles of runs."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.base import statistics
+from slipstream.base.errors import UserError
+from slipstream.base.run_names import ENSEMBLE_FILE
+from slipstream.config import Config
+from slipstream.data import predictions
+from slipstream.data.dataset import Dataset
+from slipstream.data.series import Flags
+from slipstream.data.splits import SETS
+from slipstream.data.windows import Series
+from slipstream.engine import checkpoint, recovery
+from slipstream.inference import portable
+from slipstream.inference.mixture import MemberErrors, match_rows
+from slipstream.inference.portable import FoldMixture, load_changed_config
+from slipstream.inference.trained import (
+    Member,
+    bind_members,
+    has_changed,
+    load_member,
+    load_own_sets,
+    note_left_out,
+)
+from slipstream.models import files
+from slipstream.runs import Event, Run
+from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL
+from slipstream.scoring import ensemble as ensembles
+from slipstream.scoring import summary
+from slipstream.scoring import summary as summaries
+from slipstream.scoring.baselines import fit_baselines
+from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
+from slipstream.scoring.ensemble import MeanScores
+from slipstream.scoring.predict import (
+    accumulate_side_by_side,
+    build_table,
+    make_window_filter,
+    predict_side_by_side,
+)
+from slipstream.scoring.summary import BaselineSums, merge_sums, summarize_sums
+from slipstream.training.overview import summarize_data
+from slipstream.training.result import FinishedRun
+
+SAME_SETTINGS = (
+    *("data.split", "data.where", "data.id", "data.task", "data.label_rows"),
+    "predict.filter",
+)
+TOLERANCE = 1e-5
+"""By how much a target may differ, relative to its size: scaled values are in single precision"""
+
+
+def refuse_disagreement(members: Sequence[Member]) -> None:
+    """Refuse members that predict something else than the first, or split their data otherwise."""
+    first = members[0]
+    for member in members[1:]:
+        one, other = first.trained.signature, member.trained.signature
+        facts: list[tuple[str, Any, Any]] = [
+            ("targets", sorted(one.targets), sorted(other.targets)),
+            ("data.horizon", one.horizon, other.horizon),
+            ("classes", list(one.classes), list(other.classes)),
+        ]
+        differing = configs.list_differences(first.config, member.config)
+        for name in SAME_SETTINGS:
+            if name in differing:
+                section, _, key = name.partition(".")
+                values = (getattr(getattr(run.config, section), key) for run in (first, member))
+                facts.append((name, *map(_format_setting, values)))
+        for name, mine, theirs in facts:
+            if mine != theirs:
+                raise UserError(
+                    f"{member.run.folder}: {name} {_be(name)} {theirs}, but {mine} in "
+                    f"{first.run.folder}; an ensemble needs the same"
+                )
+        if len(member.trained.folds) != len(first.trained.folds):
+            raise UserError(
+                f"{member.run.folder}: holds the models of {len(member.trained.folds)} folds, but "
+                f"{first.run.folder} those of {len(first.trained.folds)}"
+            )
+
+
+def _be(name: str) -> str:
+    return "are" if name in ("targets", "classes") else "is"
+
+
+def _format_setting(value: Any) -> Any:
+    return value.model_dump(exclude_defaults=True) if hasattr(value, "model_dump") else value
+
+
+def refuse_other_data(members: Sequence[Member], datasets: Sequence[Dataset]) -> None:
+    """Refuse data that changed since a member was trained, or that differ between members."""
+    for member, dataset in zip(members, datasets, strict=True):
+        if has_changed(member.run, member.config, dataset):
+            raise UserError(
+                f"{member.run.folder}: its data have changed since training (their fingerprint "
+                "differs); train it again on the data as they are now"
+            )
+        if len(dataset.folds) > len(member.trained.folds):
+            raise UserError(
+                f"{member.run.folder}: holds the model of one fold; set tune.retrain to have them "
+                "all"
+            )
+    for one, other in pairwise(zip(members, datasets, strict=True)):
+        if one[1].memory is not other[1].memory:
+            _compare_series(*one, *other)
+            _compare_targets(*one, *other)
+
+
+def _compare_series(first: Member, one: Dataset, member: Member, other: Dataset) -> None:
+    """Refuse series that only one has, unless they are too short for the other's windows."""
+    for owner, has, lacking, lacks in ((first, one, member, other), (member, other, first, one)):
+        rows = dict(zip(has.index.series_names, np.diff(has.index.offsets), strict=True))
+        shortest = lacks.signature.lead + lacks.signature.steps_out
+        for name in sorted(rows.keys() - set(lacks.index.series_names)):
+            if rows[name] >= shortest:
+                raise UserError(
+                    f'{lacking.run.folder}: was not trained on series "{name}", as '
+                    f"{owner.run.folder} was; an ensemble needs the same data"
+                )
+
+
+def _compare_targets(first: Member, one: Dataset, member: Member, other: Dataset) -> None:
+    """Refuse targets that differ in a row which both have."""
+    assert one.memory is not None
+    assert other.memory is not None
+    rows = match_rows(one, other)
+    both = np.flatnonzero((rows >= 0) & ~_mark_unknown(one) & ~_mark_unknown(other)[rows])
+    if not len(both):
+        raise UserError(
+            f"{member.run.folder}: its data and those of {first.run.folder} have no row in common, "
+            "by series and time; an ensemble needs the same data"
+        )
+    for name in one.signature.targets:
+        mine, theirs = (
+            _read_target(data, name)[some] for data, some in ((one, both), (other, rows[both]))
+        )
+        size = 1.0 if one.signature.classes else one.scaler.size[name]
+        wrong = np.flatnonzero(~np.isclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE * size))
+        if len(wrong):
+            at = int(both[wrong[0]])
+            owner = int(np.searchsorted(one.index.offsets, at, side="right")) - 1
+            row = at - int(one.index.offsets[owner])
+            raise UserError(
+                f'{member.run.folder}: target "{name}" is {theirs[wrong[0]]:g} in row {row} of '
+                f'series "{one.index.series_names[owner]}", but {mine[wrong[0]]:g} in '
+                f"{first.run.folder}; {len(wrong):,} of {len(both):,} rows differ, and an ensemble "
+                "needs the same data"
+            )
+
+
+def _mark_unknown(dataset: Dataset) -> Flags:
+    """Mark the rows without a target: as an input, what is missing may be filled in there."""
+    unknown = np.zeros(dataset.index.num_rows, dtype=bool)
+    for begin, end in dataset.index.unknown:
+        unknown[begin:end] = True
+    return unknown
+
+
+def _read_target(dataset: Dataset, name: str) -> Any:
+    """Return a target in physical units; of classes, their numbers."""
+    assert dataset.memory is not None
+    column = dataset.memory.series.targets[:, dataset.signature.targets.index(name)]
+    values = column.double().numpy()
+    if dataset.signature.classes:
+        return values
+    return values * dataset.scaler.size[name] + dataset.scaler.shift[name]
+
+
+Write = Callable[[pa.Table], None]
+
+
+class JointFold(NamedTuple):
+    """One fold, or all windows of a run without folds."""
+
+    number: int
+    label: str | None
+    dataset: Dataset
+    """With the windows that all members have"""
+    own: Dataset
+    """With all windows of the reference, which the baselines are fitted to"""
+    predictors: list[Predictor]
+
+
+@dataclass(frozen=True)
+class FoldScores:
+    """The sums over one fold's windows; in each list the mean comes last."""
+
+    fold: JointFold
+    mixture: FoldMixture
+    train: list[Any]
+    scores: MeanScores
+    baselines: BaselineSums
+
+    @property
+    def sums(self) -> dict[str, list[Any]]:
+        """By set: of each member and of the ensemble"""
+        return {"train": self.train, "val": self.scores.val, "test": self.scores.test}
+
+
+def list_folds(
+    dataset: Dataset, own: Dataset, predictors: Sequence[list[Predictor]]
+) -> list[JointFold]:
+    """List the folds of the joint data set, with the members' predictors of each."""
+    if not dataset.folds:
+        return [JointFold(1, None, dataset, own, predictors[-1])]
+    return [
+        JointFold(
+            number + 1,
+            fold.label,
+            dataset.select_fold(fold),
+            own.select_fold(own.folds[number]),
+            predictors[number],
+        )
+        for number, fold in enumerate(dataset.folds)
+    ]
+
+
+def score_folds(
+    run: Run, config: Config, folds: Sequence[JointFold], series: Series
+) -> list[FoldScores]:
+    """Score every fold, and write the ensemble's predictions for the test sets."""
+    with summary.open_table_writer(run.folder / summary.PREDICTIONS) as write:
+        return [_score_fold(fold, len(folds) > 1, series, config, write) for fold in folds]
+
+
+def _score_fold(
+    fold: JointFold, numbered: bool, series: Series, config: Config, write: Write
+) -> FoldScores:
+    dataset, predictors = fold.dataset, fold.predictors
+    metric = summary.get_comparison_metric(config)
+    window_filter = make_window_filter(config, dataset)
+    load_chunks = _make_loader(dataset, series)
+    errors = MemberErrors(dataset, len(predictors))
+
+    def collect() -> Any:
+        for row in predict_side_by_side(predictors, load_chunks, "val"):
+            errors.add(row)
+            yield row
+
+    alone = [summarize_sums({"val": one}) for one in accumulate_side_by_side(collect(), dataset)]
+    values = [summary.get_metric(one, "val", metric) for one in alone]
+    best = 0
+    for place, value in enumerate(values):
+        best = place if statistics.is_better(value, values[best], metric) else best
+    weights = errors.fit(metric)
+    positions = {MODEL: best, ENSEMBLE: len(predictors)}
+
+    def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
+        table = build_table(row[-1], dataset, half_widths[ENSEMBLE])
+        if numbered:
+            numbers = pa.array([fold.number] * table.num_rows, pa.int32())
+            table = table.add_column(1, predictions.FOLD, numbers)
+        write(table)
+
+    mixing = ensembles.Mixing(weights, window_filter)
+    scores = ensembles.score_with_mean(
+        predictors, dataset, load_chunks, positions, write_row, mixing
+    )
+    signature = dataset.signature
+    rows = ensembles.predict_with_mean(predictors, load_chunks, "train", signature, weights)
+    if window_filter:
+        rows = summary.join_unfiltered(rows, window_filter, [])
+    train = accumulate_side_by_side(rows, dataset)
+    fitted = fit_baselines(fold.own, _make_loader(fold.own, series))
+    reach = ensembles.to_reach(scores.half_widths, dataset.scaler, signature.targets)
+    mixture = FoldMixture(fold.label, weights, best, reach)
+    baselines = summary.score_baselines(dataset, load_chunks, fitted)
+    return FoldScores(fold, mixture, train, scores, baselines)
+
+
+def _make_loader(dataset: Dataset, series: Series) -> ChunkLoader:
+    return lambda which: dataset.iter_chunks(which, series, rows=0, with_time=True)
+
+
+def summarize_ensemble(
+    run: Run,
+    config: Config,
+    dataset: Dataset,
+    members: Sequence[Member],
+    folds: Sequence[FoldScores],
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the ensemble's summary, of all folds together, and the metrics in detail."""
+
+    def merge(position: int) -> dict[str, Any]:
+        sets = folds[-1].sums
+        return {which: merge_sums([one.sums[which][position] for one in folds]) for which in sets}
+
+    baselines = summary.merge_baselines([one.baselines for one in folds])
+    scores, detail = summary.summarize_scores(run, config, dataset, merge(-1), baselines)
+    coverage = ensembles.compute_coverage([one.scores.coverage[ENSEMBLE] for one in folds])
+    weights = folds[-1].mixture.weights
+    unfiltered = [one.scores.unfiltered.get(ENSEMBLE, {}) for one in folds]
+    without = {which: merge_sums([one[which] for one in unfiltered]) for which in unfiltered[-1]}
+    return scores | {
+        **summary.summarize_filter(config, dataset, without),
+        "members": [
+            {**describe_member(member), "weight": weight, **summarize_sums(merge(position))}
+            for position, (member, weight) in enumerate(zip(members, weights, strict=True))
+        ],
+        "folds": [_summarize_fold(one, members) for one in folds] if len(folds) > 1 else None,
+        "coverage": coverage,
+        "notes": [*dataset.notes, *summary.list_missing_baselines(baselines)],
+    }, detail
+
+
+def describe_member(member: Member) -> dict[str, Any]:
+    """Return what a member is."""
+    signature = member.trained.signature
+    return {
+        "name": member.name,
+        "run": str(member.run.folder),
+        "kind": member.config.model.kind,
+        "what": member.trained.description,
+        "context": signature.context,
+        "inputs": len(signature.inputs),
+    }
+
+
+def _summarize_fold(one: FoldScores, members: Sequence[Member]) -> dict[str, Any]:
+    names = [member.name for member in members]
+    baselines: Mapping[str, Any] = {
+        name: summarize_sums(sums) if sums else None for name, (_, sums) in one.baselines.items()
+    }
+    return {
+        "fold": one.fold.number,
+        "label": one.fold.label,
+        "windows": one.fold.dataset.num_windows,
+        "weights": dict(zip(names, one.mixture.weights, strict=True)),
+        **summarize_sums({which: sums[-1] for which, sums in one.sums.items()}),
+        "coverage": ensembles.compute_coverage([one.scores.coverage[ENSEMBLE]]),
+        "baselines": baselines,
+    }
+
+
+COMMENT = """\
+# An ensemble of {count} runs. These are the settings of the member "{name}", whose
+# windows it predicts; those of each member are in members/.
+"""
+
+
+@recovery.explain_out_of_memory()
+def ensemble(
+    members: Sequence[str | Path],
+    data: Any = None,
+    *,
+    name: str = "ensemble",
+    out: str | Path | None = None,
+    overrides: tuple[str, ...] = (),
+    watch: Callable[[Event], None] | None = None,
+    allow_code: bool = False,
+) -> FinishedRun:
+    """Join finished runs; `slipstream.ensemble` documents the arguments."""
+    began = time.perf_counter()
+    loaded = _load_members(members, overrides, allow_code)
+    refuse_disagreement(loaded)
+    for member in loaded:
+        runs.require_data(member.run, member.config, data, runs.SAME_ROWS)
+    datasets = load_own_sets(loaded, data)
+    refuse_other_data(loaded, datasets)
+    reference = max(range(len(loaded)), key=lambda i: loaded[i].trained.signature.context)
+    first = loaded[reference]
+    own = {"name": name} | ({} if out is None else {"out": str(out)})
+    config = configs.replace_settings(first.config, {"out": loaded[0].config.out, **own})
+    comment = COMMENT.format(count=len(loaded), name=first.name)
+    result: dict[str, Any] = {}
+
+    def fill(run: Run) -> None:
+        result.update(_build(run, config, loaded, datasets, reference))
+
+    created = runs.create_locked(
+        config.name,
+        out=config.out,
+        files={"config.toml": runs.format_config(config, comment)},
+        watch=watch,
+        fill=fill,
+    )
+    with created as run:
+        detail = result.pop("detail")
+        result |= {"run": str(run.folder), "seconds": time.perf_counter() - began}
+        runs.write_metrics(run, result | {"detail": detail})
+        run.append("end", seconds=result["seconds"])
+    return FinishedRun(run.folder, result)
+
+
+def _load_members(
+    members: Sequence[str | Path], overrides: tuple[str, ...], allow_code: bool
+) -> list[Member]:
+    """Load the members' models; refuse runs that are not finished, and what is no list of runs."""
+    if len(members) < 2:
+        raise UserError("an ensemble needs two runs or more; name each of them")
+    opened: dict[Path, Run] = {}
+    names: dict[str, int] = {}
+    loaded = []
+    for one in members:
+        run = runs.open_run(one)
+        if (run.folder / ENSEMBLE_FILE).exists():
+            raise UserError(f"{run.folder}: is an ensemble itself; name its members instead")
+        model_run, _ = runs.find_model_run(run)
+        if not (run.folder / "metrics.json").exists():
+            raise UserError(
+                f"{run.folder}: is not finished, so it cannot be a member; resume it first"
+            )
+        if model_run.folder in opened:
+            raise UserError(f"{run.folder}: is named twice; a member counts by its weight")
+        opened[model_run.folder] = run
+        count = names[run.folder.name] = names.get(run.folder.name, 0) + 1
+        label = run.folder.name + (f" ({count})" if count > 1 else "")
+        config = load_changed_config(model_run, overrides)
+        if config.predict != load_changed_config(model_run, ()).predict:
+            raise UserError(
+                "predict.filter of an ensemble is that of its members; change it when the ensemble "
+                "is used: evaluate and predict take it"
+            )
+        options: dict[str, Any] = {"overrides": overrides, "allow_code": allow_code}
+        loaded.append(load_member(model_run, label, config, **options))
+    return loaded
+
+
+def _build(
+    run: Run, config: Config, members: Sequence[Member], datasets: Sequence[Dataset], reference: int
+) -> dict[str, Any]:
+    """Fill the folder with the members, the predictions and the baselines; return the summary."""
+    first = members[reference]
+    dataset, predictors = bind_members(members, datasets, reference)
+    dataset = note_left_out(members, datasets, dataset, reference, SETS)
+    copy_members(run, members)
+    with first.plan.flags():
+        run.append("scoring", what=f"{len(members)} runs and the baselines")
+        assert dataset.memory is not None
+        series = dataset.memory.series.to(first.plan.device)
+        folds = list_folds(dataset, datasets[reference], predictors)
+        scored = score_folds(run, config, folds, series)
+    portable.save_mixture(
+        run,
+        reference,
+        [describe_member(one) | {"data": _read_fingerprint(one)} for one in members],
+        [one.mixture for one in scored],
+    )
+    summaries.save_scored_baselines(run, [one.baselines for one in scored])
+    runs.write_json(run.folder / "plan.json", first.plan.to_dict())
+    summary, detail = summarize_ensemble(run, config, dataset, members, scored)
+    parameters = sum(checkpoint.count_parameters(one.run) for one in members)
+    return summary | {
+        "parameters": parameters,
+        "plan": first.plan.to_dict(),
+        "data": summarize_data(dataset, config),
+        **runs.describe_origin(),
+        "detail": detail,
+    }
+
+
+def _read_fingerprint(member: Member) -> str | None:
+    return files.read_origin(member.run).get("data")
+
+
+def copy_members(run: Run, members: Sequence[Member]) -> None:
+    """Copy what evaluate and predict need of each member."""
+    for number, member in enumerate(members, start=1):
+        to = run.folder / portable.MEMBERS / str(number)
+        to.mkdir(parents=True)
+        shutil.copyfile(member.run.folder / "config.toml", to / "config.toml")
+        for name in (member.run.model.name, LANES_FOLDER):
+            if (member.run.folder / name).exists():
+                shutil.copytree(member.run.folder / name, to / name)

@@ -1,0 +1,338 @@
+"""Finishes a search: retrains and tests the best settings and writes the summary.
+
+The summary is written as soon as each part of it is known: after the search, after the retraining
+and after the test. So a failure in a later part cannot lose an earlier one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.base import statistics
+from slipstream.base.errors import UserError
+from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
+from slipstream.base.text import format_count
+from slipstream.config import Config
+from slipstream.config import search_space as spaces
+from slipstream.engine.lanes import OUT_OF_TIME as TRAINING_OUT_OF_TIME
+from slipstream.runs import Event, Run
+from slipstream.scoring.summary import get_metric, get_metric_over_seeds
+from slipstream.search import retraining, sharing
+from slipstream.search.budget import ModelCosts, RetrainingPlan, SearchBudget
+from slipstream.search.packs import PACK_FAILED, PackScheduler
+from slipstream.search.retraining import DEFAULT, FilledSearch, RetrainedConfig, Retraining
+from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
+from slipstream.search.study import (
+    compute_importances,
+    describe_trial,
+    get_score,
+    get_state,
+    rank_trials,
+)
+from slipstream.search.trials import OptunaSearch
+from slipstream.search.workers import parse_costs
+
+TEST_KEYS = (
+    *("run", "metrics", "scaled", "spread", "scaled_spread"),
+    *("baselines", "judged_by", "beaten_by", "against_baselines", "failed"),
+)
+"""What the summary contains of each test run"""
+RETRAINING_PENDING = "the best trials have yet to be retrained"
+TEST_PENDING = "the test runs have yet to finish"
+
+
+@dataclass(frozen=True)
+class FinishedSearch:
+    """A search that is over; `slipstream.Study` is made from it."""
+
+    run: Path
+    best: Config
+    """The chosen config"""
+    summary: dict[str, Any]
+    """The object that `slipstream tune --json` prints"""
+    study: optuna.Study
+
+
+def finish_search(
+    search: OptunaSearch, scheduler: PackScheduler, search_result: Event, timer: PhaseTimer
+) -> FinishedSearch:
+    """Retrain the best trials, test the chosen settings and the default, and write the summary.
+
+    The scheduler continues with what the end of the search has begun to retrain.
+    """
+    run, config, study, budget = search.run, search.config, search.study, search.budget
+    trials = sharing.select_counted(study.get_trials())
+    runs.remove_manifest(run)
+    runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
+    ranked = rank_trials(trials)
+    if not ranked:
+        raise _make_no_result_error(run, trials)
+    chosen = spaces.apply_params(config, study.space, ranked[0].params)
+    space = {
+        "space": spaces.describe_space(study.space),
+        "importances": compute_importances(study.study),
+    }
+
+    def write(
+        retrained: list[RetrainedConfig], tests: dict[str, Any], pending: str | None
+    ) -> dict[str, Any]:
+        runs.remove_manifest(run)
+        runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
+        summary = summarize(run, config, trials, retrained, tests, search_result) | space
+        limits = describe_limits(config, trials, retrained, tests, plan)
+        summary["findings"] += limits
+        requested = {"of_trials": config.tune.retrain, "of_seeds": config.tune.retrain_seeds}
+        summary |= {"retraining": plan._asdict() | requested, "pending": pending}
+        summary |= {"seconds": budget.elapsed_s, **runs.describe_origin()}
+        before = {EARLIER: budget.spent_s} if budget.spent_s else {}
+        summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
+        runs.write_metrics(run, summary)
+        return summary
+
+    plan, is_new = plan_retraining(run, config, search_result, budget)
+    summary = write([], {}, RETRAINING_PENDING if config.tune.retrain else None)
+    if plan.num_trials:
+        limit = None if budget.tune.minutes is None or not is_new else budget
+        costs = parse_costs(search_result) or ModelCosts(0.0)
+        limited, source = _limit_retraining(config, plan), scheduler.pool.source
+        again = Retraining(run, limited, study)
+        if isinstance(source, FilledSearch):
+            again = source.retraining
+        again.is_late = lambda: limit is not None and limit.is_late(plan, costs)
+        retrained = retraining.retrain_best(again, ranked[: plan.num_trials], scheduler)
+        timer.end("retraining")
+        chosen = retrained[0].config
+        write(retrained, {}, TEST_PENDING)
+        tests = retraining.run_tests(run, limited, retrained, search.datasets, limit)
+        timer.end("scoring")
+        summary = write(_add_losses(retrained, tests), tests, None)
+    elif config.tune.retrain:
+        write([], {}, TEST_PENDING)
+        tests = retraining.score_best(run, config, chosen, search.datasets, budget)
+        timer.end("scoring")
+        summary = write([], tests, None)
+    run.append("end", seconds=summary["seconds"])
+    return FinishedSearch(run.folder, chosen, summary, study.study)
+
+
+def plan_retraining(
+    run: Run, config: Config, search_result: Event, budget: SearchBudget
+) -> tuple[RetrainingPlan, bool]:
+    """Return what is retrained, and whether that is decided now, not before a resume."""
+    earlier: Event | None = None
+    for event in runs.read_events(run):
+        if event["event"] == "searched":
+            earlier = None
+        elif event["event"] == "retraining":
+            earlier = event
+    if earlier is not None and config.tune.retrain:
+        return RetrainingPlan(earlier["num_trials"], earlier["num_seeds"]), False
+    plan = budget.plan_retraining(parse_costs(search_result))
+    run.append("retraining", **plan._asdict())
+    return plan, True
+
+
+def _limit_retraining(config: Config, plan: RetrainingPlan) -> Config:
+    """Return the config with what is retrained."""
+    update = {"retrain": plan.num_trials, "retrain_seeds": plan.num_seeds}
+    return config.model_copy(update={"tune": config.tune.model_copy(update=update)})
+
+
+def _add_losses(
+    retrained: Sequence[RetrainedConfig], tests: dict[str, dict[str, Any]]
+) -> list[RetrainedConfig]:
+    """Take the validation losses of settings that only the test runs have retrained from these."""
+    results = list(retrained)
+    for position, name in ((0, "best"), (-1, "default")):
+        lanes = tests[name].get("lanes") or []
+        if not results[position].losses:
+            losses = [lane["val_loss"] for lane in lanes]
+            results[position] = results[position]._replace(losses=losses)
+    return results
+
+
+def describe_limits(
+    config: Config,
+    trials: Sequence[FrozenTrial],
+    retrained: Sequence[RetrainedConfig],
+    tests: dict[str, dict[str, Any]],
+    plan: RetrainingPlan,
+) -> Iterator[str]:
+    """Yield a sentence for everything that `tune.minutes` cut short."""
+    tune, ranked = config.tune, rank_trials(trials)
+    chosen = retrained[0].trial if retrained else ranked[0].number
+    trial = next(one for one in ranked if one.number == chosen)
+    if get_state(trial) == CUT_OFF:
+        epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
+        others = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
+        yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{others}"
+    if tune.retrain and not plan.num_trials:
+        yield f"{OUT_OF_TIME}: no trial was retrained; the model of trial {chosen} was tested"
+    elif plan != (tune.retrain, tune.retrain_seeds) and tune.retrain:
+        trials_left = f"{plan.num_trials} of {tune.retrain} trials"
+        yield (
+            f"tune.minutes left time to retrain {trials_left}, from {plan.num_seeds} of "
+            f"{format_count(tune.retrain_seeds, 'seed')}"
+        )
+    cut = [
+        "the default" if one.trial == DEFAULT else f"trial {one.trial}"
+        for one in retrained
+        if one.is_cut_off
+    ]
+    if cut:
+        yield f"tune.minutes cut off the retraining of {', '.join(cut)}"
+    cut = [name for name, test in tests.items() if test.get("stopped") == TRAINING_OUT_OF_TIME]
+    if cut:
+        yield f"tune.minutes cut off the test run{'s' * (len(cut) > 1)} {' and '.join(cut)}"
+
+
+def _make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:
+    reasons = {trial.user_attrs.get(NOTES, {}).get("stopped") for trial in trials}
+    reason = "; ".join(sorted(filter(None, reasons))[:3])
+    return UserError(
+        f"no trial finished ({reason or 'none started'}); {run.folder / 'trials.json'} lists every "
+        "trial; correct tune.space or tune.minutes and start a new search, or add trials and "
+        f"resume with: slipstream tune --resume {run.folder} --set tune.trials=N"
+    )
+
+
+def summarize(
+    run: Run,
+    config: Config,
+    trials: Sequence[FrozenTrial],
+    retrained: Sequence[RetrainedConfig],
+    tests: dict[str, dict[str, Any]],
+    search_result: Event,
+) -> dict[str, Any]:
+    best = rank_trials(trials)[0]
+    params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
+    states = [get_state(trial) for trial in trials]
+    counts = {name: states.count(name) for name in STATE_NAMES.values()}
+    counts |= {CUT_OFF: states.count(CUT_OFF)} if CUT_OFF in states else {}
+    search_s, optuna_s = search_result["seconds"], search_result["optuna_s"]
+    return {
+        "run": str(run.folder),
+        "name": config.name,
+        "metric": config.tune.metric,
+        "trials": counts,
+        "best": {"trial": best.number, "value": get_score(best), "params": best.params},
+        "best_config": str(run.folder / "best.toml"),
+        "search_s": search_s,
+        "trials_per_hour": 3600 * (len(states) - states.count(CUT_OFF)) / max(search_s, 1e-9),
+        "optuna_s": optuna_s,
+        "optuna_share": optuna_s / max(search_s, 1e-9),
+        "packs": search_result["packs"],
+        "retrained": [
+            {
+                "trial": None if result.trial == DEFAULT else result.trial,
+                "what": "default" if result.trial == DEFAULT else f"trial {result.trial}",
+                "params": params.get(result.trial),
+                "losses": result.losses,
+                "mean": result.mean_loss,
+                "sd": statistics.compute_deviation(result.losses),
+                "chosen": result is retrained[0],
+            }
+            for result in retrained
+        ],
+        "test": {name: {key: test.get(key) for key in TEST_KEYS} for name, test in tests.items()},
+        "comparison": compare_tests(tests) if len(tests) > 1 else None,
+        "findings": [*_describe_packs(run), *_describe_failures(retrained, tests)],
+    }
+
+
+def _describe_packs(run: Run) -> Iterator[str]:
+    """Yield a sentence on packs that failed, and on what became of their trials."""
+    events = [e for e in runs.read_events(run) if e.get("what") == PACK_FAILED]
+    if events:
+        many = "a pack failed" if len(events) == 1 else f"{len(events)} packs failed"
+        remedies = list(dict.fromkeys(event["remedy"] for event in events))
+        listed = "; ".join(remedies[:3]) + ("; ..." if len(remedies) > 3 else "")
+        yield f"{many} ({events[-1]['why']}), and the search went on: {listed} (see crash.txt)"
+
+
+def _describe_failures(
+    retrained: Sequence[RetrainedConfig], tests: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    """Yield a sentence for settings that did not reach a finite loss from every seed."""
+    if not retrained:
+        return
+    for name, result in (("best", retrained[0]), ("default", retrained[-1])):
+        chosen = f"the chosen settings (trial {result.trial})"
+        problem = chosen if name == "best" else "the config without a search"
+        problem += " did not reach a finite loss"
+        failed, num_seeds = result.num_failed, len(result.losses)
+        if failed:
+            yield f"{problem} from {'any' if failed == num_seeds else failed} of {num_seeds} seeds"
+        elif reason := tests.get(name, {}).get("failed"):
+            yield f"{problem} in the test run: {reason}"
+
+
+def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Compare the test runs "best" and "default".
+
+    The gain is None where one of them has no model or fewer than two seeds; the verdict then says
+    so. Errors of numbers are in standardised units, so that no target dominates by its unit.
+    """
+    chosen, default = tested["best"], tested["default"]
+    if _has_spread(chosen) and _has_spread(default):
+        return compare_test_errors(chosen, default)
+    with_model = [test for test in (chosen, default) if not test.get("failed")]
+    metric = with_model[0]["judged_by"] if with_model else None
+    return {
+        "metric": metric,
+        "scaled": any("scaled" in test for test in with_model),
+        "default": _summarize_error(default, metric),
+        "chosen": _summarize_error(chosen, metric),
+        **dict.fromkeys(("gain", "gain_percent", "low", "high")),
+        "level": statistics.LEVEL,
+        "verdict": {
+            (False, False): "both failed",
+            (True, False): "default failed",
+            (False, True): "chosen failed",
+            (True, True): "too few seeds",
+        }[chosen in with_model, default in with_model],
+    }
+
+
+def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """Return how much better the chosen settings' test metric is, with Welch's interval."""
+    metric = chosen["judged_by"]
+    before, after = (get_metric_over_seeds(test, metric) or {} for test in (default, chosen))
+    is_error = metric not in statistics.HIGHER_IS_BETTER
+    gain = statistics.compute_welch_interval(*((before, after) if is_error else (after, before)))
+    return {
+        "metric": metric,
+        "scaled": bool(chosen.get("scaled_spread")),
+        "default": before,
+        "chosen": after,
+        "gain": gain.mean,
+        "gain_percent": 100 * gain.mean / before["mean"] if before["mean"] else None,
+        "low": gain.low,
+        "high": gain.high,
+        "level": statistics.LEVEL,
+        "verdict": gain.judge(higher_is_better=True),
+    }
+
+
+def _has_spread(test: dict[str, Any]) -> bool:
+    """Whether at least two seeds have a finite error."""
+    spread = None if test.get("failed") else get_metric_over_seeds(test, test["judged_by"])
+    values = [spread["mean"], spread["sd"]] if spread else [None]
+    return all(value is not None and math.isfinite(value) for value in values)
+
+
+def _summarize_error(test: dict[str, Any], metric: str | None) -> dict[str, Any] | None:
+    """Return the mean and deviation over the seeds, or the single value of one seed."""
+    if test.get("failed") or metric is None:
+        return None
+    value = get_metric(test, "test", metric)
+    return get_metric_over_seeds(test, metric) or statistics.summarize_spread([value])

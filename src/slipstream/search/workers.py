@@ -1,0 +1,491 @@
+"""The workers of a search: how they are started, what one does."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from optuna.exceptions import StorageInternalError
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.signals import catch_signals
+from slipstream.base.text import mask_secrets, mask_url
+from slipstream.config import Config
+from slipstream.config import search_space as spaces
+from slipstream.models import custom
+from slipstream.runs import Event, Run, studies
+from slipstream.runs.studies import is_journal
+from slipstream.search import database, sharing
+from slipstream.search import storage as journal
+from slipstream.search import storage as shared
+from slipstream.search.budget import ModelCosts, SearchBudget
+from slipstream.search.database import HEARTBEAT
+from slipstream.search.packs import DatasetCache, PackScheduler
+from slipstream.search.sharing import StudyMembership
+from slipstream.search.storage import JOURNAL
+from slipstream.search.study import TimedStudy, make_distributions, open_study, rank_trials
+from slipstream.search.trials import OptunaSearch
+from slipstream.workers import ray, resources
+from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED
+from slipstream.workers.processes import STDERR, WorkerProcess, WorkerProcesses
+from slipstream.workers.resources import Bundle, WorkerCount
+
+PAUSE_S = 1.0
+"""Between checks whether other workers have released trials"""
+LOGGED = ("trial", "pack", "recovery", "fallback")
+"""Events of workers that the log of the search repeats"""
+COSTS = ("model_s", "score_s")
+"""What a "searched" event says of one model: the seconds to train it, and to predict with it"""
+INTERNAL = ("begun", REFUSED, STOPPED)
+GIVEN_UP = f"the others retry its unfinished trials in about {HEARTBEAT[1]} s"
+
+
+@dataclass(frozen=True)
+class WorkerTask:
+    """What a worker process is started with; plain values, since they travel as JSON."""
+
+    folder: str
+    """The worker's own run folder"""
+    index: int
+    config_toml: str
+    storage_url: str
+    study_name: str
+    parallel: int
+    seed_offset: int = 0
+    """Added to the seed of the sampler"""
+    spent_s: float = 0.0
+    """The time that the search has taken so far"""
+    setup_s: float = 0.0
+    """What its start-up and loading took"""
+    heartbeat: tuple[int, int] = HEARTBEAT
+
+
+def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
+    """Train trials until neither this worker nor another one has any left.
+
+    Returns the "searched" event, even if it could not be written to the log. The scheduler may
+    have packs left, of what is retrained after the search.
+    """
+    membership = search.membership
+    with membership.send_heartbeats(search.running) if membership else nullcontext():
+        if resumed:
+            search.resume_interrupted()
+        scheduler.train(search.is_finished)
+        while membership and not search.is_over() and membership.others_are_busy():
+            with catch_signals() as stop:
+                time.sleep(PAUSE_S)
+            if stop.requested:
+                raise Interrupted("stopped", signal_number=stop.signal_number)
+            scheduler.train()
+    result = {
+        "seconds": time.perf_counter() - search.started_at,  # includes earlier parts
+        "optuna_s": search.study.spent_s,
+        "packs": scheduler.num_packs,
+        **describe_costs(search.costs.estimate_model()),
+        "asked": get_budget(search.config),
+    }
+    search.run.append("searched", **result)
+    return result
+
+
+def describe_costs(costs: ModelCosts | None) -> dict[str, float | None]:
+    """Return the costs of a model as a "searched" event has them."""
+    return dict(zip(COSTS, costs or (None, None), strict=True))
+
+
+def parse_costs(event: Event) -> ModelCosts | None:
+    """Return the costs of a "searched" event; None where no model had an epoch."""
+    train_s, score_s = (event.get(name) for name in COSTS)
+    return None if train_s is None else ModelCosts(train_s, score_s or 0.0)
+
+
+def get_budget(config: Config) -> dict[str, Any]:
+    """Return the limits of the search, which a resumed search may raise."""
+    return {"trials": config.tune.trials, "minutes": config.tune.minutes}
+
+
+def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
+    """Run one of several workers from start to end."""
+    folder = Path(task.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = Run(folder, watch)
+    config = configs.load(tomllib.loads(task.config_toml))
+    custom.allow_classes(config)  # the launching process has checked the permission
+    with runs.lock_run(run):
+        try:
+            options: Any = {"seed_offset": task.seed_offset, "heartbeat": task.heartbeat}
+            study = open_study(config, folder, task.storage_url, task.study_name, **options)
+            run.append("begun", worker=task.index)
+            membership = StudyMembership(study, sharing.read_worker_id(run))
+            if any(membership.owns(trial) for trial in study.get_trials()):
+                study.study.sampler.reseed_rng()  # else it would sample the same trials again
+            budget = SearchBudget.of(
+                config, task.spent_s, time.perf_counter(), setup_s=task.setup_s
+            )
+            search = OptunaSearch(
+                config, study, run, DatasetCache(config), membership, budget=budget
+            )
+            scheduler = PackScheduler(run, search.datasets, search, parallel=task.parallel)
+            run_search(search, scheduler, resumed=True)
+        except StorageInternalError as error:
+            raise make_storage_error(task.storage_url, error) from None
+
+
+def make_storage_error(url: str | None, error: StorageInternalError) -> ResumableError:
+    """Explain that the storage stopped answering."""
+    reason = mask_secrets(str(error.__cause__ or error).split("\n", 1)[0], url)
+    storage = "the study" if url is None else mask_url(url)
+    what = "the database no longer answers"
+    if url is not None and is_journal(url):
+        what = "the journal can no longer be read or written"
+    return ResumableError(f"{storage}: {what} ({reason})")
+
+
+class WorkerResults:
+    """Repeats the events of workers as events of the search, and merges their results."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self._results: dict[int, Event] = {}
+        """The "searched" event of each worker that has ended"""
+        self._lost: set[str] = set()
+        """What was logged of trials whose worker may have ended"""
+
+    def add(self, worker: int, event: Event) -> None:
+        """Log or show an event, with the number of its worker."""
+        kind = event["event"]
+        if kind == "fallback" and event["why"].startswith(sharing.SILENT):
+            if event["what"] in self._lost:
+                return  # all workers notice it
+            self._lost.add(event["what"])
+        if kind == "searched":
+            self._results[worker] = event
+        elif kind in LOGGED:
+            values = {key: value for key, value in event.items() if key not in ("event", "at_s")}
+            self.run.append(kind, **values, worker=worker)
+        elif kind not in INTERNAL:
+            self.run.notify(event | {"worker": worker})
+
+    def log(self, worker: int, what: str, **values: Any) -> None:
+        """Log that a worker started or died."""
+        self.run.append("worker", worker=worker, what=what, **values)
+
+    def merge(self) -> dict[str, Any]:
+        """Merge the results. Workers run at the same time, so the longest time in Optuna counts."""
+        results = self._results.values()
+        known = [costs for costs in map(parse_costs, results) if costs is not None]
+        return {
+            "optuna_s": max((result["optuna_s"] for result in results), default=0.0),
+            "packs": sum(result["packs"] for result in results),
+            **describe_costs(max(known, default=None)),
+        }
+
+
+def copy_best_model(run: Run, study: TimedStudy) -> None:
+    """Copy the model of the best trial from the folder of its worker, if it is on this machine."""
+    ranked = rank_trials(study.get_trials())
+    owner = sharing.get_owner(ranked[0]) if ranked else None
+    for folder in sorted((run.folder / "workers").glob("*")):
+        if sharing.read_worker_id(Run(folder)) == owner and (folder / "best").exists():
+            with runs.replace_atomically(run.folder / "best") as temporary:
+                shutil.copytree(folder / "best", temporary)
+
+
+MODULE = "slipstream.search.worker_main"
+MAX_STARTS = 2
+"""Starts of one worker before its trials are left to the others"""
+
+
+def run_local_workers(
+    run: Run, tasks: Sequence[WorkerTask], envs: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Run the workers until no trial is left; return their merged results."""
+    results = WorkerResults(run)
+    with WorkerProcesses(MODULE) as processes:
+        for task, env in zip(tasks, envs, strict=True):
+            worker = processes.start(task, env)
+            results.log(task.index, "started", pid=worker.process.pid)
+        for worker, event in processes.watch():
+            if event is not None:
+                results.add(worker.task.index, event)
+            elif not processes.stop.requested:
+                _restart(results, processes, worker)
+        _check_exits(run, processes)
+    return results.merge()
+
+
+def _restart(results: WorkerResults, processes: WorkerProcesses, worker: WorkerProcess) -> None:
+    """Restart a worker that has died, once."""
+    if worker.exit_code in (0, EXIT_USER_ERROR):
+        return
+    index, reason = worker.task.index, worker.describe_exit()
+    if worker.num_starts == MAX_STARTS:
+        results.log(index, "died", why=reason, remedy=GIVEN_UP)
+        return
+    processes.restart(worker)
+    results.log(index, "died", why=reason, remedy="started again", pid=worker.process.pid)
+
+
+def _check_exits(run: Run, processes: WorkerProcesses) -> None:
+    """Raise an error unless at least one worker found the study complete."""
+    stop, workers = processes.stop, list(processes.workers.values())
+    if stop.requested:
+        raise Interrupted("stopped", signal_number=stop.signal_number)
+    for worker in workers:
+        if worker.exit_code == EXIT_USER_ERROR:
+            # the first start accepted the same config, so a later refusal is not a user error
+            error_type = UserError if worker.num_starts == 1 else ResumableError
+            raise error_type(worker.error)
+    if all(worker.exit_code != 0 for worker in workers):
+        raise ResumableError(
+            f"every worker died ({workers[0].describe_exit()}; see {run.folder}/workers/*/{STDERR})"
+        )
+
+
+SENT_EVENTS = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
+"""Events that are worth sending over the network"""
+
+
+def choose_workers(
+    requested: WorkerCount, storage: str | None, config: Config
+) -> tuple[int, Bundle]:
+    """Return the number of workers and what each gets; "auto" is one per GPU or, without GPUs, one
+    per machine. Raise a UserError where the cluster cannot have as many."""
+    nodes = ray.list_nodes()
+    if len(nodes) > 1 and (storage is None or shared.needs_one_machine(storage)):
+        raise UserError(
+            f"--on ray: the cluster has {len(nodes)} machines, which need a study that all of "
+            "them reach; give --storage postgresql://... or, on a shared drive, journal:FILE"
+        )
+    num_workers = resources.count_ray_workers(requested, nodes, config.engine.device)
+    return num_workers, resources.choose_bundle(num_workers, nodes, config.engine.device)
+
+
+def run_ray_workers(
+    run: Run, tasks: Sequence[WorkerTask], bundle: Bundle, recover: Callable[[int], None]
+) -> dict[str, Any]:
+    """Run the workers until no trial is left; return their merged results.
+
+    `recover` is called when a worker has died, before it is started again.
+    """
+    results = WorkerResults(run)
+    mask = functools.partial(mask_secrets, url=tasks[0].storage_url)
+    job = ray.ClusterJob(run_task, bundle, mask, recover, GIVEN_UP)
+    outcomes = ray.run_tasks(run, tasks, job, results)
+    if all(outcome.kind != "done" for outcome in outcomes.values()):
+        raise ResumableError(f"every worker died ({outcomes[0].what}; see {run.folder}/workers)")
+    return results.merge()
+
+
+def run_task(task: WorkerTask, send: Callable[[Event], None]) -> None:
+    """Run one worker on its node."""
+
+    def send_some(event: Event) -> None:
+        if event["event"] in SENT_EVENTS:
+            send(event)
+
+    run_worker(task, send_some)
+
+
+STUDY_NAME = "search"
+"""The name of a study in the run folder; in a shared storage it is the name of the config"""
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The workers of a search, and the storage of their study."""
+
+    config: Config
+    num_workers: int = 1
+    cluster: Literal["ray"] | None = None
+    storage: str | None = None
+    """The URL of the storage that the user named; without one, the study is in the run folder"""
+    earlier_storage: str | None = None
+    """Where the study of a resumed search was, as its log says: it has to be in `storage`"""
+    uses_journal: bool = True
+    """The study is in the journal of the run folder, which only one process may write to"""
+    bundle: Bundle | None = None
+    """What each worker gets of a cluster"""
+
+    def get_storage_url(self, run: Run) -> str | None:
+        """Return the URL of the storage, or None for the journal of the run folder."""
+        if self.storage is not None:
+            return self.storage
+        return None if self.uses_journal else shared.find_run_storage(run.folder)
+
+    def open_study(self, run: Run) -> TimedStudy:
+        """Open the study; repair a damaged journal, refuse a damaged database."""
+        name = STUDY_NAME if self.storage is None else self.config.name
+        url = self.get_storage_url(run)
+        if url is None:
+            path, events = run.folder / JOURNAL, runs.read_events(run)
+            distributions = make_distributions(spaces.make_space(self.config))
+            for problem in journal.repair(path, name, distributions, events):
+                run.append("fallback", what="the study was repaired", why=problem)
+        elif self.storage is None:
+            database.check_integrity(run.folder)  # of a search that began with one
+        elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
+            raise UserError(
+                f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
+                f"{mask_url(self.storage)}; correct --storage, or {studies.ENV_VARIABLE} in the "
+                "environment"
+            )
+        offset = self._get_seed_offset(run)
+        return open_study(self.config, run.folder, url, name, seed_offset=offset)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process runs the trials"""
+        return self.num_workers == 1 and self.cluster is None
+
+    def make_search(
+        self, run: Run, study: TimedStudy, datasets: DatasetCache, budget: SearchBudget
+    ) -> OptunaSearch:
+        """Return the search as this process takes part in it."""
+        membership = None
+        if self.is_alone and self.get_storage_url(run) is not None:
+            membership = StudyMembership(study, sharing.read_worker_id(run))
+        return OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
+
+    def run(self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
+        """Run the search until no trial is left; return the "searched" event."""
+        run, study, budget = search.run, search.study, search.budget
+        if self.is_alone:
+            if resumed:
+                study.study.sampler.reseed_rng()  # else it would sample the same trials again
+            return run_search(search, scheduler, resumed=resumed)
+        started_at = time.perf_counter()
+        for index in range(self.num_workers):
+            _refresh_heartbeats(run, study, index)
+        tasks = self._make_tasks(run, study, scheduler.pool.parallel, budget)
+        if self.bundle is not None:
+            recover = functools.partial(_refresh_heartbeats, run, study)
+            result = run_ray_workers(run, tasks, self.bundle, recover)
+        else:
+            envs = resources.assign_gpus(self.config, self.num_workers)
+            result = run_local_workers(run, tasks, envs)
+        copy_best_model(run, study)
+        seconds = budget.spent_s + time.perf_counter() - started_at
+        result |= {"seconds": seconds, "asked": get_budget(self.config)}
+        run.append("searched", **result)
+        return result
+
+    def _make_tasks(
+        self, run: Run, study: TimedStudy, parallel: int, budget: SearchBudget
+    ) -> list[WorkerTask]:
+        url = self.get_storage_url(run)
+        assert url is not None
+        config = self.config
+        if self.bundle is None:
+            config = resources.split_cores(config, self.num_workers)
+        else:  # workers on a cluster have another environment
+            config = self.bundle.limit_threads(config)
+            url = shared.add_password(url)
+        config_toml = configs.to_toml(config)
+        return [
+            WorkerTask(
+                folder=str(run.folder / "workers" / str(index)),
+                index=index,
+                config_toml=config_toml,
+                storage_url=url,
+                study_name=study.study.study_name,
+                parallel=parallel,
+                seed_offset=self._get_seed_offset(run) + index,
+                spent_s=budget.elapsed_s,
+                setup_s=budget.setup_s,
+            )
+            for index in range(self.num_workers)
+        ]
+
+    def _get_seed_offset(self, run: Run) -> int:
+        """Return a number for the sampler's seed that differs on each machine."""
+        return 0 if self.storage is None else int(sharing.read_worker_id(run)[:6], 16)
+
+
+def _refresh_heartbeats(run: Run, study: TimedStudy, index: int) -> None:
+    """Record a heartbeat for the trials of a worker that is about to start again."""
+    folder = run.folder / "workers" / str(index)
+    if folder.exists():
+        sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(folder))])
+
+
+def make_launcher(
+    config: Config,
+    data: Any,
+    resumed: Run | None = None,
+    *,
+    storage: str | None = None,
+    workers: int | Literal["auto"] | None = None,
+    on: Literal["ray"] | None = None,
+) -> Launcher:
+    """Check the requested workers and storage, or take those of the resumed search."""
+    earlier = {} if resumed is None else _find_start_event(resumed)
+    if storage is None and resumed is None:
+        storage = os.environ.get(studies.ENV_VARIABLE) or None
+    elif storage is None and resumed is not None and earlier.get("storage"):
+        storage = studies.find_storage(earlier["storage"])
+        if storage is None:
+            raise UserError(studies.explain_missing(resumed.folder, earlier["storage"]))
+    if storage is not None:
+        folder = resumed.folder if resumed and not earlier.get("storage") else None
+        for name in (JOURNAL, *shared.RUN_FILES) if folder else ():
+            if folder and (folder / name).exists():
+                raise UserError(
+                    f"{folder}: its study is in {name}, not in {mask_url(storage)}; leave out "
+                    f"--storage and resume with: slipstream tune --resume {folder}"
+                )
+        storage = shared.make_absolute(storage)
+    on = on or earlier.get("on")
+    few = "auto" if on == "ray" else 1
+    requested = earlier.get("workers", few) if workers is None else workers
+    resources.check_count(requested)
+    bundle = None
+    if on == "ray":
+        num_workers, bundle = choose_workers(requested, storage, config)
+    else:
+        num_workers = resources.count_workers(requested, config)
+    several = num_workers > 1 or on is not None
+    if several:
+        resources.check_config(config, data)
+    uses_journal = not several
+    if resumed is not None and storage is None:
+        uses_journal = _resumes_journal(resumed, several=several)
+    if storage is not None:
+        shared.check_storage(storage)
+    return Launcher(config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle)
+
+
+def _find_start_event(run: Run) -> Event:
+    """Return the last event that describes the workers and the storage; {} if none was written."""
+    opening = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
+    described = [event for event in opening if "workers" in event]
+    return described[-1] if described else {}
+
+
+def check_logged(run: Run) -> None:
+    """Raise an OSError if the log lacks the start event, which a resumed search needs."""
+    if not _find_start_event(run):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
+
+
+def _resumes_journal(run: Run, *, several: bool) -> bool:
+    """Whether a search that is resumed without --storage has its study in a journal."""
+    has_journal = (run.folder / JOURNAL).exists()
+    if has_journal and several:
+        raise UserError(
+            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; start "
+            f"a new search, or resume with: slipstream tune --resume {run.folder} --workers 1"
+        )
+    # a search that was killed before it had a study creates one now
+    return has_journal or not (several or shared.has_run_storage(run.folder))

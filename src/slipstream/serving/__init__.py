@@ -1,1 +1,0 @@
-"""The HTTP server of `slipstream serve`. Does not import torch."""

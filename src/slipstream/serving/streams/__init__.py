@@ -1,1 +1,0 @@
-"""Streams: rows in, predictions out, with a state for each id."""

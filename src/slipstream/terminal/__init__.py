@@ -1,1 +1,0 @@
-"""Terminal output. Results go to stdout, progress to stderr; `cli` calls these functions."""

@@ -1,0 +1,1 @@
+"""Tools beside training: inspect, doctor, profile, bench."""

@@ -1,0 +1,1 @@
+"""Measurements: the ladder of techniques, peers, parity."""

@@ -1,0 +1,1 @@
+"""The same job in other frameworks' loops."""

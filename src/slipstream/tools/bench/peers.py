@@ -1,0 +1,222 @@
+"""Compares the same work under a plain PyTorch loop, Lightning and Slipstream.
+
+All have the same network, first weights, batches, optimizer and loss; the comparison of the first
+losses shows that it is the same work. First steps are timed, then whole jobs.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slipstream.base import machine
+from slipstream.config import Engine, replace_settings
+from slipstream.engine.planning import TrainingWorkload
+from slipstream.tools.bench import jobs as whole_jobs
+from slipstream.tools.bench.cases import Case
+from slipstream.tools.bench.frameworks import lightning_loop, plain_loop
+from slipstream.tools.bench.frameworks.workload import PeerSettings, StepTimings
+from slipstream.tools.bench.jobs import AT_BEST, AUTO, BASELINE, CLASSIC, list_peers
+from slipstream.tools.bench.results import (
+    BenchResult,
+    ProgressCallback,
+    ResultRow,
+    ResultTable,
+    TimeBudget,
+    format_ratio,
+    format_spread,
+)
+
+ROUNDS, REPEATS = 2, 3
+FIRST_STEPS = 3
+WARM_S = 0.1
+STEPS_SHARE = 0.4
+"""The share of the time for steps, where whole jobs follow"""
+SAME_LOSS = 0.02
+"""The relative difference that first losses may have: kernels round differently"""
+
+
+def compare_with_peers(
+    cases: Sequence[Case],
+    jobs: Sequence[Case],
+    *,
+    minutes: float,
+    watch: ProgressCallback,
+    max_rounds: int = 5,
+) -> BenchResult:
+    """Time steps of every case, then every whole job, as far as the time allows."""
+    budget = TimeBudget(minutes)
+    notes = []
+    if not lightning_loop.has_lightning():
+        notes.append("Lightning is not installed; pip install 'slipstream[lightning]' adds it")
+    rows: list[ResultRow] = []
+    tables: list[ResultTable] = []
+    steps_until = budget.total_s * (STEPS_SHARE if jobs else 1.0)
+    for number, case in enumerate(cases):
+        share_s = (steps_until - budget.spent_s) / (len(cases) - number)
+        timed = _measure_steps(make_comparable(case), share_s, budget, watch)
+        rows += timed
+        tables.append(_build_table(case, timed))
+    for number, case in enumerate(jobs):
+        share_s = budget.left_s / (len(jobs) - number)
+        timed, more = whole_jobs.measure_jobs(case, rows, share_s, budget, watch, max_rounds)
+        notes += more
+        rows += timed
+        if timed:
+            tables.append(whole_jobs.build_table(case, timed))
+    return BenchResult(
+        kind="peers",
+        headline=_write_headline(rows),
+        rows=rows,
+        tables=tables,
+        settings={"minutes": minutes, "rounds": ROUNDS, "stretches": REPEATS}
+        | {"cases": {c.name: c.settings for c in [*cases, *jobs]}},
+        seconds=budget.spent_s,
+        notes=notes,
+    )
+
+
+def make_comparable(case: Case) -> Case:
+    """Restrict a case to what every framework does in the same way: no dropout, one pass per step,
+    a constant learning rate."""
+    train: dict[str, Any] = {"schedule": "constant", "warmup_epochs": 0.0, "accumulate": 1}
+    train["batch"] = case.batch * case.config.train.accumulate
+    return replace(case, config=replace_settings(case.config, model={"dropout": 0.0}, train=train))
+
+
+def _measure_steps(
+    case: Case, share_s: float, budget: TimeBudget, watch: ProgressCallback
+) -> list[ResultRow]:
+    device = machine.choose_device(case.config.engine.device)
+    on_gpu = device.type == "cuda"
+    machine.warm_up(device)
+    peers = {peer.name: peer for peer in list_peers(on_gpu=on_gpu)}
+    precisions = ("tf32", "fp16", "bf16") if on_gpu else ()
+    ours = [BASELINE, CLASSIC, *(f"Slipstream, {precision}" for precision in precisions), AUTO]
+    until, names = budget.spent_s + share_s, [*peers, *ours]
+    times: dict[str, list[float]] = {name: [] for name in names}
+    first: dict[str, StepTimings] = {}
+    problems: dict[str, str] = {}
+    reference = _time_ours(case, 1, precision="fp32", plan="off")
+    each_s = share_s / ROUNDS / len(names)
+    for turn in range(ROUNDS):
+        for name in names:
+            if name in problems or (turn and budget.spent_s > until):
+                continue
+            watch(f"{case.name}: {name}", budget.share)
+            # half of a variant's time goes into repeats, the rest into its start
+            step_s = min(times[name] or reference.times) / 1e3
+            steps = max(2, min(60, int(0.5 * each_s / REPEATS / step_s)))
+            try:
+                if name in peers:
+                    timings = _time_peer(case, peers[name], steps)
+                else:
+                    timings = _time_ours(case, steps, **_get_engine_settings(name))
+            except RuntimeError as error:
+                problems[name] = "failed: " + str(error).strip().split("\n", 1)[0]
+                continue
+            times[name] += timings.times
+            first.setdefault(name, timings)
+    return list(_build_rows(case, times, first, problems, reference.losses))
+
+
+def _time_peer(case: Case, peer: PeerSettings, steps: int) -> StepTimings:
+    is_plain = peer.framework == "plain"
+    time_steps = plain_loop.time_steps if is_plain else lightning_loop.time_steps
+    warm_up = max(FIRST_STEPS, 2 + 2 * peer.workers)
+    return time_steps(
+        case.config, case.dataset, peer, warm_up=warm_up, repeats=REPEATS, steps=steps
+    )
+
+
+def _get_engine_settings(name: str) -> dict[str, Any]:
+    """Return the settings of one of our own variants."""
+    value = name.partition(", ")[2]
+    preset = name in (CLASSIC, BASELINE)
+    return {"preset": value} if preset else {"precision": value, "plan": "measure"}
+
+
+def _time_ours(case: Case, steps: int, **settings: Any) -> StepTimings:
+    engine = Engine(device=case.config.engine.device, **settings)
+    config = case.config.model_copy(update={"engine": engine})
+    workload = TrainingWorkload(config, case.dataset, first=FIRST_STEPS)
+    try:
+        warm_s = WARM_S if workload.device.type == "cuda" else 0.0
+        times = [workload.measure_ms_per_step(steps, warm_s=warm_s) for _ in range(REPEATS)]
+        return StepTimings(times, workload.first_losses, workload.plan.precision)
+    finally:
+        workload.close()
+
+
+def _build_rows(
+    case: Case,
+    times: dict[str, list[float]],
+    first: dict[str, StepTimings],
+    problems: dict[str, str],
+    fp32_losses: list[float],
+) -> Iterator[ResultRow]:
+    ours = {"fp32": fp32_losses}
+    for name, timings in first.items():
+        if name == f"Slipstream, {timings.precision}":
+            ours[timings.precision] = timings.losses
+    for name, repeats in times.items():
+        if not repeats:
+            why = problems.get(name, "left out: give more --minutes")
+            yield ResultRow(case.name, name, "ms per step", problem=why)
+            continue
+        row = ResultRow(case.name, name, "ms per step", repeats)
+        speed = {"windows_per_s": 1e3 * case.batch / row.median}
+        yield replace(row, extra=speed | compare_losses(name, first[name], ours))
+
+
+def compare_losses(name: str, timings: StepTimings, ours: dict[str, list[float]]) -> dict[str, Any]:
+    """Compare a variant's first losses with ours in its precision, and ours with fp32.
+
+    fp32 also stands in for a precision of ours that failed. Other tools in fp16 are compared by the
+    loss before any update: their loss scale begins so high that the first updates may overflow and
+    are skipped, after which the losses differ.
+    """
+    precision, losses = timings.precision, timings.losses[:FIRST_STEPS]
+    against = precision if name != f"Slipstream, {precision}" and precision in ours else "fp32"
+    count = 1 if precision == "fp16" and not name.startswith("Slipstream, ") else FIRST_STEPS
+    expected = ours[against][:count]
+    apart = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=False))
+    return {
+        "precision": precision,
+        "first_losses": losses,
+        "held_against": expected,
+        "losses_apart": apart,
+        "same_work": apart <= SAME_LOSS,
+    }
+
+
+def _build_table(case: Case, rows: Sequence[ResultRow]) -> ResultTable:
+    auto = next(row for row in rows if row.variant == AUTO)
+    cells = []
+    for row in sorted(rows, key=lambda r: -r.median if r.repeats else -1e9):
+        if not row.repeats:
+            cells.append([row.variant, row.problem, "", "", ""])
+            continue
+        apart = f"{100 * row.extra['losses_apart']:.2g} %"
+        apart += "" if row.extra["same_work"] else ": not the same work"
+        speed = f"{row.extra['windows_per_s']:,.0f}"
+        gain = format_ratio(row.median / auto.median) if auto.repeats else "–"
+        cells.append([row.variant, format_spread(row), speed, gain, apart])
+    note = (
+        f"The first {FIRST_STEPS} losses, from the same weights and batches, are compared with "
+        "Slipstream's in the same precision, and those with its fp32"
+    )
+    if any(row.extra.get("precision") == "fp16" for row in rows):
+        note += "; of other tools in fp16 only the first loss: they skip updates that overflow"
+    headings = ["variant", "ms per step", "windows/s", "auto is faster by", "first losses apart"]
+    return ResultTable(f"{case.name}: {case.description}", headings, cells, f"{note}.")
+
+
+def _write_headline(rows: Sequence[ResultRow]) -> str:
+    gains = []
+    for case in dict.fromkeys(row.case for row in rows):
+        timed = [row for row in rows if row.case == case and row.repeats]
+        best = [row.median for row in timed if row.variant.startswith(AT_BEST)]
+        auto = [row.median for row in timed if row.variant == AUTO]
+        if best and auto:
+            gains.append(f"{case} {format_ratio(min(best) / auto[0])}")
+    return "Compared with other ways to train: over Lightning at its best " + ", ".join(gains)

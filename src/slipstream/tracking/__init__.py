@@ -1,1 +1,0 @@
-"""Sends what a run logs to an experiment tracker: TensorBoard, MLflow or Weights & Biases."""

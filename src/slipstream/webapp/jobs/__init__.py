@@ -1,1 +1,0 @@
-"""Jobs: commands that wait in a queue for each device and run in processes of their own."""

@@ -1,1 +1,0 @@
-"""The screens: one module each, with the functions of its routes."""

@@ -1,1 +1,0 @@
-"""Compare: several runs side by side."""

@@ -1,1 +1,0 @@
-"""Result: what a finished run predicts, where it errs, new data, exports."""

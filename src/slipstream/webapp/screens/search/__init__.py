@@ -1,1 +1,0 @@
-"""Search and pre-training: their forms, and the page of a search."""

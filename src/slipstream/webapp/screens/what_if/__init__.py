@@ -1,1 +1,0 @@
-"""What-if: sliders train a small model and show its error within seconds."""

@@ -1,0 +1,661 @@
+"""Ray: the connection, tasks, and folders that every node sees."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import slipstream
+from slipstream import runs
+from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.signals import catch_signals
+from slipstream.base.text import format_count
+from slipstream.runs import Event, Run
+from slipstream.workers.processes import STDERR
+from slipstream.workers.resources import Bundle, Node, count_places, describe_nodes
+
+ADDRESS, AUTH_MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
+"""Environment variables of Ray"""
+ANSWER_TIMEOUT_S = 10.0
+CHECK_TIMEOUT_S = 60.0
+HEALTH_CHECK = ("-m", "ray.scripts.scripts", "health-check")
+START = "start one with `ray start --head`"
+
+
+def connect() -> Any:
+    """Return the module `ray`, connected to the running cluster."""
+    if importlib.util.find_spec("ray") is None:
+        raise UserError(
+            "--on ray: Ray is not installed; install it with: pip install 'slipstream[ray]'"
+        )
+    if "ray" in sys.modules and importlib.import_module("ray").is_initialized():
+        return importlib.import_module("ray")
+    address = os.environ.get(ADDRESS, "")
+    _check_address(address)
+    if address != "local":  # with which Ray starts a cluster of its own
+        _set_auth_mode(_find_auth_mode(address))
+    ray = importlib.import_module("ray")
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--on ray: {_name_cluster(address)} does not accept this machine ({reason}); the "
+            "command has to run on a node of the cluster, with its version of Ray and Python"
+        ) from None
+    return ray
+
+
+def list_nodes() -> list[Node]:
+    """List the nodes that are alive."""
+    alive = [node for node in connect().nodes() if node["Alive"]]
+    return [
+        Node(
+            node["NodeManagerHostname"],
+            int(node["Resources"].get("CPU", 0)),
+            int(node["Resources"].get("GPU", 0)),
+        )
+        for node in alive
+    ]
+
+
+def _check_address(address: str) -> None:
+    """Raise a UserError unless RAY_ADDRESS is empty, of Ray's own words or where someone listens.
+
+    Ray itself tries for many minutes.
+    """
+    if address in ("", "auto", "local"):
+        return
+    match = re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address)
+    if match is None:
+        raise UserError(
+            f"--on ray: {ADDRESS}={address}: expected HOST:PORT of the cluster's head node, 6379 "
+            "by default, as `ray start --head` prints it; a client from outside the cluster "
+            "(ray://) and the dashboard (http://) are not supported"
+        )
+    try:
+        socket.create_connection((match[1], int(match[2])), ANSWER_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UserError(
+            f"--on ray: no Ray cluster answers at {ADDRESS}={address} ({error}); {START}, or "
+            f"correct or unset {ADDRESS}"
+        ) from None
+
+
+def _find_auth_mode(address: str) -> str:
+    """Return the value of RAY_AUTH_MODE with which the cluster accepts this machine.
+
+    Raise a UserError if there is none, or no cluster.
+    """
+    requested = os.environ.get(AUTH_MODE)
+    token = _find_token()
+    if requested == "token" and token is None:
+        raise UserError(
+            f"--on ray: {AUTH_MODE}=token, but this machine has no token; {_explain_token()}"
+        )
+    modes = [requested] if requested else ["disabled", "token"]
+    for mode in modes if token else modes[:1]:
+        problem = _check_health(mode)
+        if problem is None:
+            return mode
+        if "AuthenticationError" not in problem:
+            raise UserError(_describe_problem(address, problem))
+    refused = f"--on ray: {_name_cluster(address)}"
+    if token is None:
+        raise UserError(
+            f"{refused} asks for a token, and this machine has none; {_explain_token()}"
+        )
+    if requested and requested != "token":
+        raise UserError(f"{refused} asks for a token, but {AUTH_MODE}={requested}; unset it")
+    raise UserError(f"{refused} refuses the token in {token}; {_explain_token()}")
+
+
+def _check_health(mode: str) -> str | None:
+    """Return None if the cluster accepts this machine with this RAY_AUTH_MODE, else Ray's error.
+
+    Another process asks: Ray reads the mode once, and its warnings would be on the screen.
+    """
+    command, env = [sys.executable, *HEALTH_CHECK], os.environ | {AUTH_MODE: mode}
+    try:
+        checked = subprocess.run(
+            command, env=env, capture_output=True, text=True, timeout=CHECK_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"TimeoutExpired: no answer within {CHECK_TIMEOUT_S:.0f} s"
+    return checked.stderr if checked.returncode else None
+
+
+def _describe_problem(address: str, problem: str) -> str:
+    """Return a message for the error of the health check."""
+    errors = re.findall(r"^([\w.]+): (.+)$", problem, re.MULTILINE)
+    kind, reason = errors[-1] if errors else ("", problem.strip() or "no reason")
+    if kind == "ConnectionError":  # it found none
+        return f"--on ray: no Ray cluster runs on this machine; {START}, or name one with {ADDRESS}"
+    name = _name_cluster(address)
+    return f"--on ray: {name} does not answer as expected: {reason.strip()}; see `ray status`"
+
+
+def _set_auth_mode(mode: str) -> None:
+    """Set RAY_AUTH_MODE for this process and its children, as Ray does when it finds a token."""
+    if os.environ.get(AUTH_MODE) == mode:
+        return
+    os.environ[AUTH_MODE] = mode
+    if "ray" in sys.modules:  # it has read the variable already
+        importlib.import_module("ray._raylet").Config.initialize("")
+
+
+def _find_token() -> str | None:
+    """Return where this machine's token is, in the order in which Ray looks for it."""
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN"
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or str(Path.home() / ".ray" / "auth_token")
+    return path if Path(path).exists() else None
+
+
+def _explain_token() -> str:
+    return (
+        "set RAY_AUTH_TOKEN to what `ray get-auth-token` prints on the head node, or copy "
+        "~/.ray/auth_token from there"
+    )
+
+
+def _name_cluster(address: str) -> str:
+    return f"the Ray cluster at {address}" if address else "the Ray cluster of this machine"
+
+
+SEND_EVERY_S = (1.0, 10.0)
+"""Between transfers, at first and in the long run; what a worker did since the last one is lost
+with its node"""
+PROBE = "shared-storage"
+"""A file of the caller: a worker that can read it sees the same file system"""
+LOCKS = ("lock.json", "lock.held")
+
+
+@dataclass(frozen=True)
+class FolderFiles:
+    """Files of a folder: which there are, and the contents of those that have changed."""
+
+    names: frozenset[str]
+    contents: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class SharedProbe:
+    """A file with a random text that tells whether a machine sees the caller's folders."""
+
+    path: str
+    text: str
+
+    def is_visible(self) -> bool:
+        with suppress(OSError, UnicodeDecodeError):
+            return Path(self.path).read_text(encoding="utf-8") == self.text
+        return False
+
+
+@contextmanager
+def place_probe(folder: Path) -> Iterator[SharedProbe]:
+    """Write the file that shows workers whether they see this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe = SharedProbe(str(folder / PROBE), uuid.uuid4().hex)
+    runs.write_text(folder / PROBE, probe.text)
+    try:
+        yield probe
+    finally:
+        (folder / PROBE).unlink(missing_ok=True)
+
+
+class FolderSender:
+    """Remembers which files of a folder were sent, and collects those that have changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._sent: dict[str, tuple[int, int]] = {}
+
+    def collect(self) -> FolderFiles | None:
+        """Return the files that changed since the last call; None if none did."""
+        names, changed = [], {}
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder)
+            is_temporary = any(part.startswith(".") for part in name.parts)
+            if is_temporary or name.name in LOCKS:
+                continue
+            with suppress(FileNotFoundError):  # an old checkpoint is removed meanwhile
+                if path.is_dir():
+                    continue
+                status = path.stat()
+                state = (status.st_mtime_ns, status.st_size)
+                if self._sent.get(name.as_posix()) != state:
+                    changed[name.as_posix()] = path.read_bytes()
+                    self._sent[name.as_posix()] = state
+                names.append(name.as_posix())
+        if not changed and set(names) == set(self._sent):
+            return None
+        self._sent = {name: self._sent[name] for name in names}
+        return FolderFiles(frozenset(names), changed)
+
+    def forget(self) -> None:
+        self._sent = {}
+
+
+def write_files(folder: Path, files: FolderFiles) -> None:
+    """Make a folder equal to the one that the files are from. New files are written before old ones
+    are removed, so a complete checkpoint is there at any moment."""
+    for name, content in files.contents.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with runs.replace_atomically(path) as temporary:
+            temporary.write_bytes(content)
+    for path in sorted(folder.rglob("*"), reverse=True):  # the files of a folder before it
+        if path.is_dir():
+            with suppress(OSError):  # removes only an empty folder
+                path.rmdir()
+        elif path.relative_to(folder).as_posix() not in files.names:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def copy_folder(files: FolderFiles | None, send: Callable[[FolderFiles], None]) -> Iterator[Path]:
+    """Yield a local folder with these files; changes are sent while it is used, and at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="slipstream-worker-"))
+    sender = FolderSender(folder)
+    ended = threading.Event()
+
+    def send_changes() -> None:
+        if changed := sender.collect():
+            try:
+                send(changed)
+            except BaseException:
+                sender.forget()  # send them again
+                raise
+
+    def repeat() -> None:
+        interval_s, longest_s = SEND_EVERY_S
+        while not ended.wait(interval_s):
+            interval_s = min(2 * interval_s, longest_s)
+            with suppress(Exception):  # the next transfer, or the last one, may succeed
+                send_changes()
+
+    thread = threading.Thread(target=repeat, name="transfer", daemon=True)
+    try:
+        if files is not None:
+            write_files(folder, files)
+        sender.collect()  # the caller has these
+        thread.start()
+        try:
+            yield folder
+        finally:
+            ended.set()
+            thread.join()
+            send_changes()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def release_locks(folder: Path, *, died: bool = False) -> None:
+    """Remove the locks of workers that have ended without doing so themselves: those of other
+    machines, whose command is no longer there, and of dead processes; all of one that `died`."""
+    for name in LOCKS:
+        for path in folder.rglob(name):
+            holder = runs.find_holder(path.parent)
+            if died or holder.get("host") != platform.node():
+                path.unlink(missing_ok=True)
+
+
+MAX_STARTS = 3
+"""Starts of a worker without progress in between, before it is given up"""
+PROGRESS = ("checkpoint", "trial")
+"""Events after which a worker may be started as often again"""
+ANY_BUNDLE = -1
+POLL_S = 0.5
+PATIENCE_S = 3.0
+"""A longer wait for resources is shown"""
+LATE_S = 30.0
+"""A worker that has not started for so long may have no place"""
+STOP_TIMEOUT_S = 60.0
+"""For workers to write checkpoints after they were cancelled"""
+MISSING = "there is no such file or folder"
+READ_THERE = (
+    "; each node reads the data itself: put them under the same path on all of them, on a drive "
+    "that all mount, or in object storage"
+)
+Send = Callable[[Event], None]
+Target = Callable[[Any, Send], None]
+Message = tuple[int, int, Literal["started", "event", "files"], Any]
+"""What a task puts into the queue: its number, the count of its starts, and an event, files or
+where it runs; plain values, so that the actor of the queue needs no Slipstream"""
+
+
+class ClusterTask(Protocol):
+    """What a worker is started with: a frozen dataclass."""
+
+    @property
+    def folder(self) -> str:
+        """The worker's folder, on the caller's machine"""
+
+    @property
+    def index(self) -> int:
+        """The worker's number"""
+
+
+class Reporter(Protocol):
+    """Receives what happens to the workers."""
+
+    def add(self, worker: int, event: Event) -> None:
+        """Log or show an event of a worker."""
+
+    def log(self, worker: int, what: str, **values: Any) -> None:
+        """Log that a worker started or died."""
+
+
+@dataclass(frozen=True)
+class ClusterJob:
+    """What the tasks of a run have in common."""
+
+    target: Target
+    bundle: Bundle
+    mask: Callable[[str], str] = str
+    """Removes secrets from messages; it travels to the nodes"""
+    recover: Callable[[int], None] = lambda _: None
+    """Called when a worker has died, before it is started again"""
+    given_up: str = "given up"
+    """What the log says of a worker that is not started again"""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One start of one worker, as it is sent to its node."""
+
+    target: Target
+    task: Any
+    start: int
+    """1 at first; counts the starts of this worker"""
+    probe: SharedProbe
+    mask: Callable[[str], str]
+    version: str = slipstream.__version__
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a task ended."""
+
+    kind: Literal["done", "refused", "interrupted", "died"]
+    what: str = ""
+
+
+def run_tasks(
+    run: Run, tasks: Sequence[ClusterTask], job: ClusterJob, reporter: Reporter
+) -> dict[int, Outcome]:
+    """Run a task per worker until all have ended; return how each did, by its number.
+
+    A task that dies is started again from the files of its folder. A UserError of a worker is
+    raised, and SIGINT or SIGTERM as Interrupted, after all workers have saved and stopped.
+    """
+    with ExitStack() as stack:
+        workers = RayWorkers(run, job, reporter, stack)
+        workers.reserve(len(tasks))
+        for place, task in enumerate(tasks):
+            workers.submit(task, place=place)
+        workers.watch()
+    return workers.outcomes
+
+
+class RayWorkers:
+    """The workers of one command; the stack stops them in the end and frees their resources."""
+
+    def __init__(self, run: Run, job: ClusterJob, reporter: Reporter, stack: ExitStack) -> None:
+        self.run, self.job, self.reporter = run, job, reporter
+        self.ray = connect()
+        self.outcomes: dict[int, Outcome] = {}
+        self._running: dict[Any, Assignment] = {}
+        """The tasks that have not ended, by Ray's reference"""
+        self._attempts: Counter[int] = Counter()
+        """Starts of each worker without progress in between"""
+        self._queued: dict[int, float] = {}
+        """Workers that have not started yet, and since when"""
+        self._announced: set[int] = set()
+        """Workers whose wait for a place was shown"""
+        self._scheduling = importlib.import_module("ray.util.scheduling_strategies")
+        self._groups = importlib.import_module("ray.util.placement_group")
+        self._group: Any = None
+        self._stop = stack.enter_context(catch_signals())
+        self._probe = stack.enter_context(place_probe(run.folder / "workers"))
+        self._queue = self._open_queue()
+        stack.callback(self._queue.shutdown, force=True)
+        stack.callback(self._free)
+        stack.callback(self._cancel)
+
+    def _open_queue(self) -> Any:
+        """Return the queue of messages; it lives here, so no other node takes it along."""
+        here = self.ray.get_runtime_context().get_node_id()
+        strategy = self._scheduling.NodeAffinitySchedulingStrategy(here, soft=False)
+        options = {"num_cpus": 0, "scheduling_strategy": strategy}
+        return importlib.import_module("ray.util.queue").Queue(actor_options=options)
+
+    def reserve(self, num_workers: int) -> None:
+        """Reserve a bundle for each worker; wait, and say so, while others use what they need."""
+        bundle = self.job.bundle
+        resources = {"CPU": bundle.cpus, "GPU": bundle.gpus}
+        bundles = [{key: value for key, value in resources.items() if value}] * num_workers
+        self._group = self._groups.placement_group(bundles, strategy="SPREAD")
+        started_at, is_shown, ready = time.monotonic(), False, self._group.ready()
+        while not self.ray.wait([ready], timeout=POLL_S)[0]:
+            self._raise_if_stopped()
+            if not is_shown and time.monotonic() - started_at > PATIENCE_S:
+                is_shown = True
+                self._say_waiting(f"{format_count(num_workers, 'worker')} with")
+        self.ray.get(ready)
+        if is_shown:
+            self.run.append("trouble", what="the Ray cluster has room for all workers now")
+
+    def _say_waiting(self, who: str) -> None:
+        free = self.ray.available_resources()
+        idle = Bundle(int(free.get("CPU", 0)), int(free.get("GPU", 0))).describe() or "nothing"
+        self.run.append(
+            "trouble",
+            what=f"waiting for the Ray cluster: {who} {self.job.bundle.describe()} each; free now: "
+            f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait",
+        )
+
+    def submit(self, task: ClusterTask, start: int = 1, *, place: int = ANY_BUNDLE) -> None:
+        """Start a worker, with the files of its folder for a node that does not see that.
+
+        At first each has a bundle of its own, so that none idles; later it takes any that is free.
+        """
+        strategy = self._scheduling.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=place
+        )
+        bundle = self.job.bundle
+        remote = self.ray.remote(perform).options(
+            num_cpus=bundle.cpus, num_gpus=bundle.gpus, max_retries=0, scheduling_strategy=strategy
+        )
+        assignment = Assignment(self.job.target, task, start, self._probe, self.job.mask)
+        release_locks(Path(task.folder))
+        files = FolderSender(Path(task.folder)).collect()
+        self._attempts[task.index] += 1
+        self._queued[task.index] = time.monotonic()
+        self._running[remote.remote(assignment, files, self._queue)] = assignment
+
+    def watch(self) -> None:
+        """Wait until all workers have ended; start those again that died."""
+        while self._running:
+            ended, _ = self.ray.wait(list(self._running), timeout=POLL_S)
+            self._read_messages()
+            self._raise_if_stopped()
+            for reference in ended:
+                assignment = self._running.pop(reference)
+                self._queued.pop(assignment.task.index, None)
+                self._end(assignment, self._get_outcome(reference))
+            self._check_nodes()
+
+    def _end(self, assignment: Assignment, outcome: Outcome) -> None:
+        """Record how a worker ended, or start it again."""
+        task, start, reason = assignment.task, assignment.start, self.job.mask(outcome.what)
+        self.outcomes[task.index] = replace(outcome, what=reason)
+        if outcome.kind == "refused":
+            # the first start accepted the same config, so a later refusal is not a user error
+            raise UserError(reason) if start == 1 else ResumableError(reason)
+        if outcome.kind == "done":
+            return
+        if self._attempts[task.index] >= MAX_STARTS:
+            self.reporter.log(task.index, "died", why=reason, remedy=self.job.given_up)
+            return
+        self.reporter.log(task.index, "died", why=reason, remedy="started again")
+        release_locks(Path(task.folder), died=True)
+        self.job.recover(task.index)
+        self.submit(task, start + 1)
+
+    def _get_outcome(self, reference: Any) -> Outcome:
+        try:
+            outcome: Outcome = self.ray.get(reference)
+        except self.ray.exceptions.RayTaskError as error:  # before the worker could start
+            return describe_failed_start(error)
+        except self.ray.exceptions.RayError as error:
+            return Outcome("died", describe_death(error))
+        return outcome
+
+    def _check_nodes(self) -> None:
+        """Say which workers wait for a place; give up if none runs and no node could take one."""
+        late = {i for i, since in self._queued.items() if time.monotonic() - since > LATE_S}
+        if late - self._announced and self._is_incomplete():
+            self._announced |= late
+            self._say_waiting(f"{format_count(len(late), 'worker')} of a lost node with")
+        if late and len(self._queued) == len(self._running):
+            nodes = list_nodes()
+            if not count_places(nodes, self.job.bundle):
+                raise ResumableError(
+                    "the Ray cluster has no node left for a worker, which needs "
+                    f"{self.job.bundle.describe()} ({describe_nodes(nodes)})"
+                )
+
+    def _is_incomplete(self) -> bool:
+        """Whether resources of a lost node have not been replaced."""
+        return bool(self._groups.placement_group_table(self._group)["state"] != "CREATED")
+
+    def _read_messages(self) -> None:
+        starts = {one.task.index: one.start for one in self._running.values()}
+        messages: list[Message] = self._queue.get_nowait_batch(self._queue.qsize())
+        for worker, start, kind, content in messages:
+            if start != starts.get(worker):
+                continue  # of a worker that counts as dead
+            match kind:
+                case "started":
+                    self._queued.pop(worker, None)
+                    self.reporter.log(worker, "started", **content)
+                case "files":
+                    self._write_files(worker, FolderFiles(*content))
+                case "event":
+                    if content["event"] in PROGRESS:
+                        self._attempts[worker] = 1
+                    self.reporter.add(worker, content)
+
+    def _write_files(self, worker: int, files: FolderFiles) -> None:
+        tasks = {one.task.index: one.task for one in self._running.values()}
+        write_files(Path(tasks[worker].folder), files)
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop.requested:
+            raise Interrupted("stopped", signal_number=self._stop.signal_number)
+
+    def _cancel(self) -> None:
+        """Let the workers that still run save their state and end."""
+        for reference in self._running:
+            self.ray.cancel(reference)
+        deadline, waiting = time.monotonic() + STOP_TIMEOUT_S, list(self._running)
+        while waiting and time.monotonic() < deadline:
+            _, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
+            self._read_messages()
+        self._read_messages()
+
+    def _free(self) -> None:
+        """Free the resources, which also ends what did not end by itself."""
+        if self._group is not None:
+            self._groups.remove_placement_group(self._group)
+
+
+def describe_failed_start(error: Any) -> Outcome:
+    """Return how a task ended whose node could not load it; starting it again there is of no use if
+    the node lacks a module."""
+    reason = str(error.cause).strip()
+    if missing := re.search(r"No module named '([^'.]+)", reason):
+        node = re.search(r"ip=([^),]+)", str(error))
+        return Outcome(
+            "refused",
+            f"a node of the cluster ({node[1] if node else 'unknown'}) has no Python module "
+            f"{missing[1]}; each node needs what this machine has: Slipstream "
+            f"{slipstream.__version__}, and the module of a model class",
+        )
+    return Outcome("died", f"{type(error.cause).__name__}: {reason.splitlines()[0]}")
+
+
+def describe_death(error: Exception) -> str:
+    """Return the first sentence of Ray's message, which goes on with advice for its own users."""
+    name = type(error).__name__
+    words = {
+        "NodeDiedError": "its node died",
+        "LocalRayletDiedError": "its node died",
+        "WorkerCrashedError": "its process died",
+        "OutOfMemoryError": "Ray ended it because its node ran out of memory",
+        "TaskCancelledError": "it was cancelled",
+    }
+    return words.get(name) or str(error).strip().splitlines()[0]
+
+
+def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Outcome:
+    """Run one worker on its node; return how it ended."""
+    task, node = assignment.task, platform.node()
+
+    def put(kind: Literal["started", "event", "files"], content: Any) -> None:
+        message: Message = (task.index, assignment.start, kind, content)
+        queue.put(message)
+
+    def send(event: Event) -> None:
+        with suppress(Exception):  # the caller may be gone; its files have the results
+            put("event", event)
+
+    if assignment.version != slipstream.__version__:
+        versions = f"{slipstream.__version__}, the caller {assignment.version}"
+        return Outcome("refused", f"node {node} has Slipstream {versions}; install the same one")
+    is_shared = assignment.probe.is_visible()
+    put("started", {"node": node, "pid": os.getpid(), "shared": is_shared})
+    with ExitStack() as stack:
+        folder = Path(task.folder)
+        if not is_shared:
+            folder = stack.enter_context(
+                copy_folder(files, lambda new: put("files", (new.names, new.contents)))
+            )
+        return _run_target(assignment, replace(task, folder=str(folder)), send)
+
+
+def _run_target(assignment: Assignment, task: Any, send: Send) -> Outcome:
+    """Run the target; return its end, whatever it raises, since not all exceptions can travel."""
+    try:
+        assignment.target(task, send)
+    except UserError as error:
+        advice = READ_THERE if MISSING in str(error) else ""
+        return Outcome("refused", f"on node {platform.node()}: {error}{advice}")
+    except (Interrupted, KeyboardInterrupt):
+        return Outcome("interrupted", "stopped")
+    except Exception as error:
+        with suppress(OSError), (Path(task.folder) / STDERR).open("a", encoding="utf-8") as file:
+            file.write(assignment.mask(traceback.format_exc()))
+        return Outcome("died", f"{type(error).__name__}: {error}")
+    return Outcome("done")
