@@ -139,7 +139,7 @@ def test_a_fault_of_ours_exits_with_1(job, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr("slipstream.training.train", broken)
+    monkeypatch.setattr("slipstream.training.run.train", broken)
     found = invoke("train", job, "--json", *sets())
     assert found.exit_code == 1
     assert "Traceback" in found.stderr

@@ -11,7 +11,7 @@ import slipstream
 
 SOURCE = Path(slipstream.__file__).parent
 ORDER = [
-    *("base", "events", "config", "runs", "kernels", "data", "models", "engine", "workers"),
+    *("base", "events", "config", "runs", "workers", "kernels", "data", "models", "engine"),
     *("scoring", "inference", "training", "reporting", "exporting", "search", "tools"),
     *("server", "app", "api", "cli"),
 ]

@@ -12,17 +12,18 @@ import torch
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import batches, plan
+from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import EpochStart, compute_lrs
 from slipstream.engine.parallel import Ranks
 from slipstream.engine.planning import make_plan
-from slipstream.engine.single import TrainingTask, build_step
+from slipstream.engine.single import build_step
 from slipstream.models.forecaster import build
 from slipstream.runs import Run
 
 
 def make_task(
     config: Config, dataset: Dataset, chosen: plan.Plan, run: Run | None = None
-) -> TrainingTask:
+) -> RunContext:
     torch.manual_seed(config.seed)
     model = build(config.model, dataset.signature).to(chosen.device)
     series = None if dataset.memory is None else dataset.memory.series
@@ -30,7 +31,7 @@ def make_task(
         series = series.to(chosen.device)
     run = run or Run(Path("nowhere"))
     found = batches.prepare_copies(config, dataset, run)
-    return TrainingTask(config, model, dataset, series, run, copies=found)
+    return RunContext(run, config, dataset, chosen, network=model, series=series, copies=found)
 
 
 def run_steps(

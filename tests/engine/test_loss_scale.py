@@ -19,7 +19,7 @@ from slipstream.engine import lanes as engine_lanes
 from slipstream.engine import loop, optim, planning
 from slipstream.engine import pack as packs
 from slipstream.engine import state as states
-from slipstream.engine.events import LaneEvents, SingleEvents
+from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes import Lane
 from slipstream.engine.pack import compute_capacity
 from slipstream.engine.planning import make_plan
@@ -49,7 +49,7 @@ def fit(tmp_path, watch=None, resume=None, **sections):
     run = resume or runs.create_run("half", out=str(tmp_path), watch=watch)
     task = make_task(config, small_dataset(config), chosen, run)
     with chosen.flags(), catch_signals() as stop:
-        lane, events = task.build_lane(), SingleEvents(run)
+        lane, events = task.build_lane(), LaneEvents(run, single=True)
         build = lambda _: SingleProgram(task, chosen)  # noqa: E731
         if resume:
             saved, _ = checkpoints.read_newest(run)

@@ -12,9 +12,9 @@ from slipstream.base.errors import UserError
 from slipstream.config.train import KINDS
 from slipstream.data import windows
 from slipstream.engine import objective
+from slipstream.engine.context import resolve_settings
 from slipstream.engine.lanes import Lane
 from slipstream.engine.planning import make_plan
-from slipstream.engine.single import resolve_settings
 from slipstream.models import noise as masks
 from slipstream.models.forecaster import build
 from slipstream.models.losses import compute_collapse_penalty, compute_window_losses

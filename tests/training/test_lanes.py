@@ -25,9 +25,9 @@ from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.engine.state import TrainingState
 from slipstream.reporting.terminal import training
 from slipstream.reporting.terminal.training import TrainingDisplay
-from slipstream.training import context as contexts
 from slipstream.training import fitting, train
 from tests.conftest import close, merged, slow, small_config, waves
+from tests.engine.steps import make_task
 from tests.test_cli import invoke, sets
 
 SMALL = {"model": {"kind": "mlp"}, "train": {"epochs": 4, "lr": 0.01}}
@@ -641,20 +641,21 @@ def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, mo
             assert mine == theirs
 
 
-def test_repeats_from_the_host_source_are_planned_one_at_a_time(tmp_path, monkeypatch):
-    """On a CPU the host source does not exist, so only the plan is tested here."""
-    plans = []
-
-    def plan_from_host(task, lanes, plan, checkpoint):
-        plan = replace(plan, home="host", reasons=plan.reasons | {"home": "too large"})
-        plans.append(plan_lanes(task, lanes, plan, checkpoint))
-        return plan_lanes(task, lanes, replace(plan, home="device"), checkpoint)
-
-    plan_lanes = fitting.plan_lanes
-    monkeypatch.setattr(fitting, "plan_lanes", plan_from_host)
-    slipstream.train(configured(tmp_path, train={"repeats": 2, "epochs": 1}), waves(600))
-    assert (plans[0].mode, plans[0].places) == (fitting.ONE_AT_A_TIME, 1)
-    assert "(host: too large)" in plans[0].reason
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"home": "host"}, "(host: too large)"), ({"micro_batch": 7}, "7 windows at a time")],
+    ids=["host", "passes"],
+)
+def test_what_lanes_cannot_share_is_planned_one_at_a_time(tmp_path, changes, reason):
+    """Only the plan: a CPU has no host source, and memory that holds a whole batch."""
+    config = configured(tmp_path, train={"repeats": 2})
+    dataset = datasets.load_dataset(config, waves(600))
+    plan = planning.make_plan(config, data_bytes=0)
+    plan = replace(plan, reasons=plan.reasons | {"home": "too large"}, **changes)
+    planned = fitting.plan_lanes(replace(make_task(config, dataset, plan), plan=plan))
+    assert len(planned.lanes) == 2
+    assert (planned.packing.mode, planned.packing.num_lanes) == ("one at a time", 1)
+    assert reason in planned.packing.reason
 
 
 def test_folds_train_one_after_another_too(tmp_path, walked):
@@ -673,14 +674,14 @@ def test_folds_train_one_after_another_too(tmp_path, walked):
 def test_a_batch_in_several_passes_trains_one_after_another(tmp_path, monkeypatch):
     config = configured(tmp_path, model={"dropout": 0.0}, train={"repeats": 3})
     together = slipstream.train(config, waves(600)).summary["lanes"]
-    prepare = contexts.prepare_task
+    prepare = fitting.prepare_model
 
     def in_passes(context):
-        task, plan = prepare(context)
-        reasons = plan.reasons | {"micro_batch": "more did not fit"}
-        return task, replace(plan, micro_batch=7, reasons=reasons)
+        context = prepare(context)
+        reasons = context.plan.reasons | {"micro_batch": "more did not fit"}
+        return replace(context, plan=replace(context.plan, micro_batch=7, reasons=reasons))
 
-    monkeypatch.setattr(contexts, "prepare_task", in_passes)
+    monkeypatch.setattr(fitting, "prepare_model", in_passes)
     result = slipstream.train(config, waves(600))
     assert "7 windows at a time" in result.summary["pack"]["why"]
     for lane, wanted in zip(result.summary["lanes"], together, strict=True):
@@ -758,7 +759,7 @@ def test_batch_auto_is_found_before_lanes_are_made(tmp_path):
 
 
 def test_a_lane_without_a_model_is_told_of_and_left_out(tmp_path, monkeypatch):
-    fit = loop.fit
+    fit = loop.fit_lanes
 
     def one_fails(*given, **more):
         found = fit(*given, **more)
@@ -767,7 +768,7 @@ def test_a_lane_without_a_model_is_told_of_and_left_out(tmp_path, monkeypatch):
         lane.progress.best_loss = float("inf")
         return found
 
-    monkeypatch.setattr(loop, "fit", one_fails)
+    monkeypatch.setattr(loop, "fit_lanes", one_fails)
     result = slipstream.train(configured(tmp_path, train={"repeats": 3}), waves())
     assert [lane["metrics"] is None for lane in result.summary["lanes"]] == [False, True, False]
     assert "seed 1 has no model: the loss is no longer finite" in result.summary["notes"]

@@ -230,7 +230,7 @@ def test_pretraining_is_resumed_to_the_same_encoder(tmp_path, table, engine):
     wanted = ended(runs.open_run(whole.run))
     asked = settings(tmp_path / "b", PRETRAIN, often)
     with pytest.raises(Interrupted):
-        training.pretrain(asked, table, watch=stopping_at(13))
+        training.train(asked, table, pretrain=True, watch=stopping_at(13))
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     slipstream.pretrain(data=table, resume=run.folder)
     exact = 2 if "device" in engine else None  # sums of a GPU's figures come in any order

@@ -17,7 +17,6 @@ from slipstream.base import signals, storage
 from slipstream.base.phases import PARTS
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.single import SingleProgram
-from slipstream.training import start
 from tests.conftest import slow, small_config, waves
 
 EVERYTHING = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
@@ -456,9 +455,9 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
 def test_an_inner_run_that_was_killed_early_goes_on_in_its_folder(tmp_path):
     config, table, folder = configured(tmp_path), waves(400), tmp_path / "retrained" / "best"
     with pytest.raises(Killed):
-        start.train_or_resume(folder, config, table, killed_at("start"))
+        training.train_or_resume(folder, config, table, killed_at("start"))
     (folder / "mark").touch()
-    found = start.train_or_resume(folder, config, table, None)
+    found = training.train_or_resume(folder, config, table, None)
     assert (folder / "mark").exists()
     assert runs.read_metrics(folder)["metrics"] == found["metrics"]
 

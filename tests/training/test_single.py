@@ -14,13 +14,12 @@ from safetensors.torch import load_file
 
 import slipstream
 from slipstream import config as configs
-from slipstream import runs
+from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.engine import objective
 from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import baselines, predict
-from slipstream.training import start
 from tests.conftest import KINDS, close, real_file, slow, small_config, waves
 from tests.limits import run_within
 
@@ -388,10 +387,12 @@ def test_training_does_not_load_the_compiler(tmp_path):
 def test_an_inner_run_of_other_settings_is_not_taken_for_this_one(tmp_path):
     """As when a search goes on and finds a better trial: what the first one left is not its own."""
     folder, table = tmp_path / "retrained" / "best", waves(400)
-    first = start.train_or_resume(folder, small_config(tmp_path), table, None)
-    again = start.train_or_resume(folder, small_config(tmp_path), table, None)
+    first = training.train_or_resume(folder, small_config(tmp_path), table, None)
+    again = training.train_or_resume(folder, small_config(tmp_path), table, None)
     assert again == runs.read_json(folder / "metrics.json")
     assert again["metrics"] == first["metrics"]
-    other = start.train_or_resume(folder, small_config(tmp_path, train={"lr": 0.05}), table, None)
+    other = training.train_or_resume(
+        folder, small_config(tmp_path, train={"lr": 0.05}), table, None
+    )
     assert other["metrics"] != first["metrics"]
     assert runs.load_config(runs.open_run(folder)).train.lr == 0.05

@@ -15,7 +15,7 @@ from rich.console import Console
 import slipstream
 from slipstream import Interrupted, UserError, runs
 from slipstream import config as configs
-from slipstream.engine.single import seed_generators
+from slipstream.engine.context import seed_generators
 from slipstream.reporting.page import count_epochs
 from slipstream.reporting.terminal.results import print_search
 from slipstream.reporting.wording import describe_pruning

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from slipstream.api.arguments import check_config, check_run, parse_overrides, prepare_job
+from slipstream.api.arguments import Job, check_config, check_run, parse_overrides, prepare_job
 from slipstream.api.progress import show_progress, speak_python
 from slipstream.api.results import Probe, Result, Study
 from slipstream.base.errors import UserError
@@ -88,25 +88,34 @@ def train(
     job = prepare_job(
         "train", config, data, columns=columns, overrides=overrides, init_from=init_from
     )
+    return _make_run(
+        *(job, quiet, on_event),
+        resume=_to_path(resume),
+        force=force,
+        folder=_to_path(folder),
+        model=model,
+        allow_code=allow_code,
+        workers=workers,
+        on=on,
+    )
+
+
+def _make_run(
+    job: Job, quiet: bool, on_event: Callable[[Event], None] | None, **options: Any
+) -> Result:
+    """Train with progress shown; `options` are further fields of the `TrainRequest`."""
     place = find_place()
     with show_progress("training", quiet or is_follower(place), on_event) as show:
-        from slipstream import training
+        from slipstream.training.request import TrainRequest
+        from slipstream.training.run import train as run_training
 
-        finished = training.train(
-            job.config,
-            job.data,
-            overrides=job.overrides,
-            watch=show,
-            resume=None if resume is None else Path(resume),
-            force=force,
-            folder=None if folder is None else Path(folder),
-            model=model,
-            allow_code=allow_code,
-            workers=workers,
-            place=place,
-            on=on,
-        )
+        request = TrainRequest(**job._asdict(), watch=show, place=place, **options)
+        finished = run_training(request)
     return Result(finished.run, finished.summary)
+
+
+def _to_path(path: str | os.PathLike[str] | None) -> Path | None:
+    return None if path is None else Path(path)
 
 
 @speak_python
@@ -150,21 +159,13 @@ def pretrain(
         slipstream.train("labels.toml", init_from=encoder)
     """
     job = prepare_job("pretrain", config, data, columns=columns, overrides=overrides)
-    place = find_place()
-    with show_progress("training", quiet or is_follower(place), on_event) as show:
-        from slipstream import training
-
-        finished = training.pretrain(
-            job.config,
-            job.data,
-            overrides=job.overrides,
-            watch=show,
-            resume=None if resume is None else Path(resume),
-            force=force,
-            folder=None if folder is None else Path(folder),
-            place=place,
-        )
-    return Result(finished.run, finished.summary)
+    return _make_run(
+        *(job, quiet, on_event),
+        resume=_to_path(resume),
+        force=force,
+        folder=_to_path(folder),
+        pretrain=True,
+    )
 
 
 @speak_python
@@ -229,19 +230,18 @@ def tune(
             warnings.filterwarnings("ignore", message="IProgress not found")
             from slipstream.search import api
 
-        finished = api.tune(
-            job.config,
-            job.data,
-            overrides=job.overrides,
+        request = api.SearchRequest(
+            **job._asdict(),
             watch=show,
-            resume=None if resume is None else Path(resume),
-            folder=None if folder is None else Path(folder),
+            resume=_to_path(resume),
+            folder=_to_path(folder),
             storage=storage,
             workers=workers,
             on=on,
             model=model,
             allow_code=allow_code,
         )
+        finished = api.run_search(request)
     return Study(finished.run, finished.summary, finished.best, finished.study)
 
 
@@ -300,7 +300,7 @@ def ensemble(
             folders,
             job.data,
             name=name,
-            out=None if out is None else Path(out),
+            out=_to_path(out),
             overrides=job.overrides,
             watch=show,
             allow_code=allow_code,
@@ -361,12 +361,12 @@ def probe(
             job.config,
             check_config("probe", labels, None),
             job.data,
-            run=None if run is None else Path(run),
+            run=_to_path(run),
             seeds=seeds,
             overrides=job.overrides,
             label_overrides=(*parse_overrides(label_overrides), *path),
             watch=show,
-            folder=None if folder is None else Path(folder),
+            folder=_to_path(folder),
         )
     return Probe(finished.run, finished.summary)
 

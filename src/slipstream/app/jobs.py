@@ -424,7 +424,7 @@ LOCK_S = 2.0
 """How long another process may look whether a lock is free"""
 MODULES = (
     *("slipstream.cli.commands", "slipstream.config", "slipstream.training"),
-    *("slipstream.training.single", "slipstream.training.lanes", "slipstream.reporting.page"),
+    "slipstream.reporting.page",
 )
 """What most jobs import"""
 TINY = (

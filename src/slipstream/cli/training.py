@@ -94,13 +94,13 @@ def train(
     """Train a model, compare it with baselines, and write a report."""
     with handle_errors(as_json, quiet):
         refuse_several_folders(folder, resume, out)
-        options: dict[str, Any] = {"resume": resume, "folder": folder, "force": force}
-        options |= {"allow_code": allow_code, "advise": advise}
+        overrides, output = list_overrides(set_, out), Output(as_json, quiet, print_training)
+        options: dict[str, Any] = {"folder": folder, "force": force, "allow_code": allow_code}
         options |= {"workers": _parse_workers(workers), "on": _parse_cluster(on)}
         if share is not None:
-            _train_share(share, config, list_overrides(set_, out), Output(as_json, quiet), options)
+            _train_share(share, config, overrides, output, options)
             return
-        _train("train", config, list_overrides(set_, out), as_json, quiet, **options)
+        _make_run(config, resume, overrides, output, advise=advise, **options)
 
 
 def parse_probe_set(text: str) -> str:
@@ -153,8 +153,8 @@ def pretrain(
         refuse_several_folders(folder, resume, out)
         overrides = list_overrides(set_, out)
         if probe is None and encoder is None and (config is not None or resume is not None):
-            options = {"resume": resume, "force": force, "folder": folder}
-            _train("pretrain", config, overrides, as_json, quiet, **options)
+            options: dict[str, Any] = {"force": force, "folder": folder, "pretrain": True}
+            _make_run(config, resume, overrides, Output(as_json, quiet, print_training), **options)
             return
         if folder is not None:
             raise UserError("--folder is for one run, not for a probe of several; pass --out")
@@ -222,12 +222,12 @@ def tune(
         with SearchDisplay(quiet) as display:
             display.say(LOADING)
             with import_modules():
-                from slipstream.search.api import tune as run_search
+                from slipstream.search.api import SearchRequest, run_search
 
             _warn_about_password(storage)
             has_classes = loaded is not None and loaded.data.task == "classify"
-            study = run_search(
-                loaded,
+            request = SearchRequest(
+                config=loaded,
                 overrides=() if loaded else overrides,
                 watch=lambda event: show_event(event, display, has_classes),
                 resume=earlier,
@@ -238,6 +238,7 @@ def tune(
                 allow_code=allow_code,
                 timer=timer,
             )
+            study = run_search(request)
         finish(study.summary, Output(as_json, quiet, print_search), timer)
 
 
@@ -266,41 +267,46 @@ def ensemble(
         finish(result.summary, Output(as_json, quiet, print_ensemble))
 
 
-def _train(
-    command: str,
+def _make_run(
     config: Path | None,
+    resume: str | None,
     overrides: tuple[str, ...],
-    as_json: bool,
-    quiet: bool,
+    output: Output,
+    *,
+    advise: bool = False,
     **options: Any,
 ) -> None:
-    """Run the training or pre-training, and write its report."""
+    """Run the training or pre-training, and write its report; `options` are further fields of the
+    `TrainRequest`."""
     timer = PhaseTimer(find_process_start())
     from slipstream.config import PRETRAIN_OVERRIDE
 
-    always, kinds = ([PRETRAIN_OVERRIDE], ["pretrain"]) if command == "pretrain" else ([], KINDS)
-    name, advise = options.pop("resume"), options.pop("advise", False)
-    loaded, resume = load_job(config, name, overrides, always, demo="demo", kinds=kinds)
+    always, kinds = [], KINDS
+    if options.get("pretrain"):
+        always, kinds = [PRETRAIN_OVERRIDE], ["pretrain"]
+    loaded, earlier = load_job(config, resume, overrides, always, demo="demo", kinds=kinds)
     place = find_place()
     is_alone = place is None and options.get("workers") is None and options.get("on") is None
     if loaded and is_alone and loaded.engine.data_parallel == 1:
         prepare_device(loaded.engine.device)
     follows = is_follower(place)
     has_classes = loaded is not None and loaded.data.task == "classify"
-    with TrainingDisplay(quiet or follows) as display:
+    with TrainingDisplay(output.quiet or follows) as display:
         display.say(LOADING)
         with import_modules():
-            from slipstream import training
+            from slipstream.training.request import TrainRequest
+            from slipstream.training.run import train as run_training
 
-        result = getattr(training, command)(
-            loaded,
+        request = TrainRequest(
+            config=loaded,
             overrides=() if loaded else overrides,
             watch=lambda event: show_event(event, display, has_classes),
-            resume=resume,
+            resume=earlier,
             timer=timer,
             place=place,
             **options,
         )
+        result = run_training(request)
         if follows:  # the first process prints and reports
             return
         summary = result.summary
@@ -309,7 +315,7 @@ def _train(
             summary["time"] = timer.extend(summary["time"], "advice_s")
     if not result.is_new:
         print_note(f"slipstream: {result.run}: was finished before; nothing is left to train")
-    finish(summary, Output(as_json, quiet, print_training), timer if result.is_new else None)
+    finish(summary, output, timer if result.is_new else None)
 
 
 def _train_share(

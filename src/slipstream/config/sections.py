@@ -153,6 +153,12 @@ class Config(Section):
         return self.train.objective == "masked"
 
     @property
+    def trains_lanes(self) -> bool:
+        """Whether a run trains several models, or folds, and reports each of them."""
+        walks = self.data.split.walk_forward is not None
+        return not self.masked and (self.train.repeats > 1 or walks)
+
+    @property
     def order_seed(self) -> int:
         """Seed of the order of batches."""
         return self.seed if self.train.order_seed is None else self.train.order_seed
@@ -238,7 +244,7 @@ class Config(Section):
         setting = f"engine.data_parallel = {self.engine.data_parallel}"
         way_out = "or set engine.data_parallel = 1"
         walks = self.data.split.walk_forward is not None
-        if (self.train.repeats > 1 or walks) and not self.masked:
+        if self.trains_lanes:
             what = "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
             raise ValueError(
                 f"{setting} is for one model, and {what} trains several, which are faster side by "

@@ -1,6 +1,7 @@
-"""Log the training: in one form for a single model, in another for lanes.
+"""Log the training of lanes.
 
-Reports read both forms, also those of earlier runs, so the fields are fixed.
+Reports, resumed runs and users' programs read the lines, also those of earlier runs, so the fields
+are fixed.
 """
 
 import time
@@ -45,121 +46,47 @@ class Validation(NamedTuple):
 
 
 class LaneEvents:
-    """Logs the training of lanes."""
+    """Logs the training of lanes.
+
+    A run of one model (`single`) has lines of its own form, without the number of the lane and
+    with its speed, which is compared with the plan's.
+    """
 
     def __init__(
-        self, run: Run, monitor: Monitor | None = None, preview: Preview | None = None
+        self,
+        run: Run,
+        monitor: Monitor | None = None,
+        preview: Preview | None = None,
+        *,
+        single: bool = False,
     ) -> None:
-        self.run, self.monitor, self.preview = run, monitor, preview
+        self.run, self.monitor, self.preview, self.single = run, monitor, preview, single
         self.trained_since = 0.0
         """When training began, had nothing come between its steps"""
-
-    def begin_epochs(self, num_steps: int, result: LaneResult | None) -> None:
-        """Record that epochs begin, this lane's among them."""
-
-    def record_step(self, program: StepProgram, step: int) -> None:
-        """Record that a step was launched."""
-
-    def compare_with_plan(self, program: StepProgram, steps: int) -> None:
-        """Compare an epoch that is over, or out of time, with the plan."""
-
-    def log(self, step: int, logged: Sequence[LoggedLosses]) -> None:
-        losses = {one.result.number: one.mean for one in logged}
-        self.run.append("log", step=step, losses=losses, **_count_repeated(logged))
-        self.log_machine()
-
-    def log_machine(self) -> None:
-        """Log what the monitor has sampled."""
-        if self.monitor is not None:
-            self.monitor.log()
-
-    def show_predictions(self, program: StepProgram, place: int, result: LaneResult) -> None:
-        """Show what a lane that was validated predicts, if somebody looks at the run."""
-        if self.preview is not None:
-            self.preview(program, place, result)
-
-    def record_epoch(self, result: LaneResult, validation: Validation, **more: float) -> None:
-        at = result.progress
-        is_whole = at.done == validation.num_steps  # else within an epoch, or right after one
-        self.run.append(
-            "epoch",
-            **(more or {"lane": result.number, "rate": validation.rate}),
-            epoch=at.epochs + 1 if is_whole else at.epoch,
-            step=at.step,
-            train_loss=validation.train_loss,
-            val_loss=validation.val_loss,
-            best=validation.is_best,
-            **({} if at.exploit_from is None else {"phase": "exploit"}),
-        )
-
-    def report_divergence(self, result: LaneResult, remedy: str) -> None:
-        step = result.progress.step
-        self.run.append("recovery", lane=result.number, what=DIVERGED, remedy=remedy, step=step)
-
-    def report_exploit(self, result: LaneResult) -> None:
-        """Log that the epochs at a low learning rate begin, from the best weights."""
-        self.run.append("exploit", lane=result.number, **self._describe_exploit(result))
-
-    def _describe_exploit(self, result: LaneResult) -> dict[str, float]:
-        at, train = result.progress, result.train
-        where = {"epoch": at.epoch, "step": at.step}
-        best = {"best_epoch": at.best_epoch, "best_loss": at.best_loss}
-        return where | best | {"epochs": train.exploit_epochs, "lr": train.exploit_lr}
-
-    def report_shortage(self, limit: int, steps: int, why: str) -> None:
-        lanes = "1 lane" if limit == 1 else f"{limit} lanes"
-        since = f"step {steps}" if steps else "the start"
-        remedy = f"{lanes} at a time, from {since}"
-        self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
-
-    def report_review(self, plan: Plan, review: ThreadReview) -> None:
-        """Log the review of the threads, and write the plan that is in force now."""
-        self.run.append("review", **review.summarize())
-        path = self.run.folder / "plan.json"
-        if path.exists():
-            runs.write_json(path, runs.read_json(path) | plan.to_dict())
-
-    def end_lane(self, result: LaneResult) -> None:
-        reason = result.stop_reason
-        self.run.append("lane", lane=result.number, stopped=reason, **asdict(result.progress))
-
-    def end(self, result: FitResult) -> None:
-        self.run.append(
-            "trained",
-            steps=result.steps,
-            train_s=result.train_s,
-            validate_s=result.validate_s,
-            failures=result.failures,
-            signal_number=result.signal_number,
-        )
-
-
-class SingleEvents(LaneEvents):
-    """Logs the training of one model, with its speed compared with what was expected."""
-
-    def __init__(
-        self, run: Run, monitor: Monitor | None = None, preview: Preview | None = None
-    ) -> None:
-        super().__init__(run, monitor, preview)
         self._estimate: DurationEstimate | None = None
         self._compares = False
         """Whether the speed is still to be compared with the plan's"""
         self._epoch_started = self._logged_at = 0.0
 
     def begin_epochs(self, num_steps: int, result: LaneResult | None) -> None:
+        """Record that epochs begin, this lane's among them."""
         self._epoch_started = self._logged_at = time.perf_counter()
-        if self._estimate is None and result is not None:
+        if self.single and self._estimate is None and result is not None:
             self._estimate = DurationEstimate(self.run, num_steps * result.train.max_epochs)
             self._compares = not result.progress.step
 
     def record_step(self, program: StepProgram, step: int) -> None:
+        """Record that a step was launched."""
+        if not self.single:
+            return
         self.run.notify({"event": "step", "step": step})
         if self._estimate is not None and self._estimate.pending:
             assert isinstance(program, SingleProgram)
             self._estimate.record_step(program.step, step, since=self.trained_since)
 
     def compare_with_plan(self, program: StepProgram, steps: int) -> None:
-        """Compare the first epoch's speed and kernels with what the plan promised."""
+        """Compare the speed and the kernels of the first epoch, once it is over or out of time,
+        with what the plan promised."""
         if not (self._compares and steps):
             return
         self._compares = False
@@ -181,43 +108,122 @@ class SingleEvents(LaneEvents):
             )
 
     def log(self, step: int, logged: Sequence[LoggedLosses]) -> None:
-        (one,) = logged
-        at, train = one.result.progress, one.result.train
-        now = time.perf_counter()
-        self.run.append(
-            "log",
-            step=at.step,
-            epoch=at.epoch,
-            loss=one.mean,
-            lr=at.rate * compute_lr(train, at.next_epoch(), at.done - 1, one.num_steps),
-            steps_per_s=len(one.losses) / (now - self._logged_at),
-            **_count_repeated(logged),
-        )
-        self._logged_at = now
+        """Log the losses since the last line; `step` is that of the program."""
+        if self.single:
+            (line,) = logged
+            self.run.append("log", **self._describe_losses(line), **_count_repeated(logged))
+        else:
+            losses = {line.result.number: line.mean for line in logged}
+            self.run.append("log", step=step, losses=losses, **_count_repeated(logged))
         self.log_machine()
 
-    def record_epoch(self, result: LaneResult, validation: Validation, **_: float) -> None:
-        at, num_steps = result.progress, validation.num_steps
-        epoch, done = (at.epochs, at.done) if at.done else (at.epochs - 1, num_steps)
-        lr = validation.rate * compute_lr(
-            result.train, at.describe_epoch(epoch, done), done - 1, num_steps
+    def _describe_losses(self, line: LoggedLosses) -> dict[str, float]:
+        """Return the loss of the only model, with its learning rate and speed."""
+        progress, train, now = line.result.progress, line.result.train, time.perf_counter()
+        lr = compute_lr(train, progress.next_epoch(), progress.done - 1, line.num_steps)
+        elapsed_s, self._logged_at = now - self._logged_at, now
+        return {
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "loss": line.mean,
+            "lr": progress.rate * lr,
+            "steps_per_s": len(line.losses) / elapsed_s,
+        }
+
+    def log_machine(self) -> None:
+        """Log what the monitor has sampled."""
+        if self.monitor is not None:
+            self.monitor.log()
+
+    def show_predictions(self, program: StepProgram, place: int, result: LaneResult) -> None:
+        """Show what a lane that was validated predicts, if somebody looks at the run."""
+        if self.preview is not None:
+            self.preview(program, place, result)
+
+    def record_epoch(self, result: LaneResult, validation: Validation) -> None:
+        """Log a validation, and the training before it."""
+        progress = result.progress
+        is_whole = progress.done == validation.num_steps  # else within an epoch, or right after one
+        own = {"lane": result.number, "rate": validation.rate}
+        self.run.append(
+            "epoch",
+            **(self._describe_speed(result, validation) if self.single else own),
+            epoch=progress.epochs + 1 if is_whole else progress.epoch,
+            step=progress.step,
+            train_loss=validation.train_loss,
+            val_loss=validation.val_loss,
+            best=validation.is_best,
+            **({} if progress.exploit_from is None else {"phase": "exploit"}),
         )
-        seconds = time.perf_counter() - self._epoch_started
-        super().record_epoch(result, validation, lr=lr, seconds=seconds)
+
+    def _describe_speed(self, result: LaneResult, validation: Validation) -> dict[str, float]:
+        """Return the learning rate at the end of an epoch, and the time that the epoch took."""
+        progress, num_steps = result.progress, validation.num_steps
+        epoch, done = progress.epochs, progress.done
+        if not done:  # right after an epoch
+            epoch, done = epoch - 1, num_steps
+        start = progress.describe_epoch(epoch, done)
+        lr = validation.rate * compute_lr(result.train, start, done - 1, num_steps)
+        return {"lr": lr, "seconds": time.perf_counter() - self._epoch_started}
 
     def report_divergence(self, result: LaneResult, remedy: str) -> None:
-        self.run.append("recovery", what=DIVERGED, remedy=remedy, step=result.progress.step)
+        """Log that a lane went back to the start of its epoch."""
+        step = result.progress.step
+        lane = self._name_lane(result)
+        self.run.append("recovery", **lane, what=DIVERGED, remedy=remedy, step=step)
 
     def report_exploit(self, result: LaneResult) -> None:
-        self.run.append("exploit", **self._describe_exploit(result))
+        """Log that the epochs at a low learning rate begin, from the best weights."""
+        progress, train = result.progress, result.train
+        self.run.append(
+            "exploit",
+            **self._name_lane(result),
+            epoch=progress.epoch,
+            step=progress.step,
+            best_epoch=progress.best_epoch,
+            best_loss=progress.best_loss,
+            epochs=train.exploit_epochs,
+            lr=train.exploit_lr,
+        )
+
+    def _name_lane(self, result: LaneResult) -> dict[str, int]:
+        return {} if self.single else {"lane": result.number}
+
+    def report_shortage(self, limit: int, steps: int, why: str) -> None:
+        """Log that memory ran out, and how many lanes train at a time from now on."""
+        lanes = "1 lane" if limit == 1 else f"{limit} lanes"
+        since = f"step {steps}" if steps else "the start"
+        remedy = f"{lanes} at a time, from {since}"
+        self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+
+    def report_review(self, plan: Plan, review: ThreadReview) -> None:
+        """Log the review of the threads, and write the plan that is in force now."""
+        self.run.append("review", **review.summarize())
+        path = self.run.folder / "plan.json"
+        if path.exists():
+            runs.write_json(path, runs.read_json(path) | plan.to_dict())
 
     def end_lane(self, result: LaneResult) -> None:
-        """The end of the only lane is that of training."""
+        """Log that a lane has ended; the end of the only one is that of training."""
+        if not self.single:
+            reason = result.stop_reason
+            self.run.append("lane", lane=result.number, stopped=reason, **asdict(result.progress))
 
     def end(self, result: FitResult) -> None:
-        self.log_machine()
-        for one in result.lanes:
-            self.run.append("trained", stopped=one.stop_reason, **asdict(one.progress))
+        """Log that training has ended."""
+        if self.single:
+            self.log_machine()
+            (lane,) = result.lanes
+            self.run.append("trained", stopped=lane.stop_reason, **asdict(lane.progress))
+            return
+        self.run.append(
+            "trained",
+            steps=result.steps,
+            train_s=result.train_s,
+            validate_s=result.validate_s,
+            failures=result.failures,
+            signal_number=result.signal_number,
+        )
 
 
 def _count_repeated(logged: Sequence[LoggedLosses]) -> dict[str, int]:

@@ -10,17 +10,19 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from slipstream.base.signals import StopRequest, catch_signals
-from slipstream.engine import recovery
+from slipstream.engine import pack, recovery
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import CheckpointSchedule, CheckpointWriter
-from slipstream.engine.events import LoggedLosses, SingleEvents, Validation
+from slipstream.engine.context import RunContext, seed_generators
+from slipstream.engine.events import LaneEvents, LoggedLosses, Validation
 from slipstream.engine.lanes import (
     DIVERGED,
     INTERRUPTED,
@@ -31,11 +33,12 @@ from slipstream.engine.lanes import (
     LaneResult,
 )
 from slipstream.engine.optim import MAX_REPEATS
+from slipstream.engine.pack import LaneMode
 from slipstream.engine.parallel import AgreedSchedule, Ranks, StepPoll
-from slipstream.engine.plan import Plan, ThreadReview, plan_review
-from slipstream.engine.single import SingleProgram, TrainingTask
+from slipstream.engine.plan import ONE_AT_A_TIME, Plan, ThreadReview, plan_review
+from slipstream.engine.single import SingleProgram
 from slipstream.engine.state import TimeLimit, TrainingState
-from slipstream.engine.step import Round, close_round
+from slipstream.engine.step import Round, StepProgram, close_round
 
 EMPTY_SHARE = 0.25
 """Share of places without a lane from which a smaller program is built"""
@@ -49,12 +52,61 @@ ExtraState = Callable[[], Mapping[str, Any]]
 RoundIterator = Generator[Round, None, FitResult]
 
 
-def fit(state: TrainingState, stop: StopRequest, **options: Any) -> FitResult:
-    """Train every lane to its own end and close the program, with the options of `train_rounds`.
+def fit_lanes(context: RunContext, events: LaneEvents) -> FitResult:
+    """Train the lanes of a run to their end, or until a signal; from its checkpoint, if it has one,
+    and with the other processes where there are any."""
+    saved, config, ranks = context.checkpoint, context.config, context.ranks
+    if saved is not None:
+        ended = states.read_results(saved, context.lanes, context.dataset.signature, context.plan)
+        if ended is not None:
+            events.end(ended)
+            return ended
+    extra: dict[str, Any] = {"data": context.fingerprint}
+    if config.trains_lanes:
+        extra["pack"] = context.summarize_packing()
+    build = partial(_build_program, context)
+    # a custom model may draw while it trains, and windows of other ranks have draws of their own
+    seed = config.seed ^ (ranks.rank if ranks else 0) << 40
+    with seed_generators(seed, context.plan.device), catch_signals() as stop:
+        if saved is None:
+            num_places = context.packing.num_lanes
+            state = states.start(context.lanes, build, events, num_places=num_places)
+        else:
+            state = states.restore(saved, context.lanes, build, events, same_configs=False)
+        return _run_to_end(TrainingLoop(state, stop, extra_state=lambda: extra, ranks=ranks).run())
 
-    A stop that is requested comes after the current step, with a checkpoint.
-    """
-    rounds = train_rounds(state, stop, **options)
+
+def _build_program(context: RunContext, num_places: int) -> StepProgram:
+    """Build the program that trains so many of the lanes at a time."""
+    mode, saved = context.packing.mode, context.checkpoint
+    if mode == ONE_AT_A_TIME:
+        return SingleProgram(context, context.plan)
+    if saved is None:
+        capacity = pack.compute_capacity(context.lanes, places=context.packing.num_lanes)
+    else:
+        capacity = pack.parse_capacity(saved.metadata)
+        capacity = capacity._replace(config=context.lanes[0].config)  # it may be another by now
+    assert context.series is not None
+    lane_mode: LaneMode = "branches" if mode == "branches" else "together"
+    signature, plan = context.dataset.signature, context.plan
+    return pack.Pack(num_places, capacity, signature, context.series, plan, lane_mode)
+
+
+def fit(state: TrainingState, stop: StopRequest, **options: Any) -> FitResult:
+    """Train every lane of a state to its own end and close the program, with the options of
+    `TrainingLoop`. A stop that is requested comes after the current step, with a checkpoint."""
+    return _run_to_end(TrainingLoop(state, stop, **options).run())
+
+
+def fit_task(context: RunContext, plan: Plan) -> FitResult:
+    """Train one model by itself, from the start."""
+    with catch_signals() as stop:
+        lanes, events = [context.build_lane()], LaneEvents(context.run, single=True)
+        state = states.start(lanes, lambda _: SingleProgram(context, plan), events, num_places=1)
+        return fit(state, stop, ranks=context.ranks)
+
+
+def _run_to_end(rounds: RoundIterator) -> FitResult:
     while True:
         try:
             next(rounds)
@@ -63,51 +115,20 @@ def fit(state: TrainingState, stop: StopRequest, **options: Any) -> FitResult:
             return result
 
 
-def fit_task(task: TrainingTask, plan: Plan) -> FitResult:
-    """Train the model of a task by itself, from the start."""
-    with catch_signals() as stop:
-        lanes, events = [task.build_lane()], SingleEvents(task.run)
-        state = states.start(lanes, lambda _: SingleProgram(task, plan), events, num_places=1)
-        return fit(state, stop, ranks=task.ranks)
-
-
-def train_rounds(
-    state: TrainingState,
-    stop: StopRequest,
-    *,
-    policy: LanePolicy = NO_POLICY,
-    extra_state: ExtraState = dict,
-    ranks: Ranks | None = None,
-) -> RoundIterator:
-    """Train as `fit` does, one round at a time: while the device is busy with the round that this
-    yields, the host can serve other programs. `extra_state` goes into every checkpoint. `ranks` are
-    the processes that train the same lanes."""
-    engine = state.config.engine
-    with CheckpointWriter(state.run, background=engine.async_checkpoints) as writer:
-        checkpoints = CheckpointSchedule(engine, writer)
-        if ranks is not None:
-            checkpoints = AgreedSchedule(engine, writer, ranks)
-        loop = TrainingLoop(state, stop, policy, checkpoints, extra_state, ranks)
-        try:
-            yield from loop.run()
-        finally:
-            state.close()
-    result = state.summarize(loop.stop.signal_number)
-    state.events.end(result)
-    return result
-
-
 @dataclass
 class TrainingLoop:
     """The loop, and what its iterations share."""
 
     state: TrainingState
     signals: StopRequest
-    policy: LanePolicy
-    checkpoints: CheckpointSchedule
-    extra_state: ExtraState
+    policy: LanePolicy = NO_POLICY
+    extra_state: ExtraState = dict
+    """Goes into every checkpoint"""
     ranks: Ranks | None = None
     """The processes that train the same lanes; what depends on a clock or a signal is agreed on"""
+    checkpoints: CheckpointSchedule = field(init=False)
+    limit: TimeLimit = field(init=False)
+    poll: StepPoll | None = field(default=None, init=False)
     in_flight: deque[Round] = field(default_factory=deque)
     is_epoch_end: bool = False
     """Whether the rounds in flight reach an epoch's end"""
@@ -117,52 +138,69 @@ class TrainingLoop:
     """By lane: steps in a row that were only repeated, since fp16 gradients overflowed"""
 
     def __post_init__(self) -> None:
-        engine, program = self.state.config.engine, self.state.program
         self.stop = self.signals if self.ranks is None else StopRequest()
         """What is heeded of the signals"""
-        self.poll = None if self.ranks is None else StepPoll(self.ranks, time.perf_counter)
-        is_open = engine.threads == "auto" and engine.plan != "off" and self.ranks is None
+        self.log_every = self.state.config.engine.log_every
+
+    def run(self) -> RoundIterator:
+        """Train round by round until every lane has ended, time is over or a stop is requested;
+        then close the program and return the results.
+
+        While the device is busy with the round that this yields, the host can serve other
+        programs.
+        """
+        state, stop, engine = self.state, self.stop, self.state.config.engine
+        late, validated = "", set[int]()
+        writer = CheckpointWriter(state.run, background=engine.async_checkpoints)
+        with writer, closing(state):
+            self._begin(writer)
+            while state.list_active():
+                round_started = time.perf_counter()
+                state.events.trained_since = round_started - state.train_s
+                shortage = self._launch()
+                self._prepare_epochs()
+                current = self.in_flight[0]
+                yield current
+                diverged = self._read()
+                late = self._find_time_limit() if current.is_complete else ""
+                if diverged or late or shortage or self._is_pause_due():
+                    while self.in_flight:  # all of these need lanes at rest
+                        diverged |= self._read()
+                state.train_s += time.perf_counter() - round_started
+                for place in sorted(diverged):
+                    self._roll_back(place)
+                if shortage:
+                    state.halve(shortage)
+                if stop.requested:
+                    break
+                validated = self._finish_epochs(diverged)
+                if late or stop.requested:
+                    break
+                if not self.in_flight and self.checkpoints.is_due(validated=bool(validated)):
+                    self._save()
+                state.compact(EMPTY_SHARE)
+            self._save()
+            if late and not stop.requested:
+                self._validate_cut(validated)
+                for place, _ in state.list_active() if late != OUT_OF_TIME else ():
+                    self._end(place, late)
+            state.mark_stopped(INTERRUPTED if stop.requested else OUT_OF_TIME, stop.signal_number)
+        result = state.summarize(stop.signal_number)
+        state.events.end(result)
+        return result
+
+    def _begin(self, writer: CheckpointWriter) -> None:
+        """Set the clocks, with the first round at hand."""
+        engine, program, ranks = self.state.config.engine, self.state.program, self.ranks
+        self.checkpoints = CheckpointSchedule(engine, writer)
+        if ranks is not None:
+            self.checkpoints = AgreedSchedule(engine, writer, ranks)
+            self.poll = StepPoll(ranks, time.perf_counter)
+        is_open = engine.threads == "auto" and engine.plan != "off" and ranks is None
         # branches use a thread for each lane; a resumed run keeps its plan, for the same bits
         if program.mode != "branches" and not self.state.steps:
             self.review = plan_review(program.plan, is_open=is_open)
-        self.log_every = self.state.config.engine.log_every
-        self.limit = TimeLimit(self.state, self.ranks)
-
-    def run(self) -> Generator[Round, None, None]:
-        """Train round by round until every lane has ended, time is over or a stop is requested."""
-        state, stop, checkpoints = self.state, self.stop, self.checkpoints
-        late, validated = "", set[int]()
-        while state.list_active():
-            round_started = time.perf_counter()
-            state.events.trained_since = round_started - state.train_s
-            shortage = self._launch()
-            self._prepare_epochs()
-            current = self.in_flight[0]
-            yield current
-            diverged = self._read()
-            late = self._find_time_limit() if current.is_complete else ""
-            if diverged or late or shortage or self._is_pause_due():
-                while self.in_flight:  # all of these need lanes at rest
-                    diverged |= self._read()
-            state.train_s += time.perf_counter() - round_started
-            for place in sorted(diverged):
-                self._roll_back(place)
-            if shortage:
-                state.halve(shortage)
-            if stop.requested:
-                break
-            validated = self._finish_epochs(diverged)
-            if late or stop.requested:
-                break
-            if not self.in_flight and checkpoints.is_due(validated=bool(validated)):
-                self._save()
-            state.compact(EMPTY_SHARE)
-        self._save()
-        if late and not stop.requested:
-            self._validate_cut(validated)
-            for place, _ in state.list_active() if late != OUT_OF_TIME else ():
-                self._end(place, late)
-        state.mark_stopped(INTERRUPTED if stop.requested else OUT_OF_TIME, stop.signal_number)
+        self.limit = TimeLimit(self.state, ranks)
 
     def _find_time_limit(self) -> str:
         """Return why the time of all lanes is over; empty while it is not."""

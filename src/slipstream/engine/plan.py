@@ -97,6 +97,35 @@ class Plan:
         return cls(**(saved | {"device": device, "cudnn": cudnn}))
 
 
+ONE_AT_A_TIME = "one at a time"
+
+
+@dataclass(frozen=True)
+class PackChoice:
+    """How many lanes of a run train at a time, and how."""
+
+    mode: str = ONE_AT_A_TIME
+    """As one program ("together"), side by side ("branches"), or "one at a time\""""
+    num_lanes: int = 1
+    """At a time"""
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    """Every candidate: its time and windows a second of all its lanes, or why it has none"""
+    reason: str = ""
+    workers: dict[str, Any] = field(default_factory=dict)
+    """How many there were and what each trained, where there were several"""
+
+    def summarize(self, total: int) -> dict[str, Any]:
+        """Return what plan.json and the log say of it, for a run of `total` lanes."""
+        return {
+            "lanes": total,
+            "places": self.num_lanes,
+            "mode": self.mode,
+            "why": self.reason,
+            "evidence": self.evidence,
+            **self.workers,
+        }
+
+
 @dataclass
 class ThreadReview:
     """Tries other numbers of threads on real steps, if these are much slower than planned.

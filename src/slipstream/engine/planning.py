@@ -28,16 +28,11 @@ from slipstream.config import Config, Signature, replace_settings
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import capture, pack, recovery
+from slipstream.engine.context import RunContext, build_model, seed_generators
 from slipstream.engine.lanes import EpochStart, Lane, compute_lrs
 from slipstream.engine.pack import GRADIENTS, LaneMode
-from slipstream.engine.plan import Plan
-from slipstream.engine.single import (
-    SingleStep,
-    TrainingTask,
-    build_step,
-    build_task,
-    seed_generators,
-)
+from slipstream.engine.plan import PackChoice, Plan
+from slipstream.engine.single import SingleStep, build_step
 from slipstream.kernels import build_library, find_compiler, find_library, is_triton_usable
 from slipstream.models import cost
 from slipstream.models.forecaster import OWN_KERNELS
@@ -285,45 +280,51 @@ def count_windows_per_step(config: Config) -> int:
     return config.train.batch * config.train.accumulate
 
 
-def count_own_windows(task: TrainingTask) -> int:
+def count_own_windows(context: RunContext) -> int:
     """Return the windows of one optimizer step that this process computes."""
-    return -(-count_windows_per_step(task.config) // (task.ranks.size if task.ranks else 1))
+    return -(
+        -count_windows_per_step(context.config) // (context.ranks.size if context.ranks else 1)
+    )
 
 
-def count_steps(task: TrainingTask) -> int:
+def count_steps(context: RunContext) -> int:
     """Return the optimizer steps of one epoch."""
-    return task.num_steps
+    return context.num_steps
 
 
-def estimate_duration(task: TrainingTask, plan: Plan) -> dict[str, Any]:
+def estimate_duration(context: RunContext, plan: Plan) -> dict[str, Any]:
     """Return how long training takes without validations, and whether that was measured."""
     if plan.ms_per_step is None:
-        return {"expected_s": guess_duration_s(task, plan), "expected_is": "guessed"}
-    expected_s = plan.ms_per_step / 1e3 * count_steps(task) * task.config.train.max_epochs
+        return {"expected_s": guess_duration_s(context, plan), "expected_is": "guessed"}
+    expected_s = plan.ms_per_step / 1e3 * count_steps(context) * context.config.train.max_epochs
     return {"expected_s": expected_s, "expected_is": "measured"}
 
 
-def guess_duration_s(task: TrainingTask, plan: Plan) -> float:
+def guess_duration_s(context: RunContext, plan: Plan) -> float:
     """Guess very roughly how many seconds training takes, from multiplications and kernel calls."""
     cores = machine.count_available_cores()
-    return guess_step_s(task, plan, cores) * count_exact_steps(task) * task.config.train.max_epochs
+    return (
+        guess_step_s(context, plan, cores)
+        * count_exact_steps(context)
+        * context.config.train.max_epochs
+    )
 
 
-def count_exact_steps(task: TrainingTask) -> float:
+def count_exact_steps(context: RunContext) -> float:
     """Return the steps of one epoch, the last one as the share of a whole batch that it is."""
-    if task.is_carried:
-        return task.num_steps
-    return task.dataset.num_windows["train"] / count_windows_per_step(task.config)
+    if context.is_carried:
+        return context.num_steps
+    return context.dataset.num_windows["train"] / count_windows_per_step(context.config)
 
 
-def guess_step_s(task: TrainingTask, plan: Plan, cores: int) -> float:
+def guess_step_s(context: RunContext, plan: Plan, cores: int) -> float:
     """Guess very roughly how many seconds a step takes, on so many cores of a CPU."""
-    config = task.config
+    config = context.config
     return cost.guess_step_s(
         config.model,
-        weights=task.num_parameters,
+        weights=context.num_parameters,
         context=config.data.context,
-        windows=count_own_windows(task) * task.dataset.signature.sequences_per_window,
+        windows=count_own_windows(context) * context.dataset.signature.sequences_per_window,
         cores=0 if plan.device.type == "cuda" else cores,
     )
 
@@ -347,19 +348,19 @@ def measure_ms(
     return fastest_ms
 
 
-def measure_step(task: TrainingTask, plan: Plan, *, best_ms: float = math.inf) -> StepMeasurement:
+def measure_step(context: RunContext, plan: Plan, *, best_ms: float = math.inf) -> StepMeasurement:
     """Train a copy of the model for a moment, the shorter the slower it is than `best_ms`."""
-    trial = replace(task, model=copy.deepcopy(task.model))
+    trial = replace(context, network=copy.deepcopy(context.model))
     with plan.flags():
         program = build_step(trial, plan)
         try:
             warm_up = capture.EAGER_FIRST + 1 if plan.device.type == "cuda" else 1
-            ms = 1e3 * time_first_steps(program, task.config, warm_up) / warm_up
+            ms = 1e3 * time_first_steps(program, context.config, warm_up) / warm_up
             program.catch_up(min(warm_up, program.batches.num_steps))
             losses = program.buffers.losses[:warm_up].clone()  # the same steps for every candidate
             if ms <= HOPELESS * best_ms:
                 ms = measure_ms(
-                    lambda steps: time_first_steps(program, task.config, steps),
+                    lambda steps: time_first_steps(program, context.config, steps),
                     program.batches.num_steps,
                     best_ms=best_ms,
                 )
@@ -397,7 +398,7 @@ def time_first_steps(program: SingleStep, config: Config, steps: int) -> float:
 
 
 def try_plan(
-    task: TrainingTask,
+    context: RunContext,
     plan: Plan,
     name: str,
     evidence: list[dict[str, Any]],
@@ -406,7 +407,7 @@ def try_plan(
 ) -> StepMeasurement | None:
     """Measure a candidate and add it to the evidence; None if it fails."""
     try:
-        result = measure_step(task, plan, best_ms=best_ms)
+        result = measure_step(context, plan, best_ms=best_ms)
     except Exception as error:
         if not isinstance(error, recovery.MEMORY_ERRORS) and OWN_KERNELS not in plan.cudnn:
             raise  # a compiler of kernels may raise anything
@@ -617,13 +618,13 @@ WORTHWHILE_SPEEDUP = 1.1
 """How much faster a larger batch must be, since it takes fewer steps to learn in"""
 
 
-def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
+def choose_plan(context: RunContext, plan: Plan) -> Plan:
     """Return the plan with what measuring decides, from the cache or measured now."""
-    config = task.config
+    config = context.config
     if config.engine.plan == "off":
         return plan
-    guessed_s = limit_duration(config, guess_duration_s(task, plan))
-    key = compute_key(task, plan)
+    guessed_s = limit_duration(config, guess_duration_s(context, plan))
+    key = compute_key(context, plan)
     rules = prefer_own_kernels(config, plan, guessed_s)
     if config.engine.plan == "cached" and (saved := read_plan(key, rules)):
         return saved
@@ -631,7 +632,7 @@ def choose_plan(task: TrainingTask, plan: Plan) -> Plan:
         reason = "rules of thumb: the steps are too few to measure"
         return replace(rules, reasons=rules.reasons | {"plan": reason})
     started_at = time.perf_counter()
-    measured, is_complete = measure_plan(task, rules)
+    measured, is_complete = measure_plan(context, rules)
     reason = f"measured in {time.perf_counter() - started_at:.1f} s"
     measured = replace(measured, reasons=measured.reasons | {"plan": reason})
     # another process may have had the memory or the cores, which the next run then has
@@ -647,22 +648,22 @@ def limit_duration(config: Config, seconds: float) -> float:
     return seconds if minutes is None else min(seconds, 60 * minutes)
 
 
-def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
+def measure_plan(context: RunContext, rules: Plan) -> tuple[Plan, bool]:
     """Return the fastest plan that keeps the losses, and whether every candidate had its time."""
     started_at, usage = time.perf_counter(), machine.read_cpu_usage()
     machine.warm_up(rules.device)
-    first = prefer_one_thread(task.config, rules, guess_step_s(task, rules, 1))
-    search = PlanSearch(task, first)
+    first = prefer_one_thread(context.config, rules, guess_step_s(context, rules, 1))
+    search = PlanSearch(context, first)
     best = search.measure_start(START if first is rules else f"{START}, threads = {first.threads}")
     if rules.device.type == "cpu":
         search.record_load(machine.compute_load(usage, machine.read_cpu_usage()))
     if best is None:
         return replace(search.plan, evidence=search.evidence), False
-    all_s = best.ms / 1e3 * count_steps(task) * task.config.train.max_epochs
-    search.run_s = limit_duration(task.config, all_s)
+    all_s = best.ms / 1e3 * count_steps(context) * context.config.train.max_epochs
+    search.run_s = limit_duration(context.config, all_s)
     share_s = SHARE_OF_RUN * search.run_s
     deadline = started_at + min(MEASURE_LIMIT_S, share_s)
-    for candidate in list_candidates(task.config, search.plan):
+    for candidate in list_candidates(context.config, search.plan):
         best = search.try_candidate(candidate, best, deadline)
     skipped = any("skipped" in item for item in search.evidence)
     is_complete = share_s >= MEASURE_LIMIT_S or not skipped
@@ -675,7 +676,7 @@ def measure_plan(task: TrainingTask, rules: Plan) -> tuple[Plan, bool]:
 class PlanSearch:
     """The fastest plan so far, and what was tried."""
 
-    task: TrainingTask
+    context: RunContext
     plan: Plan
     evidence: list[dict[str, Any]] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -717,14 +718,14 @@ class PlanSearch:
         """Measure the first plan; where it fails, without our kernels, then in smaller passes. None
         if nothing works."""
         result = self._try(name)
-        is_free = self.task.config.engine.cudnn == "auto"
+        is_free = self.context.config.engine.cudnn == "auto"
         if result is None and OWN_KERNELS in self.plan.cudnn and is_free:
             failure = self.evidence[-1]["failed"]
             self.reasons["cudnn"] = f"as PyTorch chooses: our own kernels failed ({failure})"
             self.plan = replace(self.plan, cudnn=use_persistent_cudnn(self.plan))
             result = self._try("cudnn = persistent")
         while result is None and self.evidence[-1]["out_of_memory"]:
-            batch = self.plan.micro_batch or self.task.config.train.batch
+            batch = self.plan.micro_batch or self.context.config.train.batch
             assert batch != "auto"
             if batch == 1:
                 return None
@@ -736,7 +737,7 @@ class PlanSearch:
         return result
 
     def _try(self, name: str) -> StepMeasurement | None:
-        return try_plan(self.task, self.plan, name, self.evidence)
+        return try_plan(self.context, self.plan, name, self.evidence)
 
     def try_candidate(
         self, candidate: PlanCandidate, best: StepMeasurement, deadline: float
@@ -751,7 +752,7 @@ class PlanSearch:
             return best
         other = replace(self.plan, **{candidate.setting: value}, **candidate.also)
         limit_ms = best.ms if other.device.type == "cpu" else math.inf
-        result = try_plan(self.task, other, candidate.name, self.evidence, best_ms=limit_ms)
+        result = try_plan(self.context, other, candidate.name, self.evidence, best_ms=limit_ms)
         self.trial_s = time.perf_counter() - started_at
         return best if result is None else self.decide(candidate, other, best, result)
 
@@ -806,9 +807,9 @@ class PlanSearch:
         return f"loss {loss:.4g} instead of {self.reference_loss:.4g}"
 
 
-def compute_key(task: TrainingTask, plan: Plan) -> str:
+def compute_key(context: RunContext, plan: Plan) -> str:
     """Return a hash of everything that a plan's speed depends on."""
-    config = task.config
+    config = context.config
     shape = {
         "model": config.model.model_dump(),
         "data": config.data.model_dump(include={"context", "horizon", "channels"}),
@@ -821,7 +822,7 @@ def compute_key(task: TrainingTask, plan: Plan) -> str:
             config.pretrain.mask if config.masked else None,
         ],
         "engine": config.engine.model_dump(exclude={"plan", "log_every", "monitor"}),
-        "signature": task.dataset.signature.model_dump(exclude={"step"}),
+        "signature": context.dataset.signature.model_dump(exclude={"step"}),
         "home": plan.home,
         "hardware": plan.hardware,
         "compiler": plan.device.type == "cpu" and find_compiler() is not None,
@@ -880,17 +881,17 @@ def set_batch_size(config: Config, batch: int) -> Config:
     return config.model_copy(update={"train": config.train.model_copy(update={"batch": batch})})
 
 
-def find_batch_size(task: TrainingTask, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
+def find_batch_size(context: RunContext, plan: Plan) -> tuple[int, list[dict[str, Any]]]:
     """Double the batch while it fits and is worth it, then bisect; return it and the evidence.
 
     Every size is tried with whole steps, the optimizer's state included.
     """
     evidence: list[dict[str, Any]] = []
-    limit = min(MAX_BATCH, task.dataset.num_windows["train"])
+    limit = min(MAX_BATCH, context.dataset.num_windows["train"])
 
     def measure_speed(batch: int) -> float:
         """Return windows per millisecond; 0 if the batch does not fit."""
-        sized = replace(task, config=set_batch_size(task.config, batch))
+        sized = replace(context, config=set_batch_size(context.config, batch))
         result = try_plan(sized, plan, f"batch = {batch}", evidence)
         return batch / result.ms if result else 0.0
 
@@ -911,7 +912,7 @@ def find_batch_size(task: TrainingTask, plan: Plan) -> tuple[int, list[dict[str,
             break
         best, fastest, batch = batch, speed, 2 * batch
     if not best:
-        remedies = recovery.suggest_remedies(task.config)
+        remedies = recovery.suggest_remedies(context.config)
         raise UserError(f"out of memory with a single window per pass; try {remedies}")
     return best, evidence
 
@@ -945,7 +946,7 @@ def choose_mode(config: Config, signature: Signature, plan: Plan) -> tuple[LaneM
     return "branches" if on_cpu else "together", RULE_OF_THUMB
 
 
-def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> Plan:
+def adapt_plan_to_pack(plan: Plan, mode: str, ms: float | None = None) -> Plan:
     """Adapt the plan of one model to a pack of several."""
     plan = replace(plan, steps_per_graph=1, ms_per_step=ms)
     if mode == "branches":
@@ -970,26 +971,16 @@ def limit_measuring(guessed_s: float, num_lanes: int, plan: Plan) -> float:
     return limit_s if limit_s >= trial_s else 0.0
 
 
-class PackChoice(NamedTuple):
-    """How to train lanes together."""
-
-    mode: LaneMode
-    num_lanes: int
-    evidence: list[dict[str, Any]]
-    """Every candidate: its time and windows a second of all its lanes, or why it has none"""
-    reason: str = "measured"
-
-
 def recall_or_choose(
-    task: TrainingTask, lanes: Sequence[Lane], plan: Plan, limit_s: float
+    context: RunContext, lanes: Sequence[Lane], plan: Plan, limit_s: float
 ) -> PackChoice:
     """Choose as `choose_pack_size` does, or as it did for the same job on this machine."""
-    key = f"{compute_key(task, plan)} {len(lanes)} lanes"
-    is_cached = task.config.engine.plan == "cached"
+    key = f"{compute_key(context, plan)} {len(lanes)} lanes"
+    is_cached = context.config.engine.plan == "cached"
     if is_cached and (saved := read_cache(key)):
         return PackChoice(saved["mode"], saved["places"], saved["evidence"], "measured before")
-    assert task.series is not None
-    data, most = (task.dataset.signature, task.series), count_fitting(task, lanes, plan)
+    assert context.series is not None
+    data, most = (context.dataset.signature, context.series), count_fitting(context, lanes, plan)
     choice = choose_pack_size(lanes, *data, plan, limit_s=limit_s, most=most)
     # another process may have had the memory, which the next run then has
     if not any(entry.get("out_of_memory") for entry in choice.evidence):
@@ -998,19 +989,19 @@ def recall_or_choose(
     return choice
 
 
-def count_fitting(task: TrainingTask, lanes: Sequence[Lane], plan: Plan) -> int:
+def count_fitting(context: RunContext, lanes: Sequence[Lane], plan: Plan) -> int:
     """Estimate how many lanes fit into the GPU's free memory; at least one."""
     if plan.device.type != "cuda":
         return len(lanes)
     free_bytes, _ = torch.cuda.mem_get_info(plan.device)
-    needed = max(estimate_bytes(task, lane, plan) for lane in lanes)
+    needed = max(estimate_bytes(context, lane, plan) for lane in lanes)
     return max(1, int(USABLE_SHARE * free_bytes / needed))
 
 
-def estimate_bytes(task: TrainingTask, lane: Lane, plan: Plan) -> float:
+def estimate_bytes(context: RunContext, lane: Lane, plan: Plan) -> float:
     """Estimate the memory of one lane, rather too high: its weights with all that belongs to them,
     the order of its windows, and what the layers keep for the backward pass."""
-    model, sampler, signature = lane.config.model, lane.build_sampler(), task.dataset.signature
+    model, sampler, signature = lane.config.model, lane.build_sampler(), context.dataset.signature
     tokens = 1 if model.spec.flattens else signature.context // model.patch
     directions = 2 if model.bidirectional else 1
     units = sum(model.sizes) * directions if model.spec.has_hidden else len(signature.inputs)
@@ -1018,7 +1009,7 @@ def estimate_bytes(task: TrainingTask, lane: Lane, plan: Plan) -> float:
     windows = sampler.windows_per_pass * signature.sequences_per_window
     per_window = tokens * (KEPT_PER_UNIT * units + len(signature.inputs)) * item
     rows = sampler.num_steps * sampler.windows_per_step * BYTES_PER_ROW
-    return COPIES_OF_WEIGHTS * 4 * task.num_parameters + windows * per_window + rows
+    return COPIES_OF_WEIGHTS * 4 * context.num_parameters + windows * per_window + rows
 
 
 def choose_pack_size(
@@ -1078,7 +1069,7 @@ def choose_pack_size(
             lowest_ms[mode] = total_ms
     if best is None:
         raise UserError(f"no lane could be trained: {evidence[0].get('failed')}")
-    return PackChoice(best[1], best[2], evidence)
+    return PackChoice(best[1], best[2], evidence, "measured")
 
 
 def _list_sizes(num_lanes: int, shrinks: bool) -> list[int]:
@@ -1125,19 +1116,19 @@ NOWHERE = Run(Path(os.devnull))
 """Timed steps log nothing"""
 
 
-def prepare_task(config: Config, dataset: Dataset) -> tuple[TrainingTask, Plan]:
+def prepare_task(config: Config, dataset: Dataset) -> tuple[RunContext, Plan]:
     """Build a new model on its device, and make its plan by rules of thumb."""
     plan = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
     with seed_generators(config.seed, plan.device):
-        return build_task(config, dataset, plan, NOWHERE), plan
+        return build_model(RunContext(NOWHERE, config, dataset, plan)), plan
 
 
 def resolve_batch_size(config: Config, dataset: Dataset) -> Config:
     """Replace `train.batch = "auto"` by the measured batch size."""
     if config.train.batch != "auto":
         return config
-    task, plan = prepare_task(replace_settings(config, train={"batch": 256}), dataset)
-    batch, _ = find_batch_size(task, plan)
+    context, plan = prepare_task(replace_settings(config, train={"batch": 256}), dataset)
+    batch, _ = find_batch_size(context, plan)
     return replace_settings(config, train={"batch": batch})
 
 
@@ -1182,14 +1173,14 @@ class TrainingWorkload(TimedWorkload):
     def __init__(self, config: Config, dataset: Dataset, *, first: int = 1) -> None:
         """Take the first steps, and those that a capture needs."""
         self.config = config
-        task, plan = prepare_task(config, dataset)
-        self.task, self.plan = task, choose_plan(task, plan)
+        context, plan = prepare_task(config, dataset)
+        self.context, self.plan = context, choose_plan(context, plan)
         self.device = self.plan.device
         if self.plan.home in ("loader", "stream"):
             self.num_prefetched = self.plan.workers * self.plan.prefetch
         self.steps_done = 0
         with self.settings():
-            self.job = build_step(task, self.plan)
+            self.job = build_step(context, self.plan)
             try:
                 self.num_steps = self.job.batches.num_steps
                 captured = capture.EAGER_FIRST + 1 if self.plan.capture else 1

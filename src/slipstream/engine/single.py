@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,15 +13,12 @@ from torch import Tensor, nn
 
 from slipstream.base.errors import Interrupted, ResumableError, UserError
 from slipstream.base.text import format_count
-from slipstream.config import Config, Train
+from slipstream.config import Train
 from slipstream.config.base import hash_seed
-from slipstream.data import labels, windows
-from slipstream.data.dataset import Dataset
-from slipstream.data.series import Ints
+from slipstream.data import windows
 from slipstream.data.windows import Series
 from slipstream.engine import carried, lanes, objective, optim, recovery, step
 from slipstream.engine.batches import (
-    AugmentedCopies,
     AugmentedHostSource,
     AugmentedSource,
     BatchShare,
@@ -37,170 +32,18 @@ from slipstream.engine.batches import (
     StreamBatching,
     StreamSource,
     TransferOptions,
-    prepare_copies,
 )
 from slipstream.engine.capture import CapturedProgram, CaptureSeconds
 from slipstream.engine.carried import CarriedSource, ChunkGrid
+from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import EpochStart, Lane
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale, ParameterUpdate
-from slipstream.engine.parallel import Ranks
-from slipstream.engine.plan import Plan
+from slipstream.engine.plan import ONE_AT_A_TIME, Plan
 from slipstream.engine.step import DrawNoise, EpochBuffers
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models.forecaster import OWN_KERNELS, build, has_dropout, set_execution
 from slipstream.models.noise import Noise
-from slipstream.runs import Run
-
-
-@dataclass(frozen=True)
-class TrainingTask:
-    """What is trained, on which data, and the run that records it."""
-
-    config: Config
-    model: nn.Module
-    dataset: Dataset
-    series: Series | None
-    """Where the plan's home wants them; None where they are streamed"""
-    run: Run
-    fingerprint: str = ""
-    """Of the data's content"""
-    init: Mapping[str, Tensor] = field(default_factory=dict)
-    """Weights of a pre-trained encoder that the model starts from"""
-    copies: AugmentedCopies | None = None
-    """Augmented training windows on disk, in place of the series'"""
-    ranks: Ranks | None = None
-    """The processes that train the model together, where there are several"""
-
-    @property
-    def is_carried(self) -> bool:
-        """Whether steps go on with the states of the ones before."""
-        return self.config.train.state == "carried"
-
-    @property
-    def windows_per_step(self) -> int:
-        """Windows of one optimizer step, or pieces of series side by side."""
-        train = self.config.train
-        assert train.batch != "auto"
-        return train.batch * train.accumulate
-
-    def share_batch(self) -> BatchShare | None:
-        """Return what this process computes of every batch, where several train together."""
-        batch = self.config.train.batch
-        assert batch != "auto"
-        return BatchShare(self.ranks.rank, self.ranks.size, batch) if self.ranks else None
-
-    @property
-    def num_validated(self) -> int:
-        """Validation windows of this process"""
-        whole = self.dataset.num_windows["val"]
-        return whole if self.ranks is None else len(self.select_validation_windows())
-
-    def select_validation_windows(self) -> Tensor:
-        """Return the first rows of the validation windows, or of this process's share of them."""
-        assert self.dataset.memory is not None
-        starts, ranks = self.dataset.memory.starts["val"], self.ranks
-        if ranks is None:
-            return starts
-        share = -(-len(starts) // ranks.size)
-        return starts[ranks.rank * share : (ranks.rank + 1) * share]
-
-    @property
-    def num_steps(self) -> int:
-        """Optimizer steps of one epoch."""
-        if self.is_carried:
-            return self.training_grid.num_steps
-        return -(-self.dataset.num_windows["train"] // self.windows_per_step)
-
-    @cached_property
-    def target_rows(self) -> Ints:
-        """The rows after which training predicts, where the state is carried on."""
-        assert self.dataset.memory is not None
-        starts, data = self.dataset.memory.starts["train"].numpy(), self.config.data
-        index, signature = self.dataset.index, self.dataset.signature
-        return carried.find_target_rows(starts, index, signature, data.stride)
-
-    @cached_property
-    def training_grid(self) -> ChunkGrid:
-        """The chunks of the training rows, where the state is carried on."""
-        context = self.config.data.context
-        pieces = carried.find_pieces(self.target_rows, self.dataset.index.segments, context)
-        return carried.divide_evenly(pieces, context, self.windows_per_step, self.config.order_seed)
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.model.parameters())
-
-    def build_lane(self) -> Lane:
-        """The task as the only lane of a program."""
-        memory = self.dataset.memory
-        starts = {} if memory is None else {name: memory.starts[name] for name in ("train", "val")}
-        return Lane(self.config, starts, init=self.init)
-
-    def for_lane(self, lane: Lane) -> TrainingTask:
-        """The task with a lane's config and windows, and the same model."""
-        memory, dataset = self.dataset.memory, self.dataset
-        if memory is not None and lane.starts:
-            counts = {name: len(starts) for name, starts in lane.starts.items()}
-            dataset = replace(
-                dataset,
-                memory=replace(memory, starts=memory.starts | lane.starts),
-                num_windows=dataset.num_windows | counts,
-            )
-        copies = self.copies
-        if copies is not None and lane.config is not self.config:
-            copies = prepare_copies(lane.config, dataset, self.run)
-        return replace(self, config=lane.config, dataset=dataset, copies=copies)
-
-
-@contextmanager
-def seed_generators(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators; the caller's are restored at the end."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(hash_seed(seed))
-        yield
-
-
-def build_task(
-    config: Config,
-    dataset: Dataset,
-    plan: Plan,
-    run: Run,
-    *,
-    fingerprint: str = "",
-    init: Mapping[str, Tensor] = MappingProxyType({}),
-    ranks: Ranks | None = None,
-) -> TrainingTask:
-    """Build the model, from `init` as far as it goes; put it and the data where the plan says."""
-    config = resolve_settings(config, dataset)
-    model = build(config.model, dataset.signature)
-    if init:
-        model.load_state_dict(init, strict=False)
-    series = None if dataset.memory is None else dataset.memory.series
-    if series is not None and plan.home == "device":
-        series = series.to(plan.device)
-    model.to(plan.device)
-    copies = prepare_copies(config, dataset, run)
-    return TrainingTask(config, model, dataset, series, run, fingerprint, init, copies, ranks)
-
-
-def resolve_settings(config: Config, dataset: Dataset) -> Config:
-    """Replace balanced class weights, and noise by column, by the numbers that they are for this
-    data."""
-    train, augment, scaler = config.train, config.augment, dataset.scaler
-    if train.class_weights != "balanced" and not isinstance(augment.jitter, dict):
-        return config
-    if train.class_weights == "balanced":
-        weights = labels.balance_weights(dataset.count_classes())
-        train = train.model_copy(update={"class_weights": weights})
-    if isinstance(augment.jitter, dict):
-        jitter = tuple(
-            augment.jitter.get(name, 0.0) * scaler.deviation[name] / scaler.size[name]
-            for name in dataset.signature.inputs
-        )
-        augment = augment.model_copy(update={"jitter": jitter})
-    return config.model_copy(update={"train": train, "augment": augment})
-
 
 TRAINING, VALIDATION = "training step", "validation step"
 
@@ -300,33 +143,33 @@ class SingleStep:
 
 
 def build_step(
-    task: TrainingTask, plan: Plan, *, like: SingleStep | None = None, frozen: bool | None = None
+    context: RunContext, plan: Plan, *, like: SingleStep | None = None, frozen: bool | None = None
 ) -> SingleStep:
     """Build all that training needs. `like` hands on an earlier step's optimizer and buffers.
 
     `frozen` says whether an encoder that training starts from stays as it is; by default it is as
     before.
     """
-    config, model, signature = task.config, task.model, task.dataset.signature
+    config, model, signature = context.config, context.model, context.dataset.signature
     train, device = config.train, plan.device
     assert train.batch != "auto"
-    share = task.share_batch()
+    share = context.share_batch()
     most = share.width if share else train.batch
     batch = min(plan.micro_batch or most, most)
     set_execution(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
-    update = _build_update(task, plan, like)
+    update = _build_update(context, plan, like)
     frozen = (like is not None and like.frozen) if frozen is None else frozen
     if train.init_from is not None:
         optim.freeze(model, frozen)
     chunk = step.EVAL_BATCH if batch == most else batch
-    chunk = max(min(chunk, task.num_validated), 1)
+    chunk = max(min(chunk, context.num_validated), 1)
     states: Sequence[Tensor] = like.buffers.states if like else ()
-    if task.is_carried:
-        states = states or _make_states(task, task.training_grid)
-        batches, val_batches = _build_carried_sources(task, states, batch)
+    if context.is_carried:
+        states = states or _make_states(context, context.training_grid)
+        batches, val_batches = _build_carried_sources(context, states, batch)
     else:
-        batches = _build_source(task, plan, "train", task.windows_per_step, batch)
-        val_batches = _build_source(task, plan, "val", chunk, chunk)
+        batches = _build_source(context, plan, "train", context.windows_per_step, batch)
+        val_batches = _build_source(context, plan, "val", chunk, chunk)
     buffers = like.buffers if like else step.build_buffers(batches.num_steps, device, states)
     val_buffers = step.build_buffers(val_batches.num_steps, device)
     drops, noise, draw_noise = has_dropout(config.model), None, None
@@ -339,11 +182,11 @@ def build_step(
         *(model, batches, buffers, update),
         objective=training,
         noise=draw_noise,
-        ranks=task.ranks,
+        ranks=context.ranks,
     )
     validation = objective.build_validation_objective(config, signature, plan)
     check = step.build_validation_step(model, val_batches, val_buffers, objective=validation)
-    series = task.series
+    series = context.series
     if OWN_KERNELS in plan.cudnn and series is not None and should_use_triton(series.values):
         _precompile(model, series, (training, batch), (validation, chunk), noise)
     captured: dict[str, CapturedProgram] = {}
@@ -370,13 +213,13 @@ def _make_draw(noise: Noise, share: BatchShare | None, batch: int, fold: int) ->
     return draw
 
 
-def _build_update(task: TrainingTask, plan: Plan, like: SingleStep | None) -> ParameterUpdate:
+def _build_update(context: RunContext, plan: Plan, like: SingleStep | None) -> ParameterUpdate:
     """The optimizer over all weights, or an earlier step's, with the plan's loss scale."""
-    train, device = task.config.train, plan.device
+    train, device = context.config.train, plan.device
     if like is None:
         lr = torch.tensor(train.lr, device=device)
-        named = [(name, p) for name, p in task.model.named_parameters() if p.requires_grad]
-        params = optim.make_param_groups(optim.group_weights(named, task.config), lr)
+        named = [(name, p) for name, p in context.model.named_parameters() if p.requires_grad]
+        params = optim.make_param_groups(optim.group_weights(named, context.config), lr)
         optimizer = optim.build_optimizer(train, params, lr, fused=plan.fused)
     else:
         lr, optimizer = like.update.lr, like.optimizer
@@ -409,62 +252,62 @@ def _precompile(
             step.compute_loss(model, gather(validation[1]), None, objective=validation[0])
 
 
-def _make_states(task: TrainingTask, grid: ChunkGrid) -> list[Tensor]:
-    model: Any = task.model
-    assert task.series is not None
-    sequences = grid.num_streams * task.series.sequences_per_window
-    states: list[Tensor] = model.make_states(sequences, task.series.values.device)
+def _make_states(context: RunContext, grid: ChunkGrid) -> list[Tensor]:
+    model: Any = context.model
+    assert context.series is not None
+    sequences = grid.num_streams * context.series.sequences_per_window
+    states: list[Tensor] = model.make_states(sequences, context.series.values.device)
     return states
 
 
 def _build_carried_sources(
-    task: TrainingTask, states: Sequence[Tensor], batch: int
+    context: RunContext, states: Sequence[Tensor], batch: int
 ) -> tuple[BatchSource, BatchSource]:
     """The chunks of the training rows, so many pieces per pass, and those of whole series up to
     their last validation row."""
-    memory, series, context = task.dataset.memory, task.series, task.config.data.context
+    memory, series, length = context.dataset.memory, context.series, context.config.data.context
     assert memory is not None
     assert series is not None
-    grid = task.training_grid
-    shares = grid.weigh(task.target_rows, mean=True)
+    grid = context.training_grid
+    shares = grid.weigh(context.target_rows, mean=True)
     training = CarriedSource(series, grid, shares, states, batch)
-    rows = np.sort(memory.starts["val"].numpy()) + context - 1
-    pieces = carried.find_whole_pieces(rows, task.dataset.index.segments)
-    whole = carried.lay_out_whole(pieces, max(context, carried.MIN_ROWS))
+    rows = np.sort(memory.starts["val"].numpy()) + length - 1
+    pieces = carried.find_whole_pieces(rows, context.dataset.index.segments)
+    whole = carried.lay_out_whole(pieces, max(length, carried.MIN_ROWS))
     weights = whole.weigh(rows, mean=False)
     return training, CarriedSource(
-        series, whole, weights, _make_states(task, whole), whole.num_streams
+        series, whole, weights, _make_states(context, whole), whole.num_streams
     )
 
 
 def _build_source(
-    task: TrainingTask, plan: Plan, which: str, effective: int, batch: int
+    context: RunContext, plan: Plan, which: str, effective: int, batch: int
 ) -> BatchSource:
     """The batches of one set of windows, from the plan's home; only training shuffles them."""
-    memory, stream = task.dataset.memory, task.dataset.stream
-    seed = task.config.order_seed if which == "train" else None
-    options = TransferOptions(plan.device, task.config.engine, plan.workers, plan.prefetch)
+    memory, stream = context.dataset.memory, context.dataset.stream
+    seed = context.config.order_seed if which == "train" else None
+    options = TransferOptions(plan.device, context.config.engine, plan.workers, plan.prefetch)
     if stream is not None:
         # however small the passes become: the order stays when memory runs out in mid-epoch
-        read = effective // task.config.train.accumulate if which == "train" else None
+        read = effective // context.config.train.accumulate if which == "train" else None
         return StreamSource(stream, which, StreamBatching(effective, batch, seed, read), options)
     assert memory is not None
-    assert task.series is not None
-    share = task.share_batch() if which == "train" else None
-    if which == "train" and task.copies is not None:
-        sampler = task.copies.build_sampler(effective, batch, seed)._replace(share=share)
+    assert context.series is not None
+    share = context.share_batch() if which == "train" else None
+    if which == "train" and context.copies is not None:
+        sampler = context.copies.build_sampler(effective, batch, seed)._replace(share=share)
         if plan.device.type == "cpu":
-            return AugmentedSource(task.copies, sampler)
-        return AugmentedHostSource(task.copies, sampler, options)
-    starts = memory.starts["train"] if which == "train" else task.select_validation_windows()
+            return AugmentedSource(context.copies, sampler)
+        return AugmentedHostSource(context.copies, sampler, options)
+    starts = memory.starts["train"] if which == "train" else context.select_validation_windows()
     sampler = EpochSampler(starts, effective, batch, seed, share)
     match plan.home:
         case "device":
-            return DeviceSource(task.series, sampler)
+            return DeviceSource(context.series, sampler)
         case "host":
-            return HostSource(task.series, sampler, options)
+            return HostSource(context.series, sampler, options)
         case _:
-            return LoaderSource(task.series, sampler, options)
+            return LoaderSource(context.series, sampler, options)
 
 
 class SingleProgram:
@@ -474,11 +317,11 @@ class SingleProgram:
     and thaws a pre-trained encoder as the config wants it.
     """
 
-    mode = "one at a time"
+    mode = ONE_AT_A_TIME
     num_places = 1
 
-    def __init__(self, task: TrainingTask, plan: Plan) -> None:
-        self.task, self.plan = task, plan
+    def __init__(self, context: RunContext, plan: Plan) -> None:
+        self.context, self.plan = context, plan
         self.best: dict[str, Tensor] = {}
         self._step: SingleStep | None = None
         self._epoch = EpochStart()
@@ -502,12 +345,12 @@ class SingleProgram:
         return self.step.buffers.losses[None]
 
     def put(self, place: int, lane: Lane) -> None:
-        """Give the place to a lane. The first one starts from the task's model as it is, unless it
+        """Give the place to a lane. The first one starts from the run's model as it is, unless it
         has another seed, each later one from weights drawn from its own seed."""
         self.close()
         self._captured_s, self._step = self.capture_s(), None
-        is_other = self._is_used or lane.config.seed != self.task.config.seed
-        self.task = self.task.for_lane(lane)
+        is_other = self._is_used or lane.config.seed != self.context.config.seed
+        self.context = self.context.for_lane(lane)
         if is_other:
             self._draw_weights(lane)
         self._is_used = True
@@ -516,24 +359,24 @@ class SingleProgram:
     def _draw_weights(self, lane: Lane) -> None:
         """Have the model begin as it would alone, with torch's generators, which a custom model may
         draw from while it trains."""
-        device, model = self.plan.device, self.task.model
+        device, model = self.plan.device, self.context.model
         seed = hash_seed(lane.config.seed)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
-            new = build(lane.config.model, self.task.dataset.signature)
+            new = build(lane.config.model, self.context.dataset.signature)
         model.load_state_dict(new.state_dict() | dict(lane.init))
         model.requires_grad_(True)
         torch.manual_seed(seed)
 
     def num_steps(self, place: int) -> int:
-        return self.task.num_steps
+        return self.context.num_steps
 
     def prepare(self, place: int, epoch: EpochStart) -> bool:
         return False  # batch sources do that in a thread of their own
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         (self._epoch,) = epochs.values()
-        frozen = optim.is_frozen(self.task.config.train, self._epoch.number)
+        frozen = optim.is_frozen(self.context.config.train, self._epoch.number)
         if self._step is None:
             self._step, self._requested = self._build_step(frozen), 0
             self._load_rows()
@@ -549,12 +392,12 @@ class SingleProgram:
         if self.plan.capture:
             recovery.free_memory()
         epoch, before = self._epoch.number + 1, self._epoch.steps_before
-        self.task.run.append("thaw", what="the encoder", epoch=epoch, step=before)
+        self.context.run.append("thaw", what="the encoder", epoch=epoch, step=before)
         self._rebuild_step(frozen=False)
 
     def _rebuild_step(self, *, frozen: bool | None = None) -> None:
         """Build the step by the plan as it is now, with the optimizer and the buffers of before."""
-        self._step = build_step(self.task, self.plan, like=self.step, frozen=frozen)
+        self._step = build_step(self.context, self.plan, like=self.step, frozen=frozen)
         self._requested = 0
 
     def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
@@ -575,7 +418,7 @@ class SingleProgram:
     def advance(self) -> None:
         self._requested += 1
         self._survive(self.step.advance)
-        if self.task.config.engine.sync:
+        if self.context.config.engine.sync:
             int(self.step.buffers.cursor)
 
     @property
@@ -624,19 +467,19 @@ class SingleProgram:
     def _build_step(self, frozen: bool) -> SingleStep:
         """Build the step, with cuDNN's layers if our own kernels cannot be built."""
         try:
-            return build_step(self.task, self.plan, frozen=frozen)
+            return build_step(self.context, self.plan, frozen=frozen)
         except Exception as error:
             if recovery.is_out_of_memory(error) or not self._may_leave_own_kernels(error):
                 raise
             why = recovery.first_line(error)
         # past the except block, whose traceback would pin the failed step's tensors
         self._plan_without_own_kernels(why)
-        return build_step(self.task, self.plan, frozen=frozen)
+        return build_step(self.context, self.plan, frozen=frozen)
 
     def _may_leave_own_kernels(self, error: Exception) -> bool:
         """Whether an error may be one of our kernels on the GPU, whose compiler raises anything."""
         is_ours = isinstance(error, UserError | Interrupted)
-        is_open = OWN_KERNELS in self.plan.cudnn and self.task.config.engine.cudnn == "auto"
+        is_open = OWN_KERNELS in self.plan.cudnn and self.context.config.engine.cudnn == "auto"
         return self.plan.device.type == "cuda" and is_open and not is_ours
 
     def _leave_own_kernels(self, why: str) -> None:
@@ -646,7 +489,7 @@ class SingleProgram:
         self._rebuild_step()
 
     def _plan_without_own_kernels(self, why: str) -> None:
-        self.task.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
+        self.context.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
         reasons = self.plan.reasons | {"cudnn": f"our own kernels failed: {why}"}
         cudnn = ("persistent",) * len(self.plan.cudnn)
         self.plan = replace(self.plan, cudnn=cudnn, reasons=reasons)
@@ -656,13 +499,13 @@ class SingleProgram:
         if self.step.micro_batch == 1:
             raise UserError(
                 f"out of memory with a single window per pass ({why}); try "
-                f"{recovery.suggest_remedies(self.task.config)}"
+                f"{recovery.suggest_remedies(self.context.config)}"
             )
         batch = -(-self.step.micro_batch // 2)
         self.step.close()
         recovery.free_memory()
         remedy = f"{format_count(batch, 'window')} per pass"
-        self.task.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+        self.context.run.append("recovery", what="out of memory", remedy=remedy, why=why)
         self.plan = replace(self.plan, micro_batch=batch)
         self._rebuild_step()
 
@@ -676,10 +519,10 @@ class SingleProgram:
             recover()
         if total is None:
             return None
-        if (ranks := self.task.ranks) is not None:
-            ranks.check_same(self.task.model.parameters())
+        if (ranks := self.context.ranks) is not None:
+            ranks.check_same(self.context.model.parameters())
             total = ranks.sum(total)
-        return [total / self.task.dataset.num_windows["val"]]
+        return [total / self.context.dataset.num_windows["val"]]
 
     def _validate(self, should_stop: Callable[[], bool]) -> float | None:
         """Sum the losses of this process's validation windows; None if it has to stop before."""
@@ -722,7 +565,7 @@ class SingleProgram:
         pass  # the next lane, or `close`, takes the step away
 
     def _model_state(self) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.task.model.state_dict()
+        state: dict[str, Tensor] = self.context.model.state_dict()
         return state
 
     def _collect_state(self) -> dict[str, Tensor]:
@@ -748,7 +591,7 @@ class SingleProgram:
 
     def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
         try:
-            self.task.model.load_state_dict(_strip(rows, "live.model."))
+            self.context.model.load_state_dict(_strip(rows, "live.model."))
         except RuntimeError as error:
             raise UserError(f"the checkpoint does not fit: {error}") from None
         device = self.plan.device

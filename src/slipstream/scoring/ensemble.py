@@ -153,12 +153,15 @@ def score_with_mean(
     positions: Mapping[str, int],
     write: Callable[[list[PredictionBatch], dict[str, HalfWidths]], None],
     mixing: Mixing,
+    *,
+    intervals: bool = True,
 ) -> MeanScores:
     """Score several models and their mean; fit intervals on the validation set, count what they
     cover of the test set, and write the test set's batches.
 
-    `positions` names those of the models and their mean that have intervals. These are fitted to
-    unfiltered predictions, so that they stay the same where another filter is set.
+    `positions` names those of the models and their mean that have intervals, unless `intervals` is
+    off. These are fitted to unfiltered predictions, so that they stay the same where another filter
+    is set.
     """
     signature, count = dataset.signature, len(predictors) + (len(predictors) > 1)
 
@@ -171,19 +174,20 @@ def score_with_mean(
 
     def collect_errors() -> Iterator[list[PredictionBatch]]:
         for row, raw in predict_set("val"):
-            for name, position in positions.items():
-                errors[name].add((raw or row)[position])
+            for name, absolute in errors.items():
+                absolute.add((raw or row)[positions[name]])
             yield [*row, *raw]
 
-    errors = {name: AbsoluteErrors(dataset.num_windows["val"], signature) for name in positions}
+    fitted, num_val = positions if intervals else (), dataset.num_windows["val"]
+    errors = {name: AbsoluteErrors(num_val, signature) for name in fitted}
     val = accumulate_side_by_side(collect_errors(), dataset)
     half_widths = {name: one.fit_intervals() for name, one in errors.items()}
-    coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in positions}
+    coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in errors}
 
     def write_test() -> Iterator[list[PredictionBatch]]:
         for row, raw in predict_set("test"):
-            for name, position in positions.items():
-                coverage[name].add(row[position])
+            for name, counter in coverage.items():
+                counter.add(row[positions[name]])
             write(row, half_widths)
             yield [*row, *raw]
 

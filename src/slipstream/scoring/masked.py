@@ -4,7 +4,7 @@ Shapes: T context rows, B windows, F inputs, C columns that are scored, M masked
 D the encoder's width. With independent channels a window is several sequences, side by side.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective
+from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.models import noise
-from slipstream.scoring import regression
+from slipstream.scoring import regression, summary
 from slipstream.scoring.batch import ChunkLoader
 from slipstream.scoring.predict import split_if_full
 from slipstream.scoring.regression import RegressionSums
@@ -36,6 +37,7 @@ BASELINES = {
 COLLAPSED = 0.05
 """Deviation below which a unit of the latent is the same for every window"""
 NUM_EXAMPLES = 6
+EXAMPLES = "reconstructions.parquet"
 
 
 class VisibleRows(NamedTuple):
@@ -290,3 +292,37 @@ class ExampleCollector:
 
     def to_table(self) -> pa.Table:
         return pa.concat_tables(self.tables)
+
+
+def score_encoder(
+    context: RunContext, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Score the rows that an encoder with these weights fills in, and write a few of them; return
+    the run's summary, as far as its scores go, and the metrics in detail.
+
+    The test rows, if the split names any, are not read.
+    """
+    run, config, dataset, plan = context.run, context.config, context.dataset, context.plan
+    run.append("scoring", what="the encoder")
+    load_chunks = summary.make_chunk_loader(context)
+    mean = compute_training_mean(dataset, load_chunks).to(plan.device)
+    filler = MaskFiller(summary.restore_model(context, weights), plan, config.pretrain, mean)
+    scored = score_masked_rows(filler, dataset, load_chunks)
+    with summary.open_table_writer(run.folder / EXAMPLES) as write:
+        write(scored.examples)
+    metric = summary.get_comparison_metric(config)
+    detail = scored.metrics
+    scores = {name: summary.group_by_set({"val": metrics}) for name, metrics in detail.items()}
+    return {
+        "run": str(run.folder),
+        "name": config.name,
+        "objective": config.train.objective,
+        **scores[MODEL],
+        "windows": dataset.num_windows,
+        "windows_without_target": dataset.left_out,
+        "baselines": {name: {"what": what} | scores[name] for name, what in BASELINES.items()},
+        "judged_by": metric,
+        **summary.summarize_comparison(scored.comparison, metric),
+        "latent": scored.latent,
+        "notes": list(dataset.notes),
+    }, detail

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet
+from torch import Tensor, nn
 
 from slipstream import runs
 from slipstream.base import statistics
@@ -22,14 +23,20 @@ from slipstream.data import predictions
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.splits import SETS
+from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import LaneResult
-from slipstream.engine.plan import Plan
-from slipstream.engine.single import TrainingTask
+from slipstream.models.forecaster import set_execution
 from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, MODEL
 from slipstream.scoring import ensemble
 from slipstream.scoring.baselines import FoldWork, fit_baselines, save_baselines
-from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, PredictionBatch
+from slipstream.scoring.batch import (
+    Baseline,
+    ChunkLoader,
+    HalfWidths,
+    PredictionBatch,
+    Predictor,
+)
 from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
 from slipstream.scoring.predict import (
     WindowFilter,
@@ -49,41 +56,13 @@ BaselineSums = dict[str, tuple[Baseline, SetSums]]
 """By name: a baseline and its sums; empty sums where it means nothing"""
 
 
-def make_chunk_loader(task: TrainingTask, *, with_time: bool = False) -> ChunkLoader:
-    """Return a function from the name of a set to its windows."""
-    rows = task.config.engine.buffer_rows
-    return lambda which: task.dataset.iter_chunks(
-        which, task.series, rows=rows, with_time=with_time
+def make_chunk_loader(context: RunContext, *, with_time: bool = False) -> ChunkLoader:
+    """Return a function from the name of a set to its windows; `with_time` gives those of the test
+    set their times."""
+    dataset, rows = context.dataset, context.config.engine.buffer_rows
+    return lambda which: dataset.iter_chunks(
+        which, context.series, rows=rows, with_time=with_time and which == "test"
     )
-
-
-def score_model(task: TrainingTask, plan: Plan) -> tuple[SetSums, SetSums]:
-    """Return the sums over every set, with `predict.filter` and, where there is one, without; write
-    the test set's predictions."""
-    dataset = task.dataset
-    predict = make_predictor(task.model, plan, dataset.signature, dataset.scaler)
-    window_filter = make_window_filter(task.config, dataset)
-
-    def predict_set(which: str) -> Iterator[list[PredictionBatch]]:
-        load_chunks = make_chunk_loader(task, with_time=which == "test")
-        for batch in predict_batches(predict, load_chunks(which)):
-            yield [batch]
-
-    def write_test(rows: Iterable[list[PredictionBatch]]) -> Iterator[list[PredictionBatch]]:
-        with open_table_writer(task.run.folder / PREDICTIONS) as write:
-            for row in rows:
-                write(build_table(row[0], dataset))
-                yield row
-
-    sums = {}
-    for which in SETS:
-        rows: Iterable[list[PredictionBatch]] = predict_set(which)
-        if window_filter:
-            rows = join_unfiltered(rows, window_filter, [0])
-        rows = write_test(rows) if which == "test" else rows
-        sums[which] = accumulate_side_by_side(rows, dataset)
-    model = {which: one[0] for which, one in sums.items()}
-    return model, {which: one[1] for which, one in sums.items()} if window_filter else {}
 
 
 def join_unfiltered(
@@ -264,7 +243,7 @@ def get_metric_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, 
 
 def merge_sums(many: Sequence[Any]) -> Any:
     """Return the sums over several sets of the same shape."""
-    return many[0].merge(many[1:])
+    return many[0].merge(many[1:]) if len(many) > 1 else many[0]
 
 
 class FoldLanes(NamedTuple):
@@ -287,10 +266,11 @@ class FoldLanes(NamedTuple):
     def where(self) -> str:
         return f" of fold {self.number}" if self.fold else ""
 
-    def narrow_task(self, task: TrainingTask) -> TrainingTask:
-        """Return the same task with this fold's windows."""
-        fold = self.fold
-        return task if fold is None else replace(task, dataset=task.dataset.select_fold(fold))
+    def narrow(self, context: RunContext) -> RunContext:
+        """Return the same context with this fold's windows."""
+        if self.fold is None:
+            return context
+        return replace(context, dataset=context.dataset.select_fold(self.fold))
 
 
 def group_by_fold(fits: Sequence[LaneResult], dataset: Dataset, repeats: int) -> list[FoldLanes]:
@@ -308,18 +288,22 @@ def find_best_lane(fits: Sequence[LaneResult]) -> LaneResult | None:
     return min(with_model, key=lambda fit: fit.progress.best_loss, default=None)
 
 
-def refuse_failed(groups: Sequence[FoldLanes]) -> None:
+def refuse_failed(config: Config, groups: Sequence[FoldLanes]) -> None:
     """Raise an error if a fold has no model."""
+    remedies = 'lower train.lr, set train.clip, or set engine.precision = "fp32"'
     for group in groups:
         if not group.fits:
             raise UserError(
                 f"train.minutes had passed before a model of fold {group.number} began; raise it"
             )
-        if not group.fits_with_model:
-            raise DivergedError(
-                f"no validation loss{group.where} was finite, from any seed; lower train.lr, set "
-                'train.clip, or set engine.precision = "fp32"'
-            )
+        if group.fits_with_model:
+            continue
+        if not config.trains_lanes:
+            step = group.fits[0].progress.step
+            raise UserError(f"no validation loss was finite up to step {step}; {remedies}")
+        raise DivergedError(
+            f"no validation loss{group.where} was finite, from any seed; {remedies}"
+        )
 
 
 @dataclass(frozen=True)
@@ -342,14 +326,16 @@ class FoldSums:
     """Of the model, and the ensemble: without `predict.filter`, where there is one"""
 
 
-def score_folds(task: TrainingTask, plan: Plan, groups: Sequence[FoldLanes]) -> list[FoldSums]:
+def score_folds(context: RunContext, groups: Sequence[FoldLanes]) -> list[FoldSums]:
     """Return every fold's sums, and write the models' predictions for the test sets."""
     scored = []
-    with open_table_writer(task.run.folder / PREDICTIONS) as write:
+    with open_table_writer(context.run.folder / PREDICTIONS) as write:
         for group in groups:
-            what = format_count(len(group.fits_with_model), "model")
-            task.run.append("scoring", what=f"{what}{_name_fold(group, groups)}")
-            scored.append(_score_fold(group.narrow_task(task), plan, group, write))
+            what = "the model"
+            if context.config.trains_lanes:
+                what = format_count(len(group.fits_with_model), "model")
+            context.run.append("scoring", what=f"{what}{_name_fold(group, groups)}")
+            scored.append(_score_fold(group.narrow(context), group, write))
     return scored
 
 
@@ -358,29 +344,31 @@ def _name_fold(group: FoldLanes, groups: Sequence[FoldLanes]) -> str:
 
 
 def _score_fold(
-    task: TrainingTask, plan: Plan, group: FoldLanes, write: Callable[[pa.Table], None]
+    context: RunContext, group: FoldLanes, write: Callable[[pa.Table], None]
 ) -> FoldSums:
-    dataset, fits = task.dataset, group.fits_with_model
-    load_chunks = make_chunk_loader(task, with_time=True)
-    predictors = [ensemble.build_predictor(fit.weights, task.config, dataset, plan) for fit in fits]
+    dataset, fits = context.dataset, group.fits_with_model
+    load_chunks = make_chunk_loader(context, with_time=True)
+    predictors = _build_predictors(context, fits)
     best = min(range(len(fits)), key=lambda i: fits[i].progress.best_loss)
     positions = {MODEL: best} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
 
     def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
-        table = build_table(row[best], dataset, half_widths[MODEL])
+        table = build_table(row[best], dataset, half_widths.get(MODEL))
         if group.fold is not None:
             numbers = pa.array([group.number] * table.num_rows, pa.int32())
             table = table.add_column(1, predictions.FOLD, numbers)
         write(table)
 
-    window_filter = make_window_filter(task.config, dataset)
+    window_filter = make_window_filter(context.config, dataset)
     mixing = ensemble.Mixing(filter=window_filter)
+    # they are stored in lanes/, which a run of one model does not have
+    intervals = context.config.trains_lanes
     scores = ensemble.score_with_mean(
-        predictors, dataset, load_chunks, positions, write_row, mixing
+        predictors, dataset, load_chunks, positions, write_row, mixing, intervals=intervals
     )
     val, test, unfiltered = scores.val, scores.test, scores.unfiltered
     rows: Iterable[list[PredictionBatch]]
-    rows = ([one] for one in predict_batches(predictors[best], load_chunks("train")))
+    rows = ([batch] for batch in predict_batches(predictors[best], load_chunks("train")))
     if window_filter:
         rows = join_unfiltered(rows, window_filter, [0])
     train, *raw = accumulate_side_by_side(rows, dataset)
@@ -399,39 +387,61 @@ def _score_fold(
     )
 
 
+def _build_predictors(context: RunContext, fits: Sequence[LaneResult]) -> list[Predictor]:
+    """Return a predictor of each lane; the only lane of a run predicts by the model that was
+    trained."""
+    config, dataset, plan = context.config, context.dataset, context.plan
+    if len(context.lanes) > 1:
+        return [ensemble.build_predictor(fit.weights, config, dataset, plan) for fit in fits]
+    (fit,) = fits
+    model = restore_model(context, fit.weights)
+    return [make_predictor(model, plan, dataset.signature, dataset.scaler)]
+
+
+def restore_model(context: RunContext, weights: Mapping[str, Tensor]) -> nn.Module:
+    """Return the model that was trained, with these weights, as it runs by the plan."""
+    model, plan = context.model, context.plan
+    model.load_state_dict(weights)
+    model.eval()
+    # a run resumed after its last step has not built the step, which does it
+    set_execution(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
+    return model
+
+
 def score_fold_baselines(
-    task: TrainingTask, folds: Sequence[FoldSums], scored: list[BaselineSums]
+    context: RunContext, folds: Sequence[FoldSums], scored: list[BaselineSums]
 ) -> list[FoldSums]:
     """Add the baselines of each fold, fitted on its own training windows, and save them.
 
     `scored` has them already where another run on the same data did this; else it has them then.
     """
-    work = FoldWork(task.dataset) if task.dataset.folds else None
+    work = FoldWork(context.dataset) if context.dataset.folds else None
     groups = [fold.group for fold in folds]
     for fold in folds[len(scored) :]:
-        task.run.append("scoring", what=f"the baselines{_name_fold(fold.group, groups)}")
-        narrow = fold.group.narrow_task(task)
+        context.run.append("scoring", what=f"the baselines{_name_fold(fold.group, groups)}")
+        narrow = fold.group.narrow(context)
         load_chunks = make_chunk_loader(narrow)
         fitted = fit_baselines(narrow.dataset, load_chunks, work)
         scored.append(score_baselines(narrow.dataset, load_chunks, fitted))
-    save_scored_baselines(task.run, scored)
+    save_scored_baselines(context.run, scored)
     return [replace(fold, baselines=one) for fold, one in zip(folds, scored, strict=True)]
 
 
-def save_folds(task: TrainingTask, folds: Sequence[FoldSums], uses: str) -> None:
+def save_folds(context: RunContext, folds: Sequence[FoldSums], uses: str) -> None:
     """Write lanes/."""
     records = []
     for fold in folds:
         weights = [fit.weights for fit in fold.group.fits_with_model]
         records.append(FoldRecord(fold.group.label, weights, fold.best, fold.half_widths))
-    scaler, targets = task.dataset.scaler, task.dataset.signature.targets
-    ensemble.save_lanes(task.run, records, scaler, targets, uses)
+    scaler, targets = context.dataset.scaler, context.dataset.signature.targets
+    ensemble.save_lanes(context.run, records, scaler, targets, uses)
 
 
-def summarize_lanes(
-    task: TrainingTask, folds: Sequence[FoldSums]
+def summarize_folds(
+    context: RunContext, folds: Sequence[FoldSums]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the run's summary, of all folds together, and the metrics in detail."""
+    config, dataset = context.config, context.dataset
     model = {which: merge_sums([fold.model[which] for fold in folds]) for which in SETS}
     together: SetSums = {}
     if all(fold.ensemble for fold in folds):
@@ -440,43 +450,56 @@ def summarize_lanes(
         }
     others = {ENSEMBLE: together["test"]} if together else {}
     baselines = merge_baselines([fold.baselines for fold in folds])
-    scores, detail = summarize_scores(task.run, task.config, task.dataset, model, baselines, others)
-    by_ensemble, uses = None, MODEL
+    scores, detail = summarize_scores(context.run, config, dataset, model, baselines, others)
+    scores |= summarize_filter(config, dataset, _merge_unfiltered(folds))
+    if config.trains_lanes:
+        scores |= _summarize_lanes(context, folds, scores, together, baselines)
+    scores["notes"] = [
+        *dataset.notes,
+        *list_missing_baselines(folds[-1].baselines),
+        *(
+            f"seed {fit.lane.config.seed}{fold.group.where} has no model: {fit.stop_reason}"
+            for fold in folds
+            for fit in fold.group.fits
+            if not fit.weights
+        ),
+    ]
+    return scores, detail
+
+
+def _summarize_lanes(
+    context: RunContext,
+    folds: Sequence[FoldSums],
+    scores: Mapping[str, Any],
+    together: SetSums,
+    baselines: BaselineSums,
+) -> dict[str, Any]:
+    """Return the part of the summary on each lane, on each fold and on the mean of the lanes, whose
+    sums are `together`; empty where a fold has one lane."""
+    by_ensemble, uses, metric = None, MODEL, scores["judged_by"]
     if together:
         by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
-        by_ensemble |= _compare_ensemble(task, together["test"], baselines, scores["judged_by"])
-        metric = scores["judged_by"]
-        mean, single = (get_metric(one, "val", metric) for one in (by_ensemble, scores))
+        by_ensemble |= _compare_ensemble(context, together["test"], baselines, metric)
+        mean, single = (get_metric(summary, "val", metric) for summary in (by_ensemble, scores))
         if statistics.is_better(mean, single, metric):
             uses = ENSEMBLE
-    return scores | {
-        **summarize_filter(task.config, task.dataset, _merge_unfiltered(folds)),
+    return {
         "lanes": [lane for fold in folds for lane in _summarize_each(fold, scores)],
-        **_summarize_spreads(task, folds),
+        **_summarize_spreads(context, folds),
         "folds": [_summarize_fold(fold) for fold in folds if fold.group.fold] or None,
         "ensemble": by_ensemble,
         "uses": uses,
         "coverage": _compute_coverage(folds, MODEL),
-        "notes": [
-            *task.dataset.notes,
-            *list_missing_baselines(folds[-1].baselines),
-            *(
-                f"seed {fit.lane.config.seed}{fold.group.where} has no model: {fit.stop_reason}"
-                for fold in folds
-                for fit in fold.group.fits
-                if not fit.weights
-            ),
-        ],
-    }, detail
+    }
 
 
 def _compare_ensemble(
-    task: TrainingTask, test: Any, baselines: BaselineSums, metric: str
+    context: RunContext, test: Any, baselines: BaselineSums, metric: str
 ) -> dict[str, Any]:
     """Compare the ensemble with the baselines on the test set, as the model is."""
     tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
-    context = task.dataset.signature.context
-    paired = get_task_metrics(task.dataset).compare_with(test, tested, context=context)
+    length = context.dataset.signature.context
+    paired = get_task_metrics(context.dataset).compare_with(test, tested, context=length)
     return summarize_comparison(paired, metric)
 
 
@@ -540,14 +563,14 @@ def _summarize_fold(sums: FoldSums) -> dict[str, Any]:
 
 
 def _summarize_spreads(
-    task: TrainingTask, folds: Sequence[FoldSums]
+    context: RunContext, folds: Sequence[FoldSums]
 ) -> dict[str, dict[str, Any] | None]:
     """Return how each test metric varies over the repeats, also in standardised units.
 
     Each repeat is scored on all folds together.
     """
     repeats = []
-    for seed in range(task.config.seed, task.config.seed + task.config.train.repeats):
+    for seed in range(context.config.seed, context.config.seed + context.config.train.repeats):
         sums = [
             fold.lanes["test"][position]
             for fold in folds
@@ -557,7 +580,7 @@ def _summarize_spreads(
         if len(sums) == len(folds):
             repeats.append(merge_sums(sums).compute())
     result: dict[str, dict[str, Any] | None] = {"spread": None}
-    if not task.dataset.signature.classes:
+    if not context.dataset.signature.classes:
         result["scaled_spread"] = None
     for key in result if len(repeats) > 1 else ():
         many = [one["scaled" if key == "scaled_spread" else "overall"] for one in repeats]

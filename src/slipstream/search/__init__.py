@@ -5,7 +5,7 @@ the workers; `workers.worker` runs a `packing.scheduler` with `search.OptunaSear
 trials; `packing.pack` trains them; `summary.finish_search` retrains, tests and writes the summary.
 """
 
-from slipstream.search.api import tune
+from slipstream.search.api import SearchRequest, tune
 from slipstream.search.summary import FinishedSearch
 
-__all__ = ["FinishedSearch", "tune"]
+__all__ = ["FinishedSearch", "SearchRequest", "tune"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from optuna.exceptions import StorageInternalError
-from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
@@ -23,7 +22,6 @@ from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.engine import monitor, recovery
 from slipstream.engine.planning import MAX_LANES
-from slipstream.models import custom
 from slipstream.runs import Event, Run, studies
 from slipstream.runs.watching import start_follower
 from slipstream.search import sharing
@@ -40,54 +38,55 @@ from slipstream.search.workers import (
     make_launcher,
     make_storage_error,
 )
+from slipstream.training.request import RunRequest
 
 MIN_PARALLEL = 8
 """With `tune.parallel = "auto"` the least; on a CPU with fewer cores also the most"""
 
 
-@recovery.explain_out_of_memory()
-def tune(
-    config: Config | str | Path | Mapping[str, Any] | None = None,
-    data: Any = None,
-    *,
-    overrides: tuple[str, ...] = (),
-    watch: Callable[[Event], None] | None = None,
-    resume: str | Path | None = None,
-    folder: Path | None = None,
-    storage: str | None = None,
-    workers: int | Literal["auto"] | None = None,
-    on: Literal["ray"] | None = None,
-    model: type[nn.Module] | None = None,
-    allow_code: bool = False,
-    timer: PhaseTimer | None = None,
-) -> FinishedSearch:
-    """Search for the best settings; `slipstream.tune` documents the arguments.
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(RunRequest):
+    """A search, new or to be resumed; `slipstream.tune` documents the fields."""
 
-    `timer` has the time before.
-    """
-    timer = timer or PhaseTimer()
+    kinds: ClassVar[tuple[str, ...]] = ("search",)
+
+    storage: str | None = None
+
+
+def tune(*arguments: Any, **options: Any) -> FinishedSearch:
+    """Search, from the fields of a `SearchRequest`: tune(config, data, workers=2)."""
+    return run_search(SearchRequest(*arguments, **options))
+
+
+@recovery.explain_out_of_memory()
+def run_search(request: SearchRequest) -> FinishedSearch:
+    """Search for the best settings; `slipstream.tune` documents the request."""
+    data, timer = request.data, request.timer
     if find_place() is not None:
         raise UserError(
             "torchrun starts processes that train one model together, and each of them would make "
             "a search of its own: start it without torchrun, with --workers N"
         )
-    if model is not None:
-        overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
-    if resume is None and folder is not None and is_run(folder):
-        resume = folder
-    run = None if resume is None else runs.open_run(resume, watch, kinds=("search",))
+    if request.resume is None and request.folder is not None and is_run(request.folder):
+        request = replace(request, resume=request.folder)
+    run = None if request.resume is None else request.open_run()
     if run is not None:
-        custom.require_permission(run.folder, config, overrides=overrides, allow_code=allow_code)
-        settings = _load_resumed_config(run, config, overrides)
+        request.permit_classes()
+        settings = _load_resumed_config(run, request)
         runs.require_data(run, settings, data, runs.SAME_ROWS)
-    elif config is not None:
-        settings = configs.load(config, overrides)
-        custom.allow_classes(settings)
+    elif request.config is not None:
+        settings = request.load_config()
+        request.permit_classes(settings)
     else:
         raise UserError("give a config, or a search to resume")
     spaces.check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first
-    launcher = make_launcher(settings, data, run, storage=storage, workers=workers, on=on)
+    launcher = make_launcher(
+        *(settings, data, run),
+        storage=request.storage,
+        workers=request.workers,
+        on=request.on,
+    )
     timer.end("start-up")
     datasets = DatasetCache(settings, data)
     datasets.get(settings)  # report problems with the data before a folder is created
@@ -95,21 +94,23 @@ def tune(
     if run is None:
         files = {"config.toml": runs.format_config(settings)}
         run = runs.create_run(
-            settings.name, out=settings.out, files=files, folder=folder, watch=watch
+            settings.name,
+            out=settings.out,
+            files=files,
+            folder=request.folder,
+            watch=request.watch,
         )
     with runs.lock_run(run), _explain_resume(run, launcher):
         start_follower(run, settings.follow)
-        return _search(run, launcher, datasets, timer, resumed=resume is not None)
+        return _search(run, launcher, datasets, timer, resumed=request.resume is not None)
 
 
-def _load_resumed_config(
-    run: Run, config: Config | str | Path | Mapping[str, Any] | None, overrides: tuple[str, ...]
-) -> Config:
+def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
     """Load the config of a resumed search; only the settings in `MAY_DIFFER` may have changed."""
     if runs.find_kind(run.folder) == "ensemble":
         raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
     earlier = runs.load_config(run)
-    settings = configs.load(config or earlier, overrides)
+    settings = configs.load(request.config or earlier, request.settings)
     differences = configs.list_differences(earlier, settings)
     if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
         raise UserError(

@@ -53,7 +53,7 @@ from slipstream.scoring.predict import (
 )
 from slipstream.scoring.summary import BaselineSums, merge_sums, summarize_sums
 from slipstream.training.overview import summarize_data
-from slipstream.training.result import FinishedRun
+from slipstream.training.request import FinishedRun
 
 SAME_SETTINGS = (
     *("data.split", "data.where", "data.id", "data.task", "data.label_rows"),

@@ -27,12 +27,13 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.windows import Series
-from slipstream.engine import checkpoint, loop, planning, recovery
+from slipstream.engine import checkpoint, planning, recovery
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.context import EncoderMatch, resolve_settings
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes import Lane, LanePolicy, LaneResult
-from slipstream.engine.loop import RoundIterator
+from slipstream.engine.loop import RoundIterator, TrainingLoop
 from slipstream.engine.pack import (
     MAY_DIFFER,
     LaneMode,
@@ -44,13 +45,11 @@ from slipstream.engine.pack import (
 )
 from slipstream.engine.plan import Plan
 from slipstream.engine.planning import MAX_LANES, make_plan
-from slipstream.engine.single import resolve_settings
 from slipstream.engine.state import EndedLane, TrainingState
 from slipstream.engine.step import Round
 from slipstream.runs import Event, Run
 from slipstream.training import trained_lanes
-from slipstream.training.context import load_dataset
-from slipstream.training.encoder import EncoderMatch
+from slipstream.training.fitting import load_dataset
 from slipstream.training.trained_lanes import TrainedLane
 
 NOT_STARTED = "not started: tune.minutes left no time for it"
@@ -623,7 +622,7 @@ class TrialPack:
             keeps_rows=self._wants_lane,
         )
         extra, self.state = self._get_search_state, state
-        self.rounds = loop.train_rounds(state, stop, policy=policy, extra_state=extra)
+        self.rounds = TrainingLoop(state, stop, policy, extra).run()
 
     @contextmanager
     def _use_device(self) -> Iterator[None]:

@@ -30,7 +30,8 @@ from slipstream.search.packs import NOT_STARTED, DatasetCache, PackScheduler, Tr
 from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import TimedStudy, rank_trials
 from slipstream.search.trials import LANE, OptunaSearch
-from slipstream.training import start, trained_lanes
+from slipstream.training import run as training_runs
+from slipstream.training import trained_lanes
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 
 DEFAULT = -1
@@ -367,8 +368,10 @@ class FinalRun:
         Models that were not retrained are trained: further folds of a walk-forward split, or what
         the time was too short for.
         """
-        if start.is_run_of(self.folder, self.config):
-            return start.train_or_resume(self.folder, self.config, datasets.table, run.watch)
+        if training_runs.is_run_of(self.folder, self.config):
+            return training_runs.train_or_resume(
+                self.folder, self.config, datasets.table, run.watch
+            )
         lanes = enumerate(map(trained_lanes.load_lane, self.saved))
         trained = {number: lane for number, lane in lanes if lane is not None}
         data = datasets.get(self.config)
@@ -376,10 +379,10 @@ class FinalRun:
         if len(trained) < len(self.saved) * max(len(data.dataset.folds), 1):
             config = self._limit_time(trained)
         if not trained:
-            return start.train_or_resume(self.folder, config, datasets.table, run.watch)
+            return training_runs.train_or_resume(self.folder, config, datasets.table, run.watch)
         runs.remove(self.folder)
         loaded = LoadedData(data.dataset, data.fingerprint, data.encoder)
-        return start.finish_trained(
+        return training_runs.finish_trained(
             self.folder,
             config,
             loaded,

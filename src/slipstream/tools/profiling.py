@@ -39,6 +39,7 @@ from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine import monitor, recovery
+from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
 from slipstream.engine.planning import (
     TimedWorkload,
@@ -46,7 +47,6 @@ from slipstream.engine.planning import (
     prepare_task,
     resolve_batch_size,
 )
-from slipstream.engine.single import TrainingTask
 from slipstream.models import custom
 from slipstream.reporting.figure_style import STYLE
 
@@ -346,28 +346,28 @@ def _get_cache_bytes(device: torch.device) -> float:
     return max(sizes)
 
 
-def compute_floor(task: TrainingTask, plan: Plan) -> Floor:
+def compute_floor(context: RunContext, plan: Plan) -> Floor:
     """Compute the lower bounds of a training step."""
     flops_per_s, bytes_per_s, cache_bytes = measure_peaks(plan)
-    train = task.config.train
+    train = context.config.train
     assert train.batch != "auto"
     count = train.batch * train.accumulate
-    flops, saved_bytes = _measure_window(task)
+    flops, saved_bytes = _measure_window(context)
     width = 2 if plan.autocast else 4
-    weights = sum(p.numel() for p in task.model.parameters())
+    weights = sum(p.numel() for p in context.model.parameters())
     state = 4.0 * weights * STATE_ACCESSES[train.optimizer]
     activations = 2.0 * saved_bytes * count * width / 4
     working_set = 4.0 * weights * 4 + activations / 2
     memory_s = (state + activations) / bytes_per_s if working_set > cache_bytes else 0.0
     arithmetic_ms = 1e3 * 3 * flops * count / flops_per_s
-    return Floor(arithmetic_ms, 1e3 * memory_s, _compute_chain_ms(task, plan))
+    return Floor(arithmetic_ms, 1e3 * memory_s, _compute_chain_ms(context, plan))
 
 
-def _measure_window(task: TrainingTask) -> tuple[float, float]:
+def _measure_window(context: RunContext) -> tuple[float, float]:
     """Count the operations of a forward pass, and the bytes that it saves for the backward pass."""
-    chunk = next(task.dataset.iter_chunks("train", None, rows=task.config.engine.buffer_rows))
+    chunk = next(context.dataset.iter_chunks("train", None, rows=context.config.engine.buffer_rows))
     batch = windows.gather(chunk.series, chunk.starts[:1])
-    model = copy.deepcopy(task.model).to("cpu")
+    model = copy.deepcopy(context.model).to("cpu")
     own = {p.data_ptr() for p in model.parameters()}
     saved = 0.0
 
@@ -385,12 +385,12 @@ def _measure_window(task: TrainingTask) -> tuple[float, float]:
     return float(counter.get_total_flops()), saved
 
 
-def _compute_chain_ms(task: TrainingTask, plan: Plan) -> float:
+def _compute_chain_ms(context: RunContext, plan: Plan) -> float:
     """Return the time of the recurrent steps that must follow one another, with weights on chip."""
-    model = task.config.model
+    model = context.config.model
     if not model.spec.is_recurrent or plan.device.type != "cuda":
         return 0.0
-    length = task.config.data.context // model.patch
+    length = context.config.data.context // model.patch
     depth = len(model.sizes)
     # layers of one direction run as a wave; with two, a layer needs all of the one before
     steps = length * depth if model.bidirectional else length + depth - 1
@@ -780,12 +780,12 @@ def _record(
     tell(f"{format_ms(wall_ms)} a step; recording {steps} steps ...")
     recorded, chrome = record_trace(workload, min(steps, MAX_STEPS))
     tell("measuring what this machine could do ...")
-    task, _ = prepare_task(workload.config, dataset)
+    context, _ = prepare_task(workload.config, dataset)
     on_gpu = plan.device.type == "cuda"
     facts = StepFacts(
         on_gpu=on_gpu,
         wall_ms=wall_ms,
-        floor=compute_floor(task, plan),
+        floor=compute_floor(context, plan),
         faults=faults / (3 * count),
         threads=plan.threads,
         cores=machine.count_available_cores(),

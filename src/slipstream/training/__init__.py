@@ -1,6 +1,14 @@
 """From a config to trained models and their figures."""
 
-from slipstream.training.result import FinishedRun
-from slipstream.training.start import pretrain, train, train_or_resume
+from typing import Any
 
-__all__ = ["FinishedRun", "pretrain", "train", "train_or_resume"]
+from slipstream.training import run
+from slipstream.training.request import FinishedRun, TrainRequest
+from slipstream.training.run import train_or_resume
+
+__all__ = ["FinishedRun", "TrainRequest", "train", "train_or_resume"]
+
+
+def train(*arguments: Any, **options: Any) -> FinishedRun:
+    """Train or resume a run, from the fields of a `TrainRequest`, as in train(config, data)."""
+    return run.train(TrainRequest(*arguments, **options))

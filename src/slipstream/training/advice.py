@@ -268,12 +268,12 @@ def _thin_out(dataset: Dataset) -> Dataset:
 @torch.inference_mode()
 def _validate(workload: TrainingWorkload, dataset: Dataset) -> dict[str, float]:
     """Return the validation error in the data's units and in standardised ones."""
-    task = workload.task
-    task.model.eval()
-    chunks = dataset.iter_chunks("val", task.series, rows=0)
-    predict = make_predictor(task.model, workload.plan, dataset.signature, dataset.scaler)
+    context = workload.context
+    context.model.eval()
+    chunks = dataset.iter_chunks("val", context.series, rows=0)
+    predict = make_predictor(context.model, workload.plan, dataset.signature, dataset.scaler)
     sums = accumulate(predict_batches(predict, chunks), dataset)
-    task.model.train()
+    context.model.train()
     scores = sums.compute()
     headline = get_task_metrics(dataset).HEADLINE
     error = float(scores["overall"][headline])

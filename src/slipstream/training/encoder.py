@@ -7,7 +7,6 @@ same names for these weights.
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from slipstream.config import Config, Signature
 from slipstream.data.prepare.chain import Limits, Replay
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
+from slipstream.engine.context import EncoderMatch
 from slipstream.engine.optim import CORE, is_encoder_weight
 from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
 from slipstream.models.layers import load_network
@@ -37,16 +37,6 @@ class PretrainedEncoder:
     weights: dict[str, Tensor]
     limits: dict[str, Limits]
     """The ranges that its steps of `data.prepare` were fitted to"""
-
-
-@dataclass(frozen=True)
-class EncoderMatch:
-    """The weights of an encoder that a model starts from."""
-
-    weights: dict[str, Tensor]
-    """By the model's own names"""
-    summary: dict[str, Any]
-    """The encoder's folder, and the names of weights that matched, are new or are unused"""
 
 
 def load_encoder(config: Config) -> PretrainedEncoder | None:

@@ -1,128 +1,281 @@
-"""Train the lanes of a run: one model, or the repeats and folds of a walk-forward split."""
+"""From a config to trained lanes: load, build, plan and record, in the order of a run.
 
-import json
+`run` calls these for a run of this process, `shares` for the lanes of a worker.
+"""
+
+import math
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.base.errors import UserError
-from slipstream.base.signals import catch_signals
-from slipstream.base.text import format_count
-from slipstream.config import Config
+from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.phases import PhaseTimer
+from slipstream.base.text import format_count, format_epoch
+from slipstream.config import Config, describe_recurrent, list_unused
+from slipstream.data import checks
+from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
-from slipstream.engine import loop, planning
-from slipstream.engine import state as ended
+from slipstream.engine import checkpoint, planning, recovery
 from slipstream.engine import state as states
-from slipstream.engine.checkpoint import Checkpoint
-from slipstream.engine.events import LaneEvents, SingleEvents
-from slipstream.engine.lanes import FitResult, Lane, LaneResult, parse_progress
-from slipstream.engine.monitor import Monitor, compare_with_estimate, summarize
-from slipstream.engine.pack import LaneMode, Pack, compute_capacity, parse_capacity
-from slipstream.engine.plan import Plan
-from slipstream.engine.planning import guess_duration_s
-from slipstream.engine.single import SingleProgram, TrainingTask, seed_generators
+from slipstream.engine.context import EncoderMatch, RunContext, build_model, seed_generators
+from slipstream.engine.events import LaneEvents
+from slipstream.engine.lanes import INTERRUPTED, FitResult, Lane, LaneResult, parse_progress
+from slipstream.engine.monitor import Monitor
+from slipstream.engine.plan import ONE_AT_A_TIME, PackChoice, Plan
 from slipstream.models.custom import list_buffers
-from slipstream.models.losses import make_validation_settings
+from slipstream.models.forecaster import build
+from slipstream.models.losses import explain_point, make_validation_settings
+from slipstream.runs import Run
+from slipstream.scoring.predict import make_window_filter
 from slipstream.scoring.summary import count_windows
-from slipstream.training import context as contexts
-from slipstream.training.context import FIT_PHASES, RunContext
+from slipstream.training import encoder as encoders
+from slipstream.training.encoder import PretrainedEncoder
 from slipstream.training.preview import build_preview
 
-ONE_AT_A_TIME = SingleProgram.mode
+FIT_PHASES = ("set-up", "training", "validation")
+"""The phases whose seconds a checkpoint has"""
 
 
-def trains_lanes(config: Config) -> bool:
-    """Whether a run trains several models, or folds, and reports each of them."""
-    walks = config.data.split.walk_forward is not None
-    return not config.masked and (config.train.repeats > 1 or walks)
+def load_context(
+    config: Config, data: Any, timer: PhaseTimer, *, run: Run = planning.NOWHERE
+) -> RunContext:
+    """Load the windows, and the encoder to start from; make the rules-of-thumb plan.
+
+    A new run has no folder yet, so that bad data leave none behind.
+    """
+    timer.end("start-up")
+    with timer.time("data"):
+        init, dataset = load_dataset(config, data)
+        fingerprint = dataset.compute_fingerprint()
+    streamed = dataset.stream is not None
+    with timer.time("plan"):
+        plan = planning.make_plan(config, data_bytes=dataset.data_bytes, streamed=streamed)
+    return RunContext(run, config, dataset, plan, fingerprint=fingerprint, init=init, timer=timer)
+
+
+@recovery.explain_out_of_memory()
+def load_dataset(
+    settings: Config, data: Any = None, *, num_folds: int = 1
+) -> tuple[EncoderMatch | None, Dataset]:
+    """Load the windows, and the encoder to start from, if any, whose scaling they then have.
+
+    `num_folds` are those of a search.
+    """
+    encoder = encoders.load_encoder(settings)
+    known = encoder.scaler if encoder else None
+    replay = encoders.select_limits(encoder, settings) if encoder else None
+    dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
+    make_window_filter(settings, dataset)  # refuses one that does not fit
+    recovery.refuse_oversized(settings, dataset.signature)
+    targets = {"prepare": settings.data.prepare, "targets": dataset.signature.targets}
+    changed = () if dataset.signature.masked else runs.list_changed_targets(targets)
+    before = (
+        *checks.find_suspicious(dataset),
+        *(one.describe() for one in changed),
+        *list_unused(settings),
+        *explain_point(settings),
+        *(describe_recurrent(settings.model) if settings.masked else ()),
+    )
+    dataset = replace(dataset, notes=(*before, *dataset.notes))
+    if encoder is None:
+        return None, dataset
+    with torch.random.fork_rng([]):
+        model = build(settings.model, dataset.signature)
+    init = encoders.match_weights(encoder, settings, dataset.signature, model)
+    notes = [
+        f"starts from the encoder of {encoder.folder}: {len(init.weights)} weights matched, new "
+        f"are {', '.join(init.summary['new'])}; inputs are scaled as they were there"
+    ]
+    notes += _describe_frozen(settings)
+    if data is None and _has_seen_test_rows(encoder, settings, dataset):
+        notes.append(
+            "the encoder has seen rows of this run's test set, though not what is predicted there; "
+            "pre-train it with the same data.split to keep them unseen"
+        )
+    return init, replace(dataset, notes=(*dataset.notes, *notes))
+
+
+def _describe_frozen(settings: Config) -> list[str]:
+    """Note that an encoder is never trained."""
+    train = settings.train
+    if train.freeze_epochs < train.max_epochs:
+        return []
+    return [
+        f"the encoder stays frozen to the end: train.freeze_epochs = {train.freeze_epochs} leaves "
+        f"none of train.epochs = {train.epochs}, so that only the head is trained; lower it to "
+        "fine-tune the encoder"
+    ]
+
+
+def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: Dataset) -> bool:
+    """Whether the encoder was pre-trained on rows that are tested here, as far as is known."""
+    theirs, mine = encoder.config.data, settings.data
+    names = ("paths", "ids", "where", "short")
+    same = all(getattr(theirs, name) == getattr(mine, name) for name in names)
+    alike = (theirs.split.by, theirs.split.folders) == (mine.split.by, mine.split.folders)
+    return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
+
+
+def build_monitor(context: RunContext) -> Monitor:
+    """Build the monitor that samples the device during training."""
+    return Monitor(context.run, context.plan.device, on=context.config.engine.monitor)
+
+
+def prepare_model(context: RunContext) -> RunContext:
+    """Build the model, put the data in place and settle the plan; write config and plan."""
+    run, timer, ranks = context.run, context.timer, context.ranks
+    with seed_generators(context.config.seed, context.plan.device):
+        if context.init is not None and context.checkpoint is None:
+            run.append("init", **context.init.summary)
+        # the other ranks wait until the plan is settled
+        context = replace(context, ranks=ranks and ranks.without_sums())
+        with timer.time("set-up"):
+            context = build_model(context)
+        with timer.time("plan"):
+            if not context.is_plan_final:
+                context = _settle_plan(context)
+    context = replace(context, ranks=ranks)
+    runs.remove_manifest(run)
+    write_config(context)
+    record_data(context)
+    runs.write_json(run.folder / "plan.json", context.plan.to_dict())
+    return context
+
+
+def _settle_plan(context: RunContext) -> RunContext:
+    """Measure what was left to it: the batch size, then the rest of the plan."""
+    if context.config.train.batch != "auto":
+        return replace(context, plan=planning.choose_plan(context, context.plan))
+    config, batch = _measure_batch(context)
+    context = replace(context, config=config)
+    plan = planning.choose_plan(context, context.plan)
+    reasons, evidence = plan.reasons | {"batch": batch.reason}, [*batch.evidence, *plan.evidence]
+    return replace(context, plan=replace(plan, reasons=reasons, evidence=evidence))
+
+
+class MeasuredBatch(NamedTuple):
+    """How a batch size was chosen, for the plan."""
+
+    reason: str
+    evidence: list[dict[str, Any]]
+
+
+def measure_batch(context: RunContext) -> tuple[Config, MeasuredBatch]:
+    """Return the config with the batch size that is fastest here, and how it was chosen."""
+    device = context.plan.device
+    with context.timer.time("plan"), seed_generators(context.config.seed, device):
+        measured = _measure_batch(build_model(context))
+    if device.type == "cuda":
+        recovery.free_memory()
+    return measured
+
+
+def _measure_batch(context: RunContext) -> tuple[Config, MeasuredBatch]:
+    batch, evidence = planning.find_batch_size(context, context.plan)
+    reason = f"{format_count(batch, 'window')}: the most that fit and made training faster"
+    return planning.set_batch_size(context.config, batch), MeasuredBatch(reason, evidence)
+
+
+def record_data(context: RunContext) -> None:
+    """Have checkpoints and the model state what data they were trained on."""
+    dataset = context.dataset
+    context.run.origin.update(
+        data=context.fingerprint,
+        streamed=dataset.stream is not None,
+        left_out=dataset.left_out,
+    )
+
+
+def write_config(context: RunContext) -> None:
+    """Write the requested config, with the values that were left to measuring."""
+    config, requested = context.config, context.requested or context.config
+    train = config.train.model_copy(update={"class_weights": requested.train.class_weights})
+    text = runs.format_config(config.model_copy(update={"train": train}))
+    runs.write_text(context.run.folder / "config.toml", text)
+    context.run.origin["config"] = text
 
 
 def build_lanes(config: Config, dataset: Dataset, init: Mapping[str, Tensor]) -> list[Lane]:
-    """Every fold's repeats, the earliest fold first, all from the same encoder weights if any."""
+    """Return every fold's repeats, the earliest fold first, all from the same encoder weights if
+    any."""
     memory = dataset.memory
     folds = [fold.starts for fold in dataset.folds] or [memory.starts if memory else {}]
     seeds = range(config.seed, config.seed + config.train.repeats)
     configs = [config.model_copy(update={"seed": seed}) for seed in seeds]
     folds = [{name: fold[name] for name in ("train", "val") if name in fold} for fold in folds]
-    return [Lane(one, starts, init=init) for starts in folds for one in configs]
+    return [Lane(seeded, starts, init=init) for starts in folds for seeded in configs]
 
 
-@dataclass(frozen=True)
-class LanePlan:
-    """How the lanes of a run are trained."""
+def plan_lanes(context: RunContext, numbers: Sequence[int] | None = None) -> RunContext:
+    """Choose how the lanes are trained, and how many at a time.
 
-    lanes: list[Lane]
-    plan: Plan
-    mode: str
-    """As one program ("together"), side by side ("branches"), or "one at a time\""""
-    places: int
-    reason: str
-    evidence: list[dict[str, Any]] = field(default_factory=list)
-    workers: dict[str, Any] = field(default_factory=dict)
-    """How many there were and what each trained, where there were several"""
-
-    def summarize(self) -> dict[str, Any]:
-        return {
-            "lanes": len(self.lanes),
-            "places": self.places,
-            "mode": self.mode,
-            "why": self.reason,
-            "evidence": self.evidence,
-            **self.workers,
-        }
+    `numbers` are those of a worker's share; by default, it is all of them.
+    """
+    if not context.config.trains_lanes:
+        return replace(context, lanes=[context.build_lane()])
+    lanes = build_lanes(context.config, context.dataset, context.init_weights)
+    if numbers is not None:
+        lanes = [lanes[number] for number in numbers]
+    with context.timer.time("plan"):
+        packing, plan = _choose_packing(context, lanes)
+    return replace(context, lanes=lanes, packing=packing, plan=plan)
 
 
-def plan_lanes(
-    task: TrainingTask, lanes: list[Lane], plan: Plan, checkpoint: Checkpoint | None
-) -> LanePlan:
-    """Choose how lanes are trained, and how many at a time, from measuring where that pays."""
-    obstacle = _find_obstacle(task, plan)
-    if checkpoint is not None:
-        mode, places = checkpoint.metadata["mode"], checkpoint.metadata["limit"]
-        if mode != ONE_AT_A_TIME:
+def _choose_packing(context: RunContext, lanes: list[Lane]) -> tuple[PackChoice, Plan]:
+    """Return how lanes are trained, from measuring where that pays, and the plan for that."""
+    plan, saved, obstacle = context.plan, context.checkpoint, _find_obstacle(context)
+    if saved is not None:
+        packing = PackChoice(
+            saved.metadata["mode"],
+            saved.metadata["limit"],
+            reason=saved.metadata.get("why", "as it began"),
+        )
+        if packing.mode != ONE_AT_A_TIME:
             if obstacle:
                 raise UserError(
                     f"the run began with several models at a time, which does not work with "
                     f"{obstacle}; leave that as it was, or start a new run"
                 )
-            plan = planning.adapt_plan_to_pack(plan, mode, None)
-        reason = checkpoint.metadata.get("why", "as it began")
-        return LanePlan(lanes, plan, mode, places, reason)
+            plan = planning.adapt_plan_to_pack(plan, packing.mode, None)
+        return packing, plan
     if obstacle:
-        return LanePlan(lanes, plan, ONE_AT_A_TIME, 1, f"one after another: {obstacle}")
-    config, signature = task.config, task.dataset.signature
-    limit_s = planning.limit_measuring(guess_duration_s(task, plan), len(lanes), plan)
-    mode, reason = planning.choose_mode(config, signature, plan)
-    places = min(len(lanes), planning.MAX_LANES, planning.count_fitting(task, lanes, plan))
-    if config.train.minutes is not None:
-        reason, places = "all at a time, since train.minutes is for all of them", len(lanes)
-    elif config.engine.plan != "off" and limit_s:
-        choice = planning.recall_or_choose(task, lanes, plan, limit_s)
+        return PackChoice(reason=f"one after another: {obstacle}"), plan
+    config, signature = context.config, context.dataset.signature
+    guessed_s = planning.guess_duration_s(context, plan)
+    limit_s = planning.limit_measuring(guessed_s, len(lanes), plan)
+    if config.train.minutes is None and config.engine.plan != "off" and limit_s:
+        packing = planning.recall_or_choose(context, lanes, plan, limit_s)
         ms = next(
-            one["ms"]
-            for one in choice.evidence
-            if "ms" in one and (one["mode"], one["places"]) == (choice.mode, choice.num_lanes)
+            entry["ms"]
+            for entry in packing.evidence
+            if "ms" in entry
+            and (entry["mode"], entry["places"]) == (packing.mode, packing.num_lanes)
         )
-        plan = planning.adapt_plan_to_pack(plan, choice.mode, ms)
-        return LanePlan(lanes, plan, choice.mode, choice.num_lanes, choice.reason, choice.evidence)
-    return LanePlan(lanes, planning.adapt_plan_to_pack(plan, mode, None), mode, places, reason)
+        return packing, planning.adapt_plan_to_pack(plan, packing.mode, ms)
+    mode, reason = planning.choose_mode(config, signature, plan)
+    num_lanes = min(len(lanes), planning.MAX_LANES, planning.count_fitting(context, lanes, plan))
+    if config.train.minutes is not None:
+        reason, num_lanes = "all at a time, since train.minutes is for all of them", len(lanes)
+    return PackChoice(mode, num_lanes, reason=reason), planning.adapt_plan_to_pack(plan, mode, None)
 
 
-def _find_obstacle(task: TrainingTask, plan: Plan) -> str:
-    """What keeps several models from training at a time; empty where nothing does."""
-    extra = list_buffers(task.model)
-    if task.dataset.stream is not None or plan.home != "device":
+def _find_obstacle(context: RunContext) -> str:
+    """Return what keeps several models from training at a time; empty where nothing does."""
+    plan, config, extra = context.plan, context.config, list_buffers(context.model)
+    if context.dataset.stream is not None or plan.home != "device":
         return f"series that are not on the device ({plan.home}: {plan.reasons['home']})"
-    if task.copies is not None:
+    if context.copies is not None:
         return "augmented windows that are read from disk (augment.cache)"
-    if task.config.train.state == "carried":
+    if config.train.state == "carried":
         return 'train.state = "carried", which keeps the state of each piece from step to step'
-    if task.config.engine.sync:
+    if config.engine.sync:
         return "engine.sync, which waits for every step"
     if plan.micro_batch:
         return f"a batch that fits into memory {format_count(plan.micro_batch, 'window')} at a time"
@@ -131,100 +284,77 @@ def _find_obstacle(task: TrainingTask, plan: Plan) -> str:
     return ""
 
 
-def announce(task: TrainingTask, plan: Plan, num_steps: int, **more: Any) -> None:
-    """Log what is about to be trained, with `num_steps` in an epoch."""
-    dataset = task.dataset
-    several = trains_lanes(task.config)
-    task.run.append(
+def announce(context: RunContext) -> None:
+    """Log what is about to be trained, and how long that is expected to take."""
+    config, dataset, plan = context.config, context.dataset, context.plan
+    train, num_lanes = config.train, len(context.lanes)
+    counts = [fold.num_windows["train"] for fold in dataset.folds] or [dataset.num_windows["train"]]
+    steps = -(-max(counts) // context.windows_per_step)
+    if context.is_carried:
+        steps = context.num_steps  # of the last fold
+    rounds, kind = -(-num_lanes // context.packing.num_lanes), "guessed"
+    if plan.ms_per_step is not None:
+        expected_s, kind = plan.ms_per_step / 1e3 * steps * train.max_epochs * rounds, "measured"
+    else:
+        expected_s = planning.guess_duration_s(context, plan) * num_lanes
+    pack: dict[str, Any] = {}
+    if config.trains_lanes:
+        saved = context.checkpoint
+        done = len(list_ended(saved.metadata, config)) if saved else 0
+        facts = {"folds": len(dataset.folds), "repeats": train.repeats, "seed": config.seed}
+        pack = {"rounds": rounds, "pack": context.summarize_packing() | facts | {"done": done}}
+    context.run.append(
         "start",
-        run=str(task.run.folder),
-        windows=count_windows(dataset) if several else dataset.num_windows,
+        run=str(context.run.folder),
+        windows=count_windows(dataset),
         series=len(dataset.index.series_names),
-        parameters=task.num_parameters,
-        epochs=task.config.train.max_epochs,
-        steps_per_epoch=num_steps,
+        parameters=context.num_parameters,
+        epochs=train.max_epochs,
+        steps_per_epoch=steps,
         plan=plan.to_dict(),
-        scale=_describe_scale(task),
-        **more,
+        scale=_describe_scale(context),
+        **pack,
+        expected_s=expected_s,
+        expected_is=kind,
         notes=dataset.notes,
         files=dataset.summarize_files(),
     )
 
 
-def _describe_scale(task: TrainingTask) -> dict[str, Any] | None:
+def _describe_scale(context: RunContext) -> dict[str, Any] | None:
     """Return how losses become errors in the unit of the target; None unless it is one number."""
-    signature, train = task.dataset.signature, task.config.train
+    signature, train = context.dataset.signature, context.config.train
     if signature.masked or signature.classes or len(signature.targets) > 1:
         return None
     (target,) = signature.targets
     losses = {"train": train.loss, "val": make_validation_settings(train).loss}
-    return {"target": target, "size": task.dataset.scaler.size[target]} | losses
+    return {"target": target, "size": context.dataset.scaler.size[target]} | losses
 
 
-def fit_lanes(
-    context: RunContext, task: TrainingTask, lane_plan: LanePlan, monitor: Monitor
-) -> tuple[FitResult, LanePlan]:
-    """Train to the end, or until a signal; the plan comes back as it ran."""
-    checkpoint, config, run = context.start.checkpoint, task.config, context.run
-    make_events = LaneEvents if trains_lanes(config) else SingleEvents
-    events = make_events(run, monitor, build_preview(task))
-    signature, result = task.dataset.signature, None
-    if checkpoint is not None:
-        result = ended.read_results(checkpoint, lane_plan.lanes, signature, lane_plan.plan)
-    if result is None:
-        if task.ranks is not None:
-            task.ranks.share_text(_describe_training(task, lane_plan.plan, checkpoint))
-        result = train_lanes(task, lane_plan, checkpoint, events)
-    else:
-        events.end(result)
-    count_seconds(context, result)
-    contexts.restore_folder(run, config, context.config)
-    plan = contexts.record_plan(run, result.plan, result.failures)
-    if result.limit < lane_plan.places:
-        lane_plan = replace(lane_plan, places=result.limit, reason="more did not fit into memory")
-    return result, replace(lane_plan, plan=plan)
+def make_events(context: RunContext, monitor: Monitor) -> LaneEvents:
+    """Return what logs the training."""
+    preview = build_preview(context)
+    return LaneEvents(context.run, monitor, preview, single=not context.config.trains_lanes)
 
 
-def _describe_training(task: TrainingTask, plan: Plan, checkpoint: Checkpoint | None) -> str:
-    """Return what other processes need to train the same model, as JSON."""
-    message = {
-        "run": str(task.run.folder),
-        "config": task.config.model_dump_json(),
-        "plan": plan.to_dict(),
-        "data": task.fingerprint,
-        "step": None if checkpoint is None else checkpoint.step,
-    }
-    return json.dumps(message)
-
-
-def train_lanes(
-    task: TrainingTask, lane_plan: LanePlan, checkpoint: Checkpoint | None, events: LaneEvents
-) -> FitResult:
-    """Train lanes to their end, or until a signal, with the other processes where there are any."""
-    config, lanes = task.config, lane_plan.lanes
-    build = partial(_build_program, task, lane_plan, checkpoint)
-    extra: dict[str, Any] = {"data": task.fingerprint}
-    if trains_lanes(config):
-        extra["pack"] = lane_plan.summarize()
-    # a custom model may draw while it trains, and windows of other ranks have draws of their own
-    seed = config.seed ^ (task.ranks.rank if task.ranks else 0) << 40
-    with (
-        seed_generators(seed, lane_plan.plan.device),
-        catch_signals() as stop,
-    ):
-        if checkpoint is None:
-            state = states.start(lanes, build, events, num_places=lane_plan.places)
-        else:
-            state = states.restore(checkpoint, lanes, build, events, same_configs=False)
-        return loop.fit(state, stop, extra_state=lambda: extra, ranks=task.ranks)
+def record_training(context: RunContext, fit: FitResult) -> RunContext:
+    """Count the time of training and write the plan as it ran; return the context with it."""
+    count_seconds(context, fit)
+    if not (context.run.folder / "config.toml").exists():  # the folder was removed meanwhile
+        context.run.folder.mkdir(parents=True, exist_ok=True)
+        write_config(context)
+    plan, packing = _record_plan(context.run, fit.plan, fit.failures), context.packing
+    if fit.limit < packing.num_lanes:
+        packing = replace(packing, num_lanes=fit.limit, reason="more did not fit into memory")
+    return replace(context, plan=plan, packing=packing)
 
 
 def count_seconds(context: RunContext, result: FitResult) -> None:
     """Count the time of training, set-up and validation; a checkpoint's is in the result too."""
-    timer, checkpoint = context.timer, context.start.checkpoint
+    timer, saved = context.timer, context.checkpoint
     fitted = dict(zip(FIT_PHASES, (result.setup_s, result.train_s, result.validate_s), strict=True))
     timer.seconds |= fitted | {"set-up": timer.seconds["set-up"] + result.setup_s}
-    before = checkpoint.metadata["seconds"] if checkpoint else (0.0, 0.0, 0.0)
+    before = saved.metadata["seconds"] if saved else (0.0, 0.0, 0.0)
     setup_s, _, validate_s = map(operator.sub, fitted.values(), before)
     timer.end("training")  # with checkpoints, and what else comes between its steps
     captures = result.capture_s
@@ -237,20 +367,29 @@ def count_seconds(context: RunContext, result: FitResult) -> None:
     )
 
 
-def _build_program(
-    task: TrainingTask, lane_plan: LanePlan, checkpoint: Checkpoint | None, num_places: int
-) -> SingleProgram | Pack:
-    plan, signature = lane_plan.plan, task.dataset.signature
-    if lane_plan.mode == ONE_AT_A_TIME:
-        return SingleProgram(task, plan)
-    if checkpoint is None:
-        capacity = compute_capacity(lane_plan.lanes, places=lane_plan.places)
-    else:
-        capacity = parse_capacity(checkpoint.metadata)
-        capacity = capacity._replace(config=lane_plan.lanes[0].config)  # it may be another by now
-    assert task.series is not None
-    mode: LaneMode = "branches" if lane_plan.mode == "branches" else "together"
-    return Pack(num_places, capacity, signature, task.series, plan, mode)
+def _record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
+    """Write the plan as it ran, with every program that could not be captured; return it."""
+    if failures:
+        for name, why in failures.items():
+            run.append("fallback", what=f"{name} not captured", why=why)
+        reason = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
+        ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": reason})
+    runs.write_json(run.folder / "plan.json", ran.to_dict())
+    return ran
+
+
+def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> None:
+    """Write model/, or a temporary folder elsewhere if the run folder cannot be written to."""
+    content = weights, dataset.signature, dataset.scaler, dataset.limits
+    try:
+        checkpoint.save_model(run, *content)
+    except OSError as error:
+        aside = replace(run, folder=Path(tempfile.mkdtemp(prefix=f"{run.folder.name}-")))
+        checkpoint.save_model(aside, *content)
+        raise ResumableError(
+            f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
+            f"{aside.model}; make room and resume with: {runs.suggest_resume(run.folder)}"
+        ) from None
 
 
 def list_ended(metadata: Mapping[str, Any], config: Config) -> list[int]:
@@ -263,30 +402,24 @@ def list_ended(metadata: Mapping[str, Any], config: Config) -> list[int]:
     ]
 
 
-def count_ended(metadata: Mapping[str, Any], config: Config) -> int:
-    """Count those lanes."""
-    return len(list_ended(metadata, config))
-
-
-def summarize_training(
-    task: TrainingTask, fit: FitResult, lane_plan: LanePlan, best: LaneResult
-) -> dict[str, Any]:
-    """Summarize the training itself; `best` is the lane whose model the run deploys."""
-    logged, several = list(runs.read_events(task.run)), trains_lanes(task.config)
-    at, whole = best.progress, task.dataset.num_windows["train"]
-    counts = [len(one.lane.starts["train"]) if one.lane.starts else whole for one in fit.lanes]
-    epochs = [one.progress.epoch for one in fit.lanes]
-    estimate = compare_with_estimate(logged, steps=fit.steps, took_s=fit.train_s)
-    return {
-        "steps": at.step,
-        "repeated_steps": sum(one.progress.repeated for one in fit.lanes),
-        "epochs": at.epoch,
-        "best_epoch": at.best_epoch,
-        "stopped": best.stop_reason,
-        "parameters": task.num_parameters,
-        "windows_per_s": sum(map(operator.mul, epochs, counts)) / fit.train_s,
-        "plan": lane_plan.plan.to_dict(),
-        **({"pack": lane_plan.summarize() | {"steps": fit.steps}} if several else {}),
-        "monitor": summarize(logged),
-        "estimate": estimate | ({"planned_steps": None} if several else {}),
-    }
+def describe_interrupt(context: RunContext, fit: FitResult, best: LaneResult | None) -> Interrupted:
+    """Return the error of a run that a signal has stopped; `best` is the lane in model/."""
+    run = context.run
+    if context.config.trains_lanes:
+        done = sum(lane.stop_reason != INTERRUPTED for lane in fit.lanes)
+        epoch = max((lane.progress.epoch for lane in fit.lanes), default=0.0)
+        at = f"in epoch {math.ceil(epoch)} with {done} of {len(context.lanes)} lanes done"
+        saved = "there was no validation yet of what model/ is to hold"
+        if best is not None:
+            saved = f"the best weights so far are in {run.model}"
+    else:
+        progress = fit.lanes[0].progress
+        at = f"at step {progress.step}, in epoch {math.ceil(progress.epoch)}"
+        saved = "there was no validation yet"
+        if best is not None:
+            epochs = format_epoch(progress.best_epoch)
+            saved = f"the best weights, of epoch {epochs}, are in {run.model}"
+    return Interrupted(
+        f"stopped {at}; {saved}; resume with: {runs.suggest_resume(run.folder)}",
+        signal_number=fit.signal_number,
+    )

@@ -18,9 +18,9 @@ from slipstream.data.predictions import to_physical
 from slipstream.data.series import MICROSECONDS, Ints, SeriesIndex
 from slipstream.data.windows import WindowChunk
 from slipstream.engine import recovery
+from slipstream.engine.context import RunContext
 from slipstream.engine.events import Preview
 from slipstream.engine.lanes import LaneResult
-from slipstream.engine.single import TrainingTask
 from slipstream.engine.step import StepProgram
 from slipstream.scoring.batch import PredictionBatch
 from slipstream.scoring.ensemble import build_predictor
@@ -33,23 +33,27 @@ LEAST_S, MOST_SHARE = 1.0, 0.01
 DIGITS = 8
 
 
-def build_preview(task: TrainingTask) -> Preview | None:
-    """Return the preview of a task; None where the series are not in memory, or an encoder is
+def build_preview(context: RunContext) -> Preview | None:
+    """Return the preview of a run; None where the series are not in memory, or an encoder is
     pre-trained."""
-    return None if task.dataset.memory is None or task.config.masked else ValidationPreview(task)
+    return (
+        None
+        if context.dataset.memory is None or context.config.masked
+        else ValidationPreview(context)
+    )
 
 
 class ValidationPreview:
     """Writes `preview.json` into the run folder."""
 
-    def __init__(self, task: TrainingTask) -> None:
-        self.task = task
+    def __init__(self, context: RunContext) -> None:
+        self.context = context
         self._due_at = 0.0
         self._windows: tuple[int, Ints] | None = None
         """The lane, and the windows that are shown of it"""
 
     def __call__(self, program: StepProgram, place: int, result: LaneResult) -> None:
-        began, folder = time.perf_counter(), self.task.run.folder
+        began, folder = time.perf_counter(), self.context.run.folder
         if began < self._due_at or not runs.is_watched(folder):
             return
         try:
@@ -58,13 +62,13 @@ class ValidationPreview:
             self._due_at = math.inf
             if recovery.is_out_of_memory(error):
                 recovery.free_memory()
-            self.task.run.warn(f"no predictions are shown: {recovery.first_line(error)}")
+            self.context.run.warn(f"no predictions are shown: {recovery.first_line(error)}")
             return
         now = time.perf_counter()
         self._due_at = now + max(LEAST_S, (now - began) / MOST_SHARE)
 
     def _describe(self, program: StepProgram, place: int, result: LaneResult) -> dict[str, Any]:
-        task, dataset = self.task, self.task.dataset
+        context, dataset = self.context, self.context.dataset
         assert dataset.memory is not None
         if self._windows is None or self._windows[0] != result.number:
             starts = result.lane.starts["val"].numpy()
@@ -75,7 +79,7 @@ class ValidationPreview:
         weights, config = program.weights(place), result.lane.config
         predict = build_predictor(weights, config, dataset, program.plan)
         ids = torch.arange(len(dataset.index.series_names))
-        series = task.series or dataset.memory.series
+        series = context.series or dataset.memory.series
         chunk = WindowChunk(series, torch.from_numpy(self._windows[1]), 0, ids, dataset.memory.time)
         at = result.progress
         return {
@@ -90,7 +94,7 @@ class ValidationPreview:
 
     def _describe_series(self, batches: Sequence[PredictionBatch]) -> list[dict[str, Any]]:
         """Return times, truths and predictions of each series, in physical units."""
-        dataset = self.task.dataset
+        dataset = self.context.dataset
         index, signature, memory = dataset.index, dataset.signature, dataset.memory
         assert memory is not None
         starts = np.concatenate([one.starts.cpu().numpy() for one in batches])
@@ -111,7 +115,7 @@ class ValidationPreview:
     def _list_columns(self, batches: Sequence[PredictionBatch]) -> dict[str, Any]:
         """Return truths, predictions and, with quantiles, the outer ones: [N, H, C] each. Of
         classes, the prediction is the probability of the true one."""
-        signature, scaler = self.task.dataset.signature, self.task.dataset.scaler
+        signature, scaler = self.context.dataset.signature, self.context.dataset.scaler
         scaled = np.concatenate([one.prediction.cpu().numpy() for one in batches])
         truth = np.concatenate(
             [one.truth.cpu().numpy() for one in batches if one.truth is not None]

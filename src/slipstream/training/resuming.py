@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,21 +11,19 @@ import torch
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import UserError
-from slipstream.base.phases import PhaseTimer
 from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import Progress, parse_progress
 from slipstream.engine.plan import Plan
 from slipstream.engine.state import split_rows
 from slipstream.models.forecaster import build
 from slipstream.runs import Run
 from slipstream.training import fitting
-from slipstream.training.context import RunContext, load_start
-from slipstream.training.parallel.job import TrainingJob
-from slipstream.training.parallel.meeting import Together
+from slipstream.training.request import FinishedRun, TrainRequest
 from slipstream.training.shares import launcher
 from slipstream.training.shares.division import (
     Division,
@@ -37,65 +36,74 @@ from slipstream.training.shares.division import (
 
 LIVE_WEIGHTS = "live.model."
 """The start of the names of a checkpoint's weights"""
-Clock = tuple[PhaseTimer, float]
-"""The timer of a run, and when `train` was called"""
 
 
 class NothingToTrainError(UserError):
     """The run to resume is finished."""
 
+    def __init__(self, message: str, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
 
-def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | None) -> RunContext:
+    def accept(self, request: TrainRequest) -> FinishedRun:
+        """Return the finished run, where the request allows one; raise this error elsewhere."""
+        if not request.may_be_finished:
+            raise self
+        return FinishedRun(self.folder, runs.read_metrics(self.folder), is_new=False)
+
+
+def load_resumed(run: Run, request: TrainRequest) -> RunContext:
     """Return what a run continues from; its log is cut to the checkpoint's end."""
-    timer, began = clock
     division = read_division(run)
     if division is not None:
         wait_for_shares(run, division)
     saved, wrong = _read_newest(run, division)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
-    settings = configs.load(was if job.config is None else job.config, job.overrides)
-    if settings.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
-        settings = configs.replace_settings(settings, {"train.batch": was.train.batch})
-    changed = refuse_changes(run, was, settings, job.force)
-    at = _describe_start(run, settings, saved)
-    runs.require_data(run, settings, job.data, runs.SAME_ROWS)
-    placement = _place_workers(run, job, settings)
-    dataset, start = load_start(settings, job.data, timer)
-    context = RunContext(run, settings, dataset, start, timer, began, sum_parts(run, division))
-    context = replace(context, **placement._asdict())
+    config = configs.load(was if request.config is None else request.config, request.settings)
+    if config.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
+        config = configs.replace_settings(config, {"train.batch": was.train.batch})
+    changed = refuse_changes(run, was, config, request.force)
+    progress = _describe_start(run, config, saved)
+    runs.require_data(run, config, request.data, runs.SAME_ROWS)
+    placement = _place_workers(run, request, config)
+    context = replace(
+        fitting.load_context(config, request.data, request.timer, run=run),
+        started_at=request.started_at,
+        spent_s=sum_parts(run, division),
+        **placement._asdict(),
+    )
     if saved is None:
         if division is not None:
             forget_shares(run)
         runs.truncate_log(run, 0)
-        run.append("resume", **at, differs="", spent_s=context.spent_s)
-        return replace(context, ranks=together.open(run) if together else None)
-    if start.fingerprint != saved.metadata["data"]:
+        run.append("resume", **progress, differs="", spent_s=context.spent_s)
+        return context
+    if context.fingerprint != saved.metadata["data"]:
         raise UserError(_explain_other_data(run, changed))
     if changed:
-        _refuse_misfit(run, settings, dataset, saved, changed)
-    now, then = start.plan, Plan.from_dict(saved.metadata["plan"])
+        _refuse_misfit(run, config, context.dataset, saved, changed)
+    now, then = context.plan, Plan.from_dict(saved.metadata["plan"])
     keep = (then.device, then.data_parallel) == (now.device, now.data_parallel) and not changed
-    start = replace(start, plan=then if keep else now, plan_is_final=keep, checkpoint=saved)
-    context = replace(context, start=start)
+    context = replace(context, plan=then if keep else now, is_plan_final=keep, checkpoint=saved)
     if division is None:
         runs.truncate_log(run, saved.metadata["log_bytes"])
     else:
-        differences = configs.list_differences(was, settings)
+        differences = configs.list_differences(was, config)
         goes_on = any(name.startswith("train.") for name in differences)
         context = launcher.take_up(context, division, changed=goes_on)
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
     differs = _describe_differences(then, now, changed)
-    run.append("resume", **at, differs=differs, spent_s=context.spent_s)
-    return replace(context, ranks=together.open(run) if together else None)
+    run.append("resume", **progress, differs=differs, spent_s=context.spent_s)
+    return context
 
 
-def _place_workers(run: Run, job: TrainingJob, settings: Config) -> launcher.Placement:
-    """Return where a run goes on: where it was, unless the job says otherwise."""
+def _place_workers(run: Run, request: TrainRequest, config: Config) -> launcher.Placement:
+    """Return where a run goes on: where it was, unless the request says otherwise."""
     num_workers, cluster = find_workers(run)
-    moves = job.on is not None and job.on != cluster
-    workers = job.workers or (None if moves else num_workers)
-    return launcher.place_workers(workers, job.on or cluster, settings, job.data)
+    moves = request.on is not None and request.on != cluster
+    workers = request.workers or (None if moves else num_workers)
+    return launcher.place_workers(workers, request.on or cluster, config, request.data)
 
 
 def _read_newest(run: Run, division: Division | None) -> tuple[Checkpoint | None, list[str]]:
@@ -113,13 +121,14 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
     """Return what a resumed run logs of its start; raise a UserError if nothing is left to do."""
     finished = saved is not None and (run.folder / "metrics.json").exists()
     entries = saved.metadata["lanes"] if saved else []
-    if fitting.trains_lanes(config):
-        ended = fitting.count_ended(saved.metadata, config) if saved else 0
+    if config.trains_lanes:
+        ended = len(fitting.list_ended(saved.metadata, config)) if saved else 0
         num_lanes = saved.metadata["pack"]["lanes"] if saved else 0
         if finished and ended == num_lanes:
             raise NothingToTrainError(
                 f"{run.folder}: is finished, with all lanes done; to train them further, raise "
-                "train.epochs, or train.patience"
+                "train.epochs, or train.patience",
+                run.folder,
             )
         lanes = f"{ended} of {num_lanes} lanes done" if saved else "no lane done"
         return {"step": saved.step if saved else 0, "lanes": lanes}
@@ -131,14 +140,15 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
     ):
         raise NothingToTrainError(
             f"{run.folder}: is finished, after {format_count(progress.epochs, 'epoch')}; to train "
-            "it further, raise train.epochs"
+            "it further, raise train.epochs",
+            run.folder,
         )
     return {"step": progress.step, "epoch": progress.epoch}
 
 
 def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:
     """Return the settings that have changed and matter; raise a UserError if they may not."""
-    several = fitting.trains_lanes(was) or fitting.trains_lanes(config)
+    several = was.trains_lanes or config.trains_lanes
     differences = configs.list_differences(was, config)
     changed = [name for name in differences if name not in runs.CHANGEABLE_ON_RESUME]
     if changed and (several or not force):

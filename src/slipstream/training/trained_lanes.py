@@ -12,14 +12,13 @@ from slipstream.config import Config
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, state
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.context import EncoderMatch, resolve_settings
 from slipstream.engine.lanes import parse_progress
-from slipstream.engine.plan import Plan
+from slipstream.engine.plan import PackChoice, Plan
 from slipstream.engine.planning import MAX_LANES
-from slipstream.engine.single import resolve_settings
 from slipstream.engine.state import EndedLane
 from slipstream.runs import Event, Run
 from slipstream.training import fitting
-from slipstream.training.encoder import EncoderMatch
 
 ROWS, METADATA = "rows.safetensors", "lane.json"
 LOGGED = ("epoch", "lane", "recovery")
@@ -97,7 +96,7 @@ def make_checkpoint(
     lanes = fitting.build_lanes(settings, data.dataset, init)
     first = next(iter(trained.values())).lane
     places = min(len(lanes), MAX_LANES)
-    pack = fitting.LanePlan(lanes, first.plan, first.mode, places, why).summarize()
+    pack = PackChoice(first.mode, places, reason=why).summarize(len(lanes))
     extra = {"data": data.fingerprint, "pack": pack, "why": why}
     known = {number: one.lane for number, one in trained.items()}
     return state.make_checkpoint(lanes, known, max_lanes=places, extra=extra)

@@ -12,10 +12,10 @@ from slipstream import UserError
 from slipstream.data import windows
 from slipstream.engine import pack as flat_optim
 from slipstream.engine import pack as packs
+from slipstream.engine.context import resolve_settings
 from slipstream.engine.lanes import EpochStart, Lane, Pace, compute_lrs
 from slipstream.engine.pack import _start_threads, check_compatible
 from slipstream.engine.planning import make_plan
-from slipstream.engine.single import resolve_settings
 from tests.conftest import KINDS, close, slow, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
 

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,9 +17,8 @@ import slipstream
 from slipstream import Interrupted, UserError, runs, training
 from slipstream.base.phases import PhaseTimer
 from slipstream.runs import Run
-from slipstream.training import context as contexts
-from slipstream.training.context import RunContext
-from slipstream.training.shares import launcher
+from slipstream.training import fitting
+from slipstream.training.run import train_run
 from slipstream.training.shares.share import train_share
 from tests.conftest import close, merged, small_config, waves
 
@@ -48,12 +48,11 @@ def in_this_process(_, tasks, relay):
 def train_here(config, num_workers=2, train_tasks=in_this_process):
     """Train a run in shares, without processes."""
     timer = PhaseTimer()
-    dataset, start = contexts.load_start(config, None, timer)
+    context = fitting.load_context(config, None, timer)
     files = {"config.toml": runs.format_config(config)}
     with runs.create_locked(config.name, out=config.out, files=files) as run:
-        context = RunContext(run, config, dataset, start, timer, run.started_at)
-        context = contexts.replace(context, num_workers=num_workers)
-        return launcher.train_spread(context, train_tasks)
+        context = replace(context, run=run, started_at=run.started_at, num_workers=num_workers)
+        return train_run(context, train_tasks=train_tasks)
 
 
 def lane_events(folder: Path) -> dict[tuple, tuple]:

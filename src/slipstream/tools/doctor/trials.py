@@ -21,7 +21,7 @@ from slipstream.engine.planning import choose_plan, prepare_task, time_first_ste
 from slipstream.engine.single import SingleStep, build_step
 from slipstream.models import custom
 from slipstream.training import advice
-from slipstream.training.context import load_dataset
+from slipstream.training.fitting import load_dataset
 
 SAME_LOSS = 0.05
 """The relative difference that a technique's losses may have from those of the plain step"""

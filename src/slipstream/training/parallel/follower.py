@@ -10,16 +10,14 @@ from slipstream.base.errors import Interrupted, UserError
 from slipstream.base.rank import RankPlace
 from slipstream.config import Config
 from slipstream.engine import checkpoint as checkpoints
+from slipstream.engine import loop
+from slipstream.engine.context import RunContext, build_model, seed_generators
 from slipstream.engine.events import LaneEvents
-from slipstream.engine.lanes import FitResult
 from slipstream.engine.parallel import Ranks, SilentRun
 from slipstream.engine.plan import Plan
-from slipstream.engine.single import build_task, seed_generators
-from slipstream.training import fitting
-from slipstream.training.context import load_dataset
-from slipstream.training.fitting import ONE_AT_A_TIME, LanePlan
+from slipstream.training.fitting import load_dataset
 from slipstream.training.parallel.meeting import find_device
-from slipstream.training.result import FinishedRun
+from slipstream.training.request import FinishedRun
 
 
 def follow(config: Config, data: Any, ranks: Ranks, place: RankPlace) -> FinishedRun:
@@ -40,15 +38,28 @@ def follow(config: Config, data: Any, ranks: Ranks, place: RankPlace) -> Finishe
         saved = None
         if message["step"] is not None:
             saved = checkpoints.read_checkpoint(run.checkpoints / f"step-{message['step']}")
-        weights = init.weights if init else {}
+        context = RunContext(run, settled, dataset, plan, init=init, checkpoint=saved, ranks=ranks)
         with seed_generators(settled.seed, device), plan.flags():
-            task = build_task(settled, dataset, plan, run, init=weights, ranks=ranks)
-            lane_plan = LanePlan([task.build_lane()], plan, ONE_AT_A_TIME, 1, "")
-            fit: FitResult = fitting.train_lanes(task, lane_plan, saved, LaneEvents(run))
+            context = build_model(context)
+            context = replace(context, lanes=[context.build_lane()])
+            fit = loop.fit_lanes(context, LaneEvents(run))
         if fit.signal_number:
             raise Interrupted("stopped", signal_number=fit.signal_number)
         text = ranks.share_text()
     return read_finished(Path(text))
+
+
+def describe_training(context: RunContext) -> str:
+    """Return what the other processes need to train the same model, as JSON."""
+    saved = context.checkpoint
+    message = {
+        "run": str(context.run.folder),
+        "config": context.config.model_dump_json(),
+        "plan": context.plan.to_dict(),
+        "data": context.fingerprint,
+        "step": None if saved is None else saved.step,
+    }
+    return json.dumps(message)
 
 
 def read_finished(folder: Path, *, is_new: bool = True) -> FinishedRun:

@@ -20,7 +20,7 @@ from slipstream.engine.parallel import LOST
 from slipstream.runs import Event, Run
 from slipstream.training.parallel.follower import read_finished
 from slipstream.training.parallel.meeting import check_gpus
-from slipstream.training.result import FinishedRun
+from slipstream.training.request import FinishedRun, TrainRequest
 from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED
 from slipstream.workers.processes import STDERR, WorkerProcess, WorkerProcesses
 
@@ -57,6 +57,23 @@ class RankTask:
     """The run folder to create, where it was named"""
     why: str = ""
     """Why it was started again"""
+
+
+def describe_ranks(request: TrainRequest, config: Config) -> RankTask:
+    """Return the task of the processes that train together; each adds its rank and folders."""
+    is_new = request.config is not None
+    return RankTask(
+        index=0,
+        size=config.engine.data_parallel,
+        folder="",
+        store="",
+        config=config.model_dump_json() if is_new else None,
+        overrides=[] if is_new else list(request.settings),
+        resume=None if request.resume is None else str(request.open_run().folder),
+        may_be_finished=request.may_be_finished,
+        force=request.force,
+        new_folder=None if request.folder is None else str(request.folder.absolute()),
+    )
 
 
 def check_job(config: Config, data: Any) -> None:

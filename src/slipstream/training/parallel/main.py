@@ -10,8 +10,8 @@ from slipstream.base.errors import Interrupted, ResumableError
 from slipstream.base.rank import RankPlace
 from slipstream.config import Config
 from slipstream.runs import Event
+from slipstream.training import train
 from slipstream.training.parallel.launcher import FINISHED, OPENED, RankTask
-from slipstream.training.start import train
 from slipstream.workers import child
 from slipstream.workers.child import STOPPED, Send
 

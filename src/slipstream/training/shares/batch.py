@@ -5,7 +5,6 @@ The first task to arrive creates the run and divides its lanes. Resuming the run
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,7 @@ from slipstream.config import Config
 from slipstream.engine.recovery import explain_out_of_memory
 from slipstream.models import custom
 from slipstream.runs import Event, Run
-from slipstream.training import context as contexts
-from slipstream.training import resuming
-from slipstream.training.context import RunContext
+from slipstream.training import fitting, resuming
 from slipstream.training.shares import division as divisions
 from slipstream.training.shares import launcher
 from slipstream.training.shares.division import Division
@@ -104,11 +101,10 @@ def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer
     """Create a run whose lanes are divided; one that another task has created meanwhile stays."""
     launcher.check_divisible(config, "--share")
     launcher.count_workers(num_shares, config, None)
-    dataset, begin = contexts.load_start(config, None, timer)
+    context = fitting.load_context(config, None, timer)
 
     def divide(run: Run) -> None:
-        context = RunContext(run, config, dataset, begin, timer, time.perf_counter())
-        launcher.divide_run(replace(context, num_workers=num_shares))
+        launcher.divide_run(replace(context, run=run, num_workers=num_shares))
 
     files = {"config.toml": runs.format_config(config)}
     try:

@@ -13,18 +13,14 @@ from slipstream.base.errors import Interrupted, UserError
 from slipstream.config import Config
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
+from slipstream.engine.context import RunContext, resolve_settings
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes import INTERRUPTED, FitResult, Lane, LaneResult
-from slipstream.engine.plan import Plan
-from slipstream.engine.single import resolve_settings
+from slipstream.engine.plan import PackChoice, Plan
 from slipstream.runs import Run
 from slipstream.scoring import summary
-from slipstream.training import context as contexts
-from slipstream.training import fitting, lanes
-from slipstream.training.context import MeasuredBatch, RunContext
-from slipstream.training.fitting import LanePlan
-from slipstream.training.lanes import TrainedPack
-from slipstream.training.result import FinishedRun
+from slipstream.training import fitting
+from slipstream.training.fitting import MeasuredBatch
 from slipstream.training.shares import division as divisions
 from slipstream.training.shares import merging
 from slipstream.training.shares.division import Division
@@ -64,7 +60,7 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
         return 1
     resources.check_count(requested)
     num_workers = resources.count_workers(requested, config)
-    if num_workers == 1 or (requested == "auto" and not fitting.trains_lanes(config)):
+    if num_workers == 1 or (requested == "auto" and not config.trains_lanes):
         return 1
     check_divisible(config, f"--workers {requested}")
     resources.check_config(config, data)
@@ -73,7 +69,7 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
 
 def check_divisible(config: Config, option: str) -> None:
     """Raise a UserError where there is one model only."""
-    if not fitting.trains_lanes(config):
+    if not config.trains_lanes:
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
             f"{option} divides the models of train.repeats and data.split.walk_forward, but this "
@@ -88,6 +84,8 @@ class Spread:
     context: RunContext
     lanes: list[Lane]
     division: Division
+    waited_s: float = 0.0
+    """The time that the workers took, their start included"""
 
     @property
     def run(self) -> Run:
@@ -103,7 +101,7 @@ class Spread:
                 index=index,
                 config_toml=text,
                 lanes=numbers,
-                fingerprint=self.context.start.fingerprint,
+                fingerprint=self.context.fingerprint,
             )
             for index, numbers in enumerate(self.division.shares)
         ]
@@ -123,8 +121,8 @@ def train_in_processes(context: RunContext, tasks: Sequence[ShareTask], relay: E
     run_shares(context.run, tasks, envs[: len(tasks)], relay)
 
 
-def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> FinishedRun:
-    """Train the lanes of a run in several processes, then score and write everything here.
+def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> Spread | None:
+    """Train the lanes of a run in several processes; None where all of them had ended before.
 
     `train_tasks` has every task trained by `share.train_share`, somewhere, and its events sent to
     the relay; by default in processes on this machine, or on the run's cluster.
@@ -135,7 +133,7 @@ def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> 
     every = _build_lanes(context)
     division = divisions.read_division(context.run) or _divide(context, every, batch)
     if not division.shares:
-        return lanes.train_lanes(context)
+        return None
     spread = Spread(context, every, division)
     done = spread.read_results()
     relay = EventRelay(context.run, division, done)
@@ -147,7 +145,7 @@ def train_spread(context: RunContext, train_tasks: TrainTasks | None = None) -> 
         except Interrupted as stop:
             raise _describe_interrupt(spread, stop) from None
         context.timer.end("training")
-    return _finish(spread, time.perf_counter() - started_at)
+    return replace(spread, waited_s=time.perf_counter() - started_at)
 
 
 def divide_run(context: RunContext) -> None:
@@ -159,25 +157,25 @@ def divide_run(context: RunContext) -> None:
 def _settle_batch(context: RunContext) -> tuple[RunContext, MeasuredBatch | None]:
     """Measure the batch size where it is left to that, since all lanes need the same one; write the
     config."""
-    config, batch = context.config, None
-    if config.train.batch == "auto":
-        config, batch = contexts.measure_batch(context)
-    contexts.write_config(context.run, config, context.config)
-    contexts.record_data(context)
+    batch = None
+    if context.config.train.batch == "auto":
+        config, batch = fitting.measure_batch(context)
+        context = replace(context, config=config, requested=context.config)
+    fitting.write_config(context)
+    fitting.record_data(context)
     runs.remove_manifest(context.run)
-    return replace(context, config=config), batch
+    return context, batch
 
 
 def _build_lanes(context: RunContext) -> list[Lane]:
     settings = resolve_settings(context.config, context.dataset)
-    init = context.start.init.weights if context.start.init else {}
-    return fitting.build_lanes(settings, context.dataset, init)
+    return fitting.build_lanes(settings, context.dataset, context.init_weights)
 
 
 def _divide(context: RunContext, every: list[Lane], batch: MeasuredBatch | None) -> Division:
     """Divide the lanes that have not ended, and write the checkpoints that their shares begin
     with."""
-    run, saved = context.run, context.start.checkpoint
+    run, saved = context.run, context.checkpoint
     divisions.forget_shares(run)
     costs = {number: _count_windows(context, lane) for number, lane in enumerate(every)}
     if saved is not None:
@@ -185,7 +183,7 @@ def _divide(context: RunContext, every: list[Lane], batch: MeasuredBatch | None)
             del costs[number]
     shares = divisions.divide_lanes(costs, context.num_workers)
     on: Literal["ray"] | None = None if context.bundle is None else "ray"
-    fingerprint, log_bytes = context.start.fingerprint, runs.get_log_size(run)
+    fingerprint, log_bytes = context.fingerprint, runs.get_log_size(run)
     division = Division(context.num_workers, shares, len(every), log_bytes, on, fingerprint)
     division = replace(division, batch=None if batch is None else batch._asdict())
     for index, numbers in enumerate(shares):
@@ -230,15 +228,15 @@ def take_up(context: RunContext, division: Division, *, changed: bool) -> RunCon
         division.on is None
     ):
         return context
-    merged = context.start.checkpoint
+    merged = context.checkpoint
     if merged is not None:
-        contexts.write_config(run, context.config, context.config)
-        contexts.record_data(context)
+        fitting.write_config(context)
+        fitting.record_data(context)
         merged = merging.fit_capacity(merging.refuse_mixed(merged), _build_lanes(context))
         merged.metadata["log_bytes"] = runs.get_log_size(run)
         checkpoint.write_checkpoint(run, merged)
     divisions.forget_shares(run)
-    return replace(context, start=replace(context.start, checkpoint=merged))
+    return replace(context, checkpoint=merged)
 
 
 def _describe_interrupt(spread: Spread, stop: Interrupted) -> Interrupted:
@@ -254,35 +252,37 @@ def _describe_interrupt(spread: Spread, stop: Interrupted) -> Interrupted:
     groups = summary.group_by_fold(results, context.dataset, repeats)
     best = summary.find_best_lane(groups[-1].fits)
     if best is not None:
-        contexts.save_model(context.run, best.weights, context.dataset)
-    plan, number = context.start.plan, stop.signal_number
+        fitting.save_model(context.run, best.weights, context.dataset)
+    plan, number = context.plan, stop.signal_number
     fit = FitResult(results, plan, {}, 0, 0, number, 0.0, 0.0, 0.0)
-    return lanes.describe_interrupt(context.run, fit, len(spread.lanes), best)
+    return fitting.describe_interrupt(replace(context, lanes=spread.lanes), fit, best)
 
 
-def _finish(spread: Spread, waited_s: float) -> FinishedRun:
-    """Join the results of all shares; score and write them as those of one process.
-
-    `waited_s` is what the workers took, their start included.
-    """
+def join_results(spread: Spread) -> tuple[RunContext, FitResult]:
+    """Join the results of all shares, to be scored and written as those of one process."""
     context, run = spread.context, spread.run
     results = spread.read_results()
     merged = merging.fit_capacity(_require_merged(run), spread.lanes)
     plan = Plan.from_dict(merged.metadata["plan"])
-    if plan.device.type != context.start.plan.device.type:  # of another machine
-        plan = context.start.plan
-    start = replace(context.start, plan=plan, plan_is_final=True, checkpoint=merged)
-    with contexts.build_monitor(context):
-        task, plan = contexts.prepare_task(replace(context, start=start))
-        fit = _join_results(spread, merged, results, plan)
-        _save_merged(run, merged)
-        LaneEvents(run).end(fit)
-        _count_seconds(context, fit, waited_s)
-        pack = TrainedPack(task, _describe_plan(spread, results, plan), fit)
-        scored = lanes.score_lanes(context, pack)
-    finished = lanes.finish_lanes(context, pack, scored, workers=len(spread.division.shares))
-    divisions.forget_shares(run)
-    return finished
+    if plan.device.type != context.plan.device.type:  # of another machine
+        plan = context.plan
+    prepared = fitting.prepare_model(
+        replace(context, plan=plan, is_plan_final=True, checkpoint=merged)
+    )
+    fit = _join_fits(spread, merged, results, prepared.plan)
+    _save_merged(run, merged)
+    LaneEvents(run).end(fit)
+    _count_seconds(context, fit, spread.waited_s)
+    packing = _describe_packing(spread, results)
+    # the time before a resume is that of the checkpoint which this run went on from
+    return replace(
+        prepared, checkpoint=context.checkpoint, lanes=spread.lanes, packing=packing
+    ), fit
+
+
+def forget(spread: Spread) -> None:
+    """Remove the folders of the shares, once the run has all that was in them."""
+    divisions.forget_shares(spread.run)
 
 
 def _save_merged(run: Run, merged: Checkpoint) -> None:
@@ -298,7 +298,7 @@ def _save_merged(run: Run, merged: Checkpoint) -> None:
 def _count_seconds(context: RunContext, fit: FitResult, waited_s: float) -> None:
     """Count the time of the workers; what is not set-up, training or validation was their start."""
     fitting.count_seconds(context, fit)
-    saved = context.start.checkpoint
+    saved = context.checkpoint
     before_s = sum(saved.metadata["seconds"]) if saved else 0.0
     fitted_s = fit.setup_s + fit.train_s + fit.validate_s - before_s
     context.timer.move({"start-up": max(waited_s - fitted_s, 0.0)}, source="training")
@@ -310,7 +310,7 @@ def _require_merged(run: Run) -> Checkpoint:
     return merged
 
 
-def _join_results(
+def _join_fits(
     spread: Spread, merged: Checkpoint, results: dict[int, ShareResult], plan: Plan
 ) -> FitResult:
     """Return the results of all lanes; those in no share had ended before."""
@@ -332,7 +332,7 @@ def _join_results(
     return FitResult(joined, plan, {}, merged.metadata["limit"], steps, 0, *seconds)
 
 
-def _describe_plan(spread: Spread, results: dict[int, ShareResult], plan: Plan) -> LanePlan:
+def _describe_packing(spread: Spread, results: dict[int, ShareResult]) -> PackChoice:
     """Return how the lanes were trained, with what each worker ran."""
     facts = [one.facts for _, one in sorted(results.items())]
     shares = [
@@ -342,6 +342,4 @@ def _describe_plan(spread: Spread, results: dict[int, ShareResult], plan: Plan) 
     places = sum(one["places"] for one in facts)
     first = facts[0]
     more = {"workers": len(shares), "shares": shares}
-    return LanePlan(
-        spread.lanes, plan, first["mode"], places, first["why"], first["evidence"], more
-    )
+    return PackChoice(first["mode"], places, first["evidence"], first["why"], more)

@@ -10,9 +10,8 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.config import Config
+from slipstream.engine.context import RunContext
 from slipstream.runs import Event, Run
-from slipstream.training import fitting
-from slipstream.training.context import RunContext
 from slipstream.training.shares.relay import OF_LANES, OF_WORKERS, EventRelay
 from slipstream.training.shares.share import ShareTask, train_share
 from slipstream.workers import ray, resources
@@ -26,7 +25,7 @@ SENT_EVENTS = (*OF_LANES, *OF_WORKERS, "start", "monitor", "trouble", "checkpoin
 def choose_workers(requested: WorkerCount, config: Config, data: Any) -> tuple[int, Bundle]:
     """Return the number of workers and what each gets; raise a UserError for what is not
     possible."""
-    if not fitting.trains_lanes(config):
+    if not config.trains_lanes:
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
             f"--on ray divides the models of train.repeats and data.split.walk_forward among "

@@ -23,17 +23,14 @@ from slipstream import runs
 from slipstream.base.errors import Interrupted, ResumableError, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.storage import read_verified
-from slipstream.config import Config
-from slipstream.engine import checkpoint
-from slipstream.engine.lanes import Progress, parse_progress
+from slipstream.engine import checkpoint, loop
+from slipstream.engine.context import RunContext
+from slipstream.engine.lanes import FitResult, Progress, parse_progress
 from slipstream.engine.plan import Plan
 from slipstream.models import custom
 from slipstream.runs import Event, Run
 from slipstream.runs.folder import RESULT
-from slipstream.training import context as contexts
-from slipstream.training import lanes
-from slipstream.training.context import RunContext, RunStart
-from slipstream.training.lanes import TrainedPack
+from slipstream.training import fitting
 from slipstream.training.shares.division import read_newest
 
 FACTS, WEIGHTS = "result.json", "weights.safetensors"
@@ -96,49 +93,55 @@ def _train(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
     with runs.lock_run(run):
         if read_result(run.folder) is not None:
             return
-        dataset, start = contexts.load_start(config, None, timer)
-        if start.fingerprint != task.fingerprint:
+        context = fitting.load_context(config, None, timer, run=run)
+        if context.fingerprint != task.fingerprint:
             raise UserError(
                 "the data are not those that the run began with; they must not change while it "
                 "trains"
             )
-        context = RunContext(run, config, dataset, _resume(run, config, start), timer, began)
-        with contexts.build_monitor(context) as monitor:
-            pack = lanes.fit_selected(context, monitor, task.lanes)
-        if pack.fit.signal_number:
-            raise Interrupted("stopped", signal_number=pack.fit.signal_number)
-        _check_saved(run, pack)
-        _write_result(run, pack, task.lanes)
+        context = _resume(replace(context, started_at=began))
+        with fitting.build_monitor(context) as monitor:
+            context = fitting.prepare_model(context)
+            context = fitting.plan_lanes(context, task.lanes)
+            with context.plan.flags():
+                fitting.announce(context)
+                fit = loop.fit_lanes(context, fitting.make_events(context, monitor))
+            context = fitting.record_training(context, fit)
+        if fit.signal_number:
+            raise Interrupted("stopped", signal_number=fit.signal_number)
+        _check_saved(run, fit)
+        _write_result(context, fit, task.lanes)
 
 
-def _resume(run: Run, config: Config, start: RunStart) -> RunStart:
-    """Return the start from the newest checkpoint of the share, if it has one."""
+def _resume(context: RunContext) -> RunContext:
+    """Return the context with the newest checkpoint of the share, if it has one."""
+    run = context.run
     saved, wrong = read_newest(run)
     runs.truncate_log(run, saved.metadata["log_bytes"] if saved else 0)
     if saved is None:
-        return start
+        return context
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
     plan = Plan.from_dict(saved.metadata["plan"])
-    if plan.device.type != start.plan.device.type:
-        return replace(start, checkpoint=saved)
-    if config.engine.threads != "auto":
-        plan = replace(plan, threads=config.engine.threads)
-    return replace(start, plan=plan, plan_is_final=True, checkpoint=saved)
+    if plan.device.type != context.plan.device.type:
+        return replace(context, checkpoint=saved)
+    threads = context.config.engine.threads
+    if threads != "auto":
+        plan = replace(plan, threads=threads)
+    return replace(context, plan=plan, is_plan_final=True, checkpoint=saved)
 
 
-def _check_saved(run: Run, pack: TrainedPack) -> None:
+def _check_saved(run: Run, fit: FitResult) -> None:
     """Raise an OSError if the last state is not on disk: that is only a warning in training, but
     the lanes of a share may have to go on from there."""
-    if pack.fit.steps not in checkpoint.list_steps(run):
+    if fit.steps not in checkpoint.list_steps(run):
         run.checkpoints.mkdir(exist_ok=True)  # raises any other reason than a full disk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.checkpoints))
 
 
-def _write_result(run: Run, pack: TrainedPack, numbers: Sequence[int]) -> None:
-    fit, lane_plan = pack.fit, pack.lane_plan
-    facts = lane_plan.summarize() | {
-        "plan": lane_plan.plan.to_dict(),
+def _write_result(context: RunContext, fit: FitResult, numbers: Sequence[int]) -> None:
+    facts = context.summarize_packing() | {
+        "plan": context.plan.to_dict(),
         "limit": fit.limit,
         "steps": fit.steps,
         "seconds": [fit.setup_s, fit.train_s, fit.validate_s],
@@ -157,7 +160,7 @@ def _write_result(run: Run, pack: TrainedPack, numbers: Sequence[int]) -> None:
         for name, weight in one.weights.items()
     }
     tensors = {WEIGHTS: weights} if weights else {}
-    checkpoint.write_folder(run.folder / RESULT, tensors, {FACTS: facts})
+    checkpoint.write_folder(context.run.folder / RESULT, tensors, {FACTS: facts})
 
 
 def read_result(folder: Path) -> ShareResult | None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from slipstream.base import machine
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
-from slipstream.engine.single import resolve_settings
+from slipstream.engine.context import resolve_settings
 from slipstream.tools.bench.frameworks.workload import (
     HALF,
     PeerSettings,
