@@ -336,13 +336,13 @@ def test_lanes_that_do_not_fit_at_once_follow_each_other(tmp_path, monkeypatch, 
 
 
 def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, monkeypatch, repeated):
-    asked = []
+    asked, make = [], pack.Pack
 
     def tight(places, *given):
         asked.append(places)
         if places > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return pack.Pack(places, *given)
+        return make(places, *given)
 
     monkeypatch.setattr(pack, "Pack", tight)
     assert recovery.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))

@@ -133,4 +133,4 @@ def test_windows_do_not_overlap_and_come_from_series_all_over():
     for owner in set(owners):
         mine = chosen[owners == owner]
         assert (np.diff(mine) >= 5).all()
-        assert len(mine) <= preview.MOST_ROWS // 5
+        assert len(mine) <= preview.MAX_ROWS // 5

@@ -228,5 +228,5 @@ class LaneEvents:
 
 def _count_repeated(logged: Sequence[LoggedLosses]) -> dict[str, int]:
     """Count the steps of these lanes that were repeated so far; empty without any."""
-    repeated = sum(one.result.progress.repeated for one in logged)
+    repeated = sum(line.result.progress.repeated for line in logged)
     return {"repeated": repeated} if repeated else {}

@@ -208,11 +208,11 @@ class TrainingLoop:
 
     def _launch(self) -> str:
         """Launch the next rounds; return why memory ran out, if it did."""
-        self.limit.fit_schedules(sum(one.steps for one in self.in_flight))
+        self.limit.fit_schedules(self._count_launched())
         program, active, ahead = self.state.program, self.state.list_active(), self.in_flight
-        left = min(program.num_steps(place) - one.progress.done for place, one in active)
-        left -= sum(one.steps for one in ahead)
-        unlogged = max(one.progress.done - one.progress.logged for _, one in active)
+        left = min(program.num_steps(place) - lane.progress.done for place, lane in active)
+        left -= self._count_launched()
+        unlogged = max(lane.progress.done - lane.progress.logged for _, lane in active)
         while len(ahead) < ROUNDS_AHEAD[program.plan.device.type] and (left or not ahead):
             if ahead and (self.stop.requested or not ahead[-1].is_complete):
                 break
@@ -225,19 +225,23 @@ class TrainingLoop:
         self.is_epoch_end = not left
         return ""
 
+    def _count_launched(self) -> int:
+        """Count the steps of the rounds in flight."""
+        return sum(ahead.steps for ahead in self.in_flight)
+
     def _count_steps_to_log(self, unlogged: int) -> int:
         """Return the steps from what is launched to the next line of the log."""
-        launched = self.state.steps + sum(one.steps for one in self.in_flight)
+        launched = self.state.steps + self._count_launched()
         last = launched - unlogged
         if self.log_every > FIRST_LOGS[-1] and last in (0, *FIRST_LOGS):
-            target = next(one for one in (*FIRST_LOGS, self.log_every) if one > last)
+            target = next(step for step in (*FIRST_LOGS, self.log_every) if step > last)
             return max(target - launched, 1)
         return max(self.log_every - unlogged, 1)
 
     def _advance(self, wanted: int) -> tuple[int, str]:
         """Run at most `wanted` steps; return their number, and why memory ran out, if it did."""
         state, program = self.state, self.state.program
-        before = state.steps + sum(one.steps for one in self.in_flight)
+        before = state.steps + self._count_launched()
         for count in range(wanted):
             if count and (self.poll is None or self.poll.is_due()) and self._is_pause_due():
                 return count, ""
@@ -274,13 +278,13 @@ class TrainingLoop:
         """Prepare the next epochs while the device is busy: one per round, and before an epoch's
         end all that are missing."""
         program = self.state.program
-        for place, one in self.state.list_active():
-            at, num_steps = one.progress, program.num_steps(place)
-            coming = at.describe_epoch(at.epochs, at.done)
+        for place, lane in self.state.list_active():
+            progress, num_steps = lane.progress, program.num_steps(place)
+            coming = progress.describe_epoch(progress.epochs, progress.done)
             coming = coming._replace(
                 number=coming.number + 1, steps_before=coming.steps_before + num_steps, step=0
             )
-            more = coming.number < one.train.max_epochs
+            more = coming.number < lane.train.max_epochs
             if more and program.prepare(place, coming) and not self.is_epoch_end:
                 return
 
@@ -290,20 +294,20 @@ class TrainingLoop:
         if current.event is not None:
             current.event.synchronize()  # the round's only host sync
         active, state.losses = state.list_active(), current.losses
-        done = {place: current.count_done(place, one.progress.done) for place, one in active}
+        done = {place: current.count_done(place, lane.progress.done) for place, lane in active}
         state.steps += max(done.values())
         if state.timed_from is None and current.steps:
             state.timed_from = self.limit.measure_elapsed(), state.steps
         diverged, logged = set(), []
-        for place, one in active:
-            at, num_steps = one.progress, state.program.num_steps(place)
-            at.record_steps(done[place], num_steps, repeated=current.steps - done[place])
-            if self._is_stalled(one, current.steps, done[place]):
+        for place, lane in active:
+            progress, num_steps = lane.progress, state.program.num_steps(place)
+            progress.record_steps(done[place], num_steps, repeated=current.steps - done[place])
+            if self._is_stalled(lane, current.steps, done[place]):
                 diverged.add(place)
-            losses: list[float] = current.losses[place, at.logged : at.done].tolist()
+            losses: list[float] = current.losses[place, progress.logged : progress.done].tolist()
             if current.is_complete and losses:  # none where a run resumes at an epoch's end
-                at.logged = at.done
-                logged.append(LoggedLosses(one, losses, num_steps))
+                progress.logged = progress.done
+                logged.append(LoggedLosses(lane, losses, num_steps))
                 if not all(map(math.isfinite, losses)):
                     diverged.add(place)
         if logged:
@@ -319,23 +323,23 @@ class TrainingLoop:
     def _roll_back(self, place: int) -> None:
         """Return a lane to its epoch's start, in fp32 or at half its learning rate, or end it."""
         state, result = self.state, self.state.get_lane(place)
-        at = result.progress
+        progress = result.progress
         self.stalled.pop(result.number, None)
-        at.go_back()
+        progress.go_back()
         state.program.go_back(place)
         if state.num_entered == 1:
-            state.steps = at.step
-        if at.rollbacks == recovery.MAX_ROLLBACKS:
+            state.steps = progress.step
+        if progress.rollbacks == recovery.MAX_ROLLBACKS:
             self._end(place, DIVERGED)
             return
-        at.rollbacks += 1
+        progress.rollbacks += 1
         if state.program.leave_low_precision():
             remedy = "fp32 instead of fp16"
         else:
-            at.rate /= 2
-            remedy = f"learning rate times {at.rate:g}"
+            progress.rate /= 2
+            remedy = f"learning rate times {progress.rate:g}"
         state.events.report_divergence(result, remedy)
-        state.begin({place: at.next_epoch()})
+        state.begin({place: progress.next_epoch()})
 
     def _finish_epochs(self, diverged: set[int]) -> set[int]:
         """Validate lanes whose epoch is over, end them or begin their next; return their numbers.
@@ -344,11 +348,11 @@ class TrainingLoop:
         """
         state, policy = self.state, self.policy
         over = [
-            (place, one)
-            for place, one in state.list_active()
-            if place not in diverged and one.progress.done == state.program.num_steps(place)
+            (place, lane)
+            for place, lane in state.list_active()
+            if place not in diverged and lane.progress.done == state.program.num_steps(place)
         ]
-        due = [place for place, one in over if one.progress.is_validation_due(one.train)]
+        due = [place for place, lane in over if lane.progress.is_validation_due(lane.train)]
         if over and self.review and not self.review.tried:
             self.review = None  # the first epoch was as planned
         if over:
@@ -358,23 +362,23 @@ class TrainingLoop:
             return set()
         starts, verdicts = {}, dict[int, str]()
         if due and policy.judge:
-            validated = [one for place, one in over if place in due]
+            validated = [lane for place, lane in over if place in due]
             reasons = policy.judge(list(zip(validated, scores, strict=True)))
             verdicts = dict(zip(due, reasons, strict=True))
-        for place, one in over:
-            one.progress.finish_epoch()
-            reason = one.progress.find_stop_reason(one.train) or verdicts.get(place, "")
+        for place, lane in over:
+            lane.progress.finish_epoch()
+            reason = lane.progress.find_stop_reason(lane.train) or verdicts.get(place, "")
             if reason:
                 self._end(place, reason)
             else:
                 starts[place] = state.start_epoch(place)
         state.begin(starts)
         if due and policy.stop_now:
-            for place, one in state.list_active():
-                reason = "" if place in starts else policy.stop_now(one)
+            for place, lane in state.list_active():
+                reason = "" if place in starts else policy.stop_now(lane)
                 if reason:
                     self._end(place, reason)
-        return {one.number for place, one in over if place in due}
+        return {lane.number for place, lane in over if place in due}
 
     def _validate(self, places: Sequence[int]) -> list[float] | None:
         """Score lanes and save the weights of those that improved; None if a stop comes first, or
@@ -402,10 +406,10 @@ class TrainingLoop:
     def _judge(self, place: int, val_loss: float) -> bool:
         """Record a validation; return whether it is the lane's best so far."""
         state, result = self.state, self.state.get_lane(place)
-        at, num_steps = result.progress, state.program.num_steps(place)
-        rate = at.rate
-        is_best = at.record_validation(val_loss, result.train)
-        train_loss = float(state.losses[place, : at.done or num_steps].double().mean())
+        progress, num_steps = result.progress, state.program.num_steps(place)
+        rate = progress.rate
+        is_best = progress.record_validation(val_loss, result.train)
+        train_loss = float(state.losses[place, : progress.done or num_steps].double().mean())
         validation = Validation(val_loss, train_loss, rate, is_best, num_steps)
         state.events.record_epoch(result, validation)
         return is_best
@@ -417,15 +421,15 @@ class TrainingLoop:
         uninterrupted run would have none here. Lanes without a step are dropped.
         """
         state = self.state
-        for place, one in state.list_active():
-            if not one.progress.step and state.num_entered > 1:
+        for place, lane in state.list_active():
+            if not lane.progress.step and state.num_entered > 1:
                 state.places[place] = None
-        state.waiting = [one for one in state.waiting if one.progress.step]
+        state.waiting = [lane for lane in state.waiting if lane.progress.step]
         while not self.stop.requested:
             active = state.list_active()
-            places = [place for place, one in active if one.number not in validated]
-            for _, one in active:
-                state.events.compare_with_plan(state.program, one.progress.done)
+            places = [place for place, lane in active if lane.number not in validated]
+            for _, lane in active:
+                state.events.compare_with_plan(state.program, lane.progress.done)
             if not places or self._validate(places) is not None:
                 return
 

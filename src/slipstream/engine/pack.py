@@ -30,6 +30,7 @@ from slipstream.engine.lanes import EpochStart, Lane
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
 from slipstream.engine.plan import Plan
+from slipstream.engine.step import NO_ROWS, StepProgram
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.kernels.precision import BETA1, BETA2, EPSILON
 from slipstream.models import padding
@@ -38,7 +39,7 @@ from slipstream.models.forecaster import build, has_dropout, set_execution
 from slipstream.models.noise import Noise
 
 LaneMode = Literal["together", "branches"]
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 ALIGNED = 4
 """Every weight begins at a multiple of so many numbers, as vector loads want it"""
 
@@ -240,7 +241,7 @@ class BranchedGradients:
             # part of a capture, so not those on which other programs run (`get_capture_stream`)
             self.streams = [
                 torch.cuda.Stream(weights.device, priority=HIGH_PRIORITY)
-                for _ in range(min(K, MOST_STREAMS))
+                for _ in range(min(K, MAX_STREAMS))
             ]
         elif min(job.plan.threads, K) > 1:
             self.workers = _start_threads(min(job.plan.threads, K))
@@ -710,12 +711,14 @@ def build_pack(
     return pack
 
 
-class Pack:
+class Pack(StepProgram):
     """The step program of many lanes: their tensors, and the steps over all of them.
 
     A step allocates all that it needs before it changes the lanes, so one that fails for lack of
     memory leaves them as they were.
     """
+
+    mode: LaneMode
 
     def __init__(
         self,
@@ -811,7 +814,7 @@ class Pack:
         """Return everything that a lane consists of, by name."""
         return {**self.state(), **self.settings, **self.buffers}
 
-    def put(self, place: int, lane: Lane) -> None:
+    def put(self, place: int, lane: Lane, rows: Mapping[str, Tensor] = NO_ROWS) -> None:
         check_capacity(lane, self.capacity)
         if place in self._used:
             self.leave(place)
@@ -842,9 +845,12 @@ class Pack:
         for name, value in values.items():
             self.settings[name][place] = value
         chunk = self.capacity.chunk
-        rows, shares = EpochSampler(lane.starts["val"], chunk, chunk, None).sample_epoch(0)
-        self.buffers["val_rows"][place, : len(rows)] = rows[:, 0].to(device)
-        self.buffers["val_shares"][place, : len(rows)] = shares[:, 0].to(device)
+        starts, shares = EpochSampler(lane.starts["val"], chunk, chunk, None).sample_epoch(0)
+        self.buffers["val_rows"][place, : len(starts)] = starts[:, 0].to(device)
+        self.buffers["val_shares"][place, : len(starts)] = shares[:, 0].to(device)
+        for name, tensor in self.state().items():
+            if name in rows:
+                tensor[place].copy_(rows[name])
 
     @property
     def _tokens(self) -> int:
@@ -932,11 +938,6 @@ class Pack:
         """Return the rows of a lane that has ended as they are in a pack of its own width."""
         return narrow_rows(rows, self._layout, lane, self.capacity.model, self.signature)
 
-    def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
-        for name, tensor in self.state().items():
-            if name in rows:
-                tensor[place].copy_(rows[name])
-
     def describe(self) -> dict[str, Any]:
         return describe_capacity(self.capacity)
 
@@ -952,12 +953,6 @@ class Pack:
         smaller._passes.select(smaller._running)
         self.close()
         return smaller
-
-    def leave_low_precision(self) -> bool:
-        return False  # of one lane alone: the others would be other numbers
-
-    def flush(self) -> None:
-        """Nothing is put off: a graph holds one step."""
 
     def kernels(self) -> list[str]:
         if isinstance(self.advance, CapturedProgram):

@@ -40,7 +40,7 @@ from slipstream.engine.lanes import EpochStart, Lane
 from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale, ParameterUpdate
 from slipstream.engine.plan import ONE_AT_A_TIME, Plan
-from slipstream.engine.step import DrawNoise, EpochBuffers
+from slipstream.engine.step import NO_ROWS, DrawNoise, EpochBuffers, StepProgram
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models.forecaster import OWN_KERNELS, build, has_dropout, set_execution
 from slipstream.models.noise import Noise
@@ -310,7 +310,7 @@ def _build_source(
             return LoaderSource(context.series, sampler, options)
 
 
-class SingleProgram:
+class SingleProgram(StepProgram):
     """The step program of a single model; lanes train in it one after another.
 
     Where memory runs out, it goes on from the same step with half the windows per pass. It freezes
@@ -344,7 +344,7 @@ class SingleProgram:
     def losses(self) -> Tensor:
         return self.step.buffers.losses[None]
 
-    def put(self, place: int, lane: Lane) -> None:
+    def put(self, place: int, lane: Lane, rows: Mapping[str, Tensor] = NO_ROWS) -> None:
         """Give the place to a lane. The first one starts from the run's model as it is, unless it
         has another seed, each later one from weights drawn from its own seed."""
         self.close()
@@ -355,6 +355,8 @@ class SingleProgram:
             self._draw_weights(lane)
         self._is_used = True
         self.best, self._good, self._restored = {}, {}, {}
+        if rows:
+            self._restore(rows)
 
     def _draw_weights(self, lane: Lane) -> None:
         """Have the model begin as it would alone, with torch's generators, which a custom model may
@@ -370,9 +372,6 @@ class SingleProgram:
 
     def num_steps(self, place: int) -> int:
         return self.context.num_steps
-
-    def prepare(self, place: int, epoch: EpochStart) -> bool:
-        return False  # batch sources do that in a thread of their own
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         (self._epoch,) = epochs.values()
@@ -561,9 +560,6 @@ class SingleProgram:
         self._rebuild_step()
         return True
 
-    def leave(self, place: int) -> None:
-        pass  # the next lane, or `close`, takes the step away
-
     def _model_state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.context.model.state_dict()
         return state
@@ -589,7 +585,8 @@ class SingleProgram:
         }
         return tensors | {"losses": self.losses}
 
-    def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
+    def _restore(self, rows: Mapping[str, Tensor]) -> None:
+        """Put the model back to where its rows were read; the rest waits for the step."""
         try:
             self.context.model.load_state_dict(_strip(rows, "live.model."))
         except RuntimeError as error:
@@ -600,7 +597,7 @@ class SingleProgram:
         self._restored = dict(rows)
 
     def _load_rows(self) -> None:
-        """Give the optimizer, the loss scale and the losses what `restore` has brought."""
+        """Give the optimizer, the loss scale and the losses what `put` has brought."""
         rows, self._restored = self._restored, {}
         device, current = self.plan.device, self.step
         params = _list_params(current.optimizer)
@@ -615,12 +612,6 @@ class SingleProgram:
         if "losses" in rows:
             losses = rows["losses"][: current.batches.num_steps]  # more with a smaller batch
             current.buffers.losses[: len(losses)].copy_(losses)
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def compact(self, places: Sequence[int]) -> SingleProgram:
-        return self
 
     def kernels(self) -> list[str]:
         return self._step.kernels() if self._step else []

@@ -20,14 +20,29 @@ from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Signature, Train
 from slipstream.engine import checkpoint as checkpoints
-from slipstream.engine import lanes, recovery
-from slipstream.engine import lanes as progresses
-from slipstream.engine import pack as lane_rows
+from slipstream.engine import recovery
 from slipstream.engine.capture import CaptureSeconds
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.events import LaneEvents
-from slipstream.engine.lanes import EpochStart, FitResult, Lane, LaneResult, Progress
-from slipstream.engine.pack import compute_capacity, describe_capacity, parse_capacity
+from slipstream.engine.lanes import (
+    ALL_EPOCHS,
+    NO_IMPROVEMENT,
+    EpochStart,
+    FitResult,
+    Lane,
+    LaneResult,
+    Progress,
+    choose_pace,
+    follows_time,
+    parse_progress,
+)
+from slipstream.engine.pack import (
+    build_lane_layout,
+    compute_capacity,
+    describe_capacity,
+    parse_capacity,
+    read_weights,
+)
 from slipstream.engine.parallel import Ranks
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import Rows, StepProgram
@@ -90,10 +105,10 @@ class TrainingState:
 
     def list_active(self) -> list[tuple[int, LaneResult]]:
         """The lanes in training, with their places."""
-        return [(place, one) for place, one in enumerate(self.places) if one is not None]
+        return [(place, result) for place, result in enumerate(self.places) if result is not None]
 
     def list_all(self) -> list[LaneResult]:
-        return [*self.ended, *(one for _, one in self.list_active()), *self.waiting]
+        return [*self.ended, *(result for _, result in self.list_active()), *self.waiting]
 
     def enter(self, lane: Lane) -> None:
         """Have a new lane wait for a place."""
@@ -125,13 +140,10 @@ class TrainingState:
     def fill_places(self) -> None:
         """Give empty places to the lanes that wait, and begin their epochs."""
         starts = {}
-        for place, one in enumerate(self.places):
-            if one is None and self.waiting:
+        for place, occupant in enumerate(self.places):
+            if occupant is None and self.waiting:
                 result = self.places[place] = self.waiting.pop(0)
-                self.program.put(place, result.lane)
-                rows = self.rows.pop(result.number, {})
-                if rows:
-                    self.program.restore(place, rows)
+                self.program.put(place, result.lane, self.rows.pop(result.number, {}))
                 starts[place] = self.start_epoch(place)
         self.begin(starts)
 
@@ -209,19 +221,19 @@ class TrainingState:
 
     def mark_stopped(self, stop_reason: str, signal_number: int) -> None:
         """Give the lanes that have not ended their best weights so far, and why they stopped."""
-        for place, one in self.list_active():
-            one.weights = self._find_best_weights(one, self._read_rows(place))
-        for one in self.waiting:
-            one.weights = self._find_best_weights(one, self.rows.get(one.number, {}))
-        for one in self.list_all():
-            if not one.stop_reason:
-                one.stop_reason, one.signal_number = stop_reason, signal_number
+        for place, result in self.list_active():
+            result.weights = self._find_best_weights(result, self._read_rows(place))
+        for result in self.waiting:
+            result.weights = self._find_best_weights(result, self.rows.get(result.number, {}))
+        for result in self.list_all():
+            if not result.stop_reason:
+                result.stop_reason, result.signal_number = stop_reason, signal_number
                 if not signal_number:  # else it goes on, and has not ended
-                    self.events.end_lane(one)
+                    self.events.end_lane(result)
 
     def summarize(self, signal_number: int) -> FitResult:
         return FitResult(
-            sorted(self.list_all(), key=lambda one: one.number),
+            sorted(self.list_all(), key=lambda result: result.number),
             self.program.plan,
             self.program.failures(),
             self.limit,
@@ -254,7 +266,7 @@ def take_checkpoint(state: TrainingState, extra: Mapping[str, Any]) -> Checkpoin
     """Copy all that the rest of training needs; from a GPU it arrives while training goes on."""
     program, active = state.program, state.list_active()
     live = program.state() if active else {}
-    if not any(one.progress.done for _, one in active):
+    if not any(result.progress.done for _, result in active):
         live = {name: t for name, t in live.items() if not name.startswith(GOOD)}
     tensors = {
         LANES: checkpoints.copy_to_host(live),
@@ -271,17 +283,17 @@ def take_checkpoint(state: TrainingState, extra: Mapping[str, Any]) -> Checkpoin
         "mode": program.mode,
         "plan": program.plan.to_dict(),
         "limit": state.limit,
-        "places": [None if one is None else one.number for one in state.places],
+        "places": [None if result is None else result.number for result in state.places],
         "lanes": [
             {
-                "number": one.number,
-                "config": one.lane.config.model_dump_json(),
-                "progress": asdict(one.progress),
-                "stopped": one.stop_reason,
+                "number": result.number,
+                "config": result.lane.config.model_dump_json(),
+                "progress": asdict(result.progress),
+                "stopped": result.stop_reason,
             }
-            for one in state.list_all()
+            for result in state.list_all()
         ],
-        "waiting": [one.number for one in state.waiting],
+        "waiting": [result.number for result in state.waiting],
         "entered": state.num_entered,
         "seconds": [state.setup_s, state.train_s, state.validate_s],
         "timed_from": state.timed_from,
@@ -294,9 +306,9 @@ def take_checkpoint(state: TrainingState, extra: Mapping[str, Any]) -> Checkpoin
 def _flatten(rows: Mapping[int, Rows], lanes: Sequence[LaneResult]) -> Rows:
     """Rows of several lanes in one file; those on the host never change."""
     return {
-        f"{one.number}/{name}": row
-        for one in lanes
-        for name, row in rows.get(one.number, {}).items()
+        f"{result.number}/{name}": row
+        for result in lanes
+        for name, row in rows.get(result.number, {}).items()
     }
 
 
@@ -326,19 +338,19 @@ def restore(
     state.waiting = [results.pop(number) for number in (*active, *metadata["waiting"])]
     state.rows = split_rows(checkpoint)
     reopened = []
-    for one in results.values():
-        if can_go_on(one.stop_reason, one.progress, one.train):
-            one.stop_reason = ""
-            reopened.append(one)
+    for result in results.values():
+        if can_go_on(result.stop_reason, result.progress, result.train):
+            result.stop_reason = ""
+            reopened.append(result)
         else:
-            state.ended.append(one)
+            state.ended.append(result)
     state.waiting += reopened
     num_places = max(1, min(state.limit, len(state.waiting)))
     if active and not reopened:  # the same shapes give the same bits
         num_places = len(metadata["places"])
     state.set_up(num_places)
-    for one in state.ended:
-        one.weights = state._find_best_weights(one, state.rows.get(one.number, {}))
+    for result in state.ended:
+        result.weights = state._find_best_weights(result, state.rows.get(result.number, {}))
     return state
 
 
@@ -354,7 +366,7 @@ def parse_lane(
     changed = configs.list_differences(before, lane.config) if same_config else []
     if changed:
         raise UserError(f"lane {number} has other settings than before ({', '.join(changed)})")
-    progress = progresses.parse_progress(entry["progress"])
+    progress = parse_progress(entry["progress"])
     if before.train.minutes != lane.config.train.minutes:
         progress.change_time(before.train, lane.config.train)
     return LaneResult(number, lane, progress, stop_reason=entry["stopped"])
@@ -362,7 +374,7 @@ def parse_lane(
 
 def can_go_on(stop_reason: str, progress: Progress, train: Train) -> bool:
     """Whether a lane that has ended has more to do by its settings as they are now."""
-    by_itself = stop_reason.startswith((progresses.ALL_EPOCHS, progresses.NO_IMPROVEMENT))
+    by_itself = stop_reason.startswith((ALL_EPOCHS, NO_IMPROVEMENT))
     return by_itself and not progress.find_stop_reason(train)
 
 
@@ -410,9 +422,9 @@ def make_checkpoint(
     limit = min(len(lanes), max_lanes)
     entries = []
     for number, lane in enumerate(lanes):
-        one = ended.get(number)
+        known = ended.get(number)
         entry = {"number": number, "config": lane.config.model_dump_json()}
-        progress, stopped = (one.progress, one.stop_reason) if one else (Progress(), "")
+        progress, stopped = (known.progress, known.stop_reason) if known else (Progress(), "")
         entries.append(entry | {"progress": asdict(progress), "stopped": stopped})
     metadata = {
         **extra,
@@ -428,9 +440,9 @@ def make_checkpoint(
         "log_bytes": 0,
     }
     tensors = {
-        f"{number}/{name}": row for number, one in ended.items() for name, row in one.rows.items()
+        f"{number}/{name}": row for number, lane in ended.items() for name, row in lane.rows.items()
     }
-    step = max(one.progress.step for one in ended.values())
+    step = max(lane.progress.step for lane in ended.values())
     return Checkpoint(step, {ENDED: tensors}, metadata)
 
 
@@ -446,15 +458,15 @@ def read_results(
     ):
         return None
     results = [parse_lane(entry, lanes) for entry in metadata["lanes"]]
-    if any(can_go_on(one.stop_reason, one.progress, one.train) for one in results):
+    if any(can_go_on(result.stop_reason, result.progress, result.train) for result in results):
         return None
-    results.sort(key=lambda one: one.number)
+    results.sort(key=lambda result: result.number)
     model = parse_capacity(metadata).model
-    layout, rows = lane_rows.build_lane_layout(model, signature), split_rows(checkpoint)
-    for one in results:
-        if one.has_best:
-            row = rows[one.number]["best"].to(plan.device)
-            one.weights = lane_rows.read_weights(row, layout, one.lane, model, signature)
+    layout, rows = build_lane_layout(model, signature), split_rows(checkpoint)
+    for result in results:
+        if result.has_best:
+            row = rows[result.number]["best"].to(plan.device)
+            result.weights = read_weights(row, layout, result.lane, model, signature)
     seconds = metadata["seconds"]
     return FitResult(results, plan, {}, metadata["limit"], checkpoint.step, 0, *seconds)
 
@@ -481,7 +493,7 @@ class TimeLimit:
         return elapsed_s if self.ranks is None else self.ranks.lead(elapsed_s)
 
     def _find_seconds(self) -> float:
-        minutes = [one.train.minutes for _, one in self.state.list_active()]
+        minutes = [lane.train.minutes for _, lane in self.state.list_active()]
         return min((60 * limit for limit in minutes if limit), default=math.inf)
 
     def fit_schedules(self, launched: int) -> None:
@@ -500,13 +512,13 @@ class TimeLimit:
             since_s, since_steps = 0.0, 0
         steps_in_time = (limit_s - now_s) * (state.steps - since_steps) / (now_s - since_s)
         epochs = {}
-        for place, one in state.list_active():
-            at, num_steps = one.progress, state.program.num_steps(place)
-            epoch = at.next_epoch()._replace(step=at.done + launched)
-            if lanes.follows_time(one.train, epoch):
+        for place, lane in state.list_active():
+            progress, num_steps = lane.progress, state.program.num_steps(place)
+            epoch = progress.next_epoch()._replace(step=progress.done + launched)
+            if follows_time(lane.train, epoch):
                 left = steps_in_time - launched
-                at.pace = lanes.choose_pace(one.train, epoch, num_steps, left)
-                if at.pace != epoch.pace:
-                    epochs[place] = epoch._replace(pace=at.pace)
+                progress.pace = choose_pace(lane.train, epoch, num_steps, left)
+                if progress.pace != epoch.pace:
+                    epochs[place] = epoch._replace(pace=progress.pace)
         if epochs:
             state.program.update_rates(epochs)

@@ -1,16 +1,19 @@
 """The step program: what trains the lanes in its places, and the step of a single model.
 
-The loop knows programs by `StepProgram` alone. `engine.single` trains one model,
-`engine.lanes.pack` many at once. Both run a step without a host sync, so that it can be captured:
+The loop knows programs by `StepProgram` alone. `engine.single` trains one model, `engine.pack` many
+at once. Both run a step without a host sync, so that it can be captured:
 everything that changes from step to step lives in tensors that keep their place.
 
 Shapes: K places, S steps of an epoch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -32,17 +35,22 @@ DrawNoise = Callable[[Tensor, int], Noise]
 """From a step, counted over the whole run, and a pass of it to the noise of that pass"""
 Rows = dict[str, Tensor]
 """All that training has changed of one lane, by the program's own names"""
+NO_ROWS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class StepProgram(Protocol):
-    """Trains the lanes in its places, one step of all of them at a time."""
+    """Trains the lanes in its places, one step of all of them at a time.
+
+    This is all that the loop and the training state know of a program. `SingleProgram` and `Pack`
+    inherit it, with the answers below that most programs give.
+    """
 
     plan: Plan
     """As it runs; recoveries and the review of the threads may have changed it"""
-
-    @property
-    def mode(self) -> str:
-        """How lanes are trained: "together", "branches" or "one at a time\""""
+    mode: str
+    """How lanes are trained: "together", "branches" or "one at a time\""""
+    advance: Program
+    """Runs one step of every lane, without a host sync"""
 
     @property
     def num_places(self) -> int: ...
@@ -51,14 +59,19 @@ class StepProgram(Protocol):
     def losses(self) -> Tensor:
         """[K, S]: the losses of each lane's current epoch"""
 
-    def put(self, place: int, lane: Lane) -> None:
-        """Give a place to a lane as it begins; its epoch has still to `begin`."""
+    @property
+    def positions(self) -> Tensor | None:
+        """[K]: the steps that each lane has done in its epoch, where fp16 gradients may overflow:
+        such a step is repeated by the next one. None where every step counts."""
+
+    # a lane: from its place, epoch by epoch, to its best weights
+
+    def put(self, place: int, lane: Lane, rows: Mapping[str, Tensor] = NO_ROWS) -> None:
+        """Give a place to a lane as it begins, or as it was when its rows were read; its epoch has
+        still to `begin`."""
 
     def num_steps(self, place: int) -> int:
         """Count the steps of one of the lane's epochs."""
-
-    def prepare(self, place: int, epoch: EpochStart) -> bool:
-        """Lay out an epoch on the host, so that `begin` has less to do; False if it was already."""
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         """Start epochs, by place. From an epoch's first step on, `go_back` leads there."""
@@ -67,64 +80,67 @@ class StepProgram(Protocol):
         """Change the learning rates of epochs that have begun, by place; steps that were launched
         keep theirs. There is no host sync."""
 
-    def load_best(self, place: int) -> None:
-        """Put a lane that is between two epochs back to its best weights, with no moments."""
-
-    def advance(self) -> None:
-        """Run one step of every lane, without a host sync."""
-
-    @property
-    def positions(self) -> Tensor | None:
-        """[K]: the steps that each lane has done in its epoch, where fp16 gradients may overflow:
-        such a step is repeated by the next one. None where every step counts."""
-
-    def flush(self) -> None:
-        """Run the steps that have been put off."""
+    def go_back(self, place: int) -> None:
+        """Put a lane back to where its epoch began."""
 
     def score(self, places: Sequence[int], should_stop: Callable[[], bool]) -> list[float] | None:
         """Compute the validation losses of some lanes; None if it has to stop before that."""
 
-    def weights(self, place: int) -> dict[str, Tensor]:
-        """Return a lane's weights as they are now, under the model's own names."""
-
     def keep_best(self, places: Sequence[int]) -> None:
         """Keep these lanes' weights as their best so far."""
 
-    def go_back(self, place: int) -> None:
-        """Put a lane back to where its epoch began."""
+    def load_best(self, place: int) -> None:
+        """Put a lane that is between two epochs back to its best weights, with no moments."""
 
-    def leave_low_precision(self) -> bool:
-        """Train in fp32 from now on; False where that is no remedy."""
+    def weights(self, place: int) -> dict[str, Tensor]:
+        """Return a lane's weights as they are now, under the model's own names."""
 
-    def leave(self, place: int) -> None:
-        """Empty a place."""
+    # all lanes: what a checkpoint saves, and what the log says
+
+    def state(self) -> dict[str, Tensor]:
+        """Return all that training changes, by name; the lane's place comes first."""
 
     def best_weights(self, rows: Mapping[str, Tensor], lane: Lane) -> dict[str, Tensor]:
         """Read a lane's best weights from its rows, under the model's own names."""
-
-    def state(self) -> dict[str, Tensor]:
-        """All that training changes, by name; the lane's place comes first."""
-
-    def restore(self, place: int, rows: Mapping[str, Tensor]) -> None:
-        """Put a lane that has its place back to where its rows were read."""
-
-    def describe(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the lanes to build the program again."""
-
-    def compact(self, places: Sequence[int]) -> Self:
-        """Build a smaller program with some places as they stand, and close this one."""
 
     def kernels(self) -> list[str]:
         """Name the decisive kernels of the training step, where it was captured."""
 
     def failures(self) -> dict[str, str]:
-        """Programs that could not be captured, and why."""
+        """Return the programs that could not be captured, and why."""
 
     def capture_s(self) -> CaptureSeconds:
-        """The time that building kernels and recording took within the steps."""
+        """Return the time that building kernels and recording took within the steps."""
 
     def close(self) -> None:
         """Release workers, threads, graphs and memory."""
+
+    # with answers that a program may leave as they are
+
+    def prepare(self, place: int, epoch: EpochStart) -> bool:
+        """Lay out an epoch on the host, so that `begin` has less to do; False if it was already."""
+        return False
+
+    def flush(self) -> None:
+        """Run the steps that have been put off."""
+        return
+
+    def leave(self, place: int) -> None:
+        """Empty a place."""
+        return
+
+    def leave_low_precision(self) -> bool:
+        """Train in fp32 from now on; False where that is no remedy."""
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside the lanes to build the program again."""
+        return {}
+
+    def compact(self, places: Sequence[int]) -> StepProgram:
+        """Build a smaller program with some places as they stand, and close this one; or return
+        this one."""
+        return self
 
 
 @dataclass(frozen=True)

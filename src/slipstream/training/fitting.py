@@ -78,7 +78,7 @@ def load_dataset(
     changed = () if dataset.signature.masked else runs.list_changed_targets(targets)
     before = (
         *checks.find_suspicious(dataset),
-        *(one.describe() for one in changed),
+        *(target.describe() for target in changed),
         *list_unused(settings),
         *explain_point(settings),
         *(describe_recurrent(settings.model) if settings.masked else ()),
@@ -116,10 +116,10 @@ def _describe_frozen(settings: Config) -> list[str]:
 
 def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: Dataset) -> bool:
     """Whether the encoder was pre-trained on rows that are tested here, as far as is known."""
-    theirs, mine = encoder.config.data, settings.data
+    theirs, ours = encoder.config.data, settings.data
     names = ("paths", "ids", "where", "short")
-    same = all(getattr(theirs, name) == getattr(mine, name) for name in names)
-    alike = (theirs.split.by, theirs.split.folders) == (mine.split.by, mine.split.folders)
+    same = all(getattr(theirs, name) == getattr(ours, name) for name in names)
+    alike = (theirs.split.by, theirs.split.folders) == (ours.split.by, ours.split.folders)
     return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
 
 
@@ -408,18 +408,18 @@ def describe_interrupt(context: RunContext, fit: FitResult, best: LaneResult | N
     if context.config.trains_lanes:
         done = sum(lane.stop_reason != INTERRUPTED for lane in fit.lanes)
         epoch = max((lane.progress.epoch for lane in fit.lanes), default=0.0)
-        at = f"in epoch {math.ceil(epoch)} with {done} of {len(context.lanes)} lanes done"
+        where = f"in epoch {math.ceil(epoch)} with {done} of {len(context.lanes)} lanes done"
         saved = "there was no validation yet of what model/ is to hold"
         if best is not None:
             saved = f"the best weights so far are in {run.model}"
     else:
         progress = fit.lanes[0].progress
-        at = f"at step {progress.step}, in epoch {math.ceil(progress.epoch)}"
+        where = f"at step {progress.step}, in epoch {math.ceil(progress.epoch)}"
         saved = "there was no validation yet"
         if best is not None:
             epochs = format_epoch(progress.best_epoch)
             saved = f"the best weights, of epoch {epochs}, are in {run.model}"
     return Interrupted(
-        f"stopped {at}; {saved}; resume with: {runs.suggest_resume(run.folder)}",
+        f"stopped {where}; {saved}; resume with: {runs.suggest_resume(run.folder)}",
         signal_number=fit.signal_number,
     )

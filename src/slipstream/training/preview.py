@@ -26,9 +26,9 @@ from slipstream.scoring.batch import PredictionBatch
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.scoring.predict import predict_batches
 
-MOST_SERIES, MOST_TARGETS, MOST_ROWS = 3, 4, 400
+MAX_SERIES, MAX_TARGETS, MAX_ROWS = 3, 4, 400
 """What is shown: series, targets of each, and rows of a series"""
-LEAST_S, MOST_SHARE = 1.0, 0.01
+MIN_S, MAX_SHARE = 1.0, 0.01
 """Seconds between two previews, and the share of the time that they take, at most"""
 DIGITS = 8
 
@@ -65,7 +65,7 @@ class ValidationPreview:
             self.context.run.warn(f"no predictions are shown: {recovery.first_line(error)}")
             return
         now = time.perf_counter()
-        self._due_at = now + max(LEAST_S, (now - began) / MOST_SHARE)
+        self._due_at = now + max(MIN_S, (now - began) / MAX_SHARE)
 
     def _describe(self, program: StepProgram, place: int, result: LaneResult) -> dict[str, Any]:
         context, dataset = self.context, self.context.dataset
@@ -81,13 +81,13 @@ class ValidationPreview:
         ids = torch.arange(len(dataset.index.series_names))
         series = context.series or dataset.memory.series
         chunk = WindowChunk(series, torch.from_numpy(self._windows[1]), 0, ids, dataset.memory.time)
-        at = result.progress
+        progress = result.progress
         return {
-            "epoch": at.epoch,
-            "step": at.step,
+            "epoch": progress.epoch,
+            "step": progress.step,
             "lane": result.number,
             "time": _name_axis(dataset.memory.time is not None, dataset.index),
-            "targets": list(dataset.signature.targets[:MOST_TARGETS]),
+            "targets": list(dataset.signature.targets[:MAX_TARGETS]),
             "classes": list(dataset.signature.classes),
             "series": self._describe_series(list(predict_batches(predict, [chunk]))),
         }
@@ -97,28 +97,30 @@ class ValidationPreview:
         dataset = self.context.dataset
         index, signature, memory = dataset.index, dataset.signature, dataset.memory
         assert memory is not None
-        starts = np.concatenate([one.starts.cpu().numpy() for one in batches])
+        starts = np.concatenate([batch.starts.cpu().numpy() for batch in batches])
         owners = np.searchsorted(index.offsets, starts, side="right") - 1
         columns = self._list_columns(batches)
         described = []
         for owner in np.unique(owners):
-            mine = owners == owner
-            rows = (starts[mine][:, None] + signature.lead + np.arange(signature.steps_out)).ravel()
+            is_own = owners == owner
+            rows = (
+                starts[is_own][:, None] + signature.lead + np.arange(signature.steps_out)
+            ).ravel()
             times = rows - index.offsets[owner]
             if memory.time is not None:
                 times = memory.time[rows] / (MICROSECONDS if index.has_dates else 1)
-            values = {name: _format(one[mine]) for name, one in columns.items()}
+            values = {name: _format(column[is_own]) for name, column in columns.items()}
             name = index.series_names[owner]
-            described.append({"name": name, "at": [float(one) for one in times], **values})
+            described.append({"name": name, "at": [float(moment) for moment in times], **values})
         return described
 
     def _list_columns(self, batches: Sequence[PredictionBatch]) -> dict[str, Any]:
         """Return truths, predictions and, with quantiles, the outer ones: [N, H, C] each. Of
         classes, the prediction is the probability of the true one."""
         signature, scaler = self.context.dataset.signature, self.context.dataset.scaler
-        scaled = np.concatenate([one.prediction.cpu().numpy() for one in batches])
+        scaled = np.concatenate([batch.prediction.cpu().numpy() for batch in batches])
         truth = np.concatenate(
-            [one.truth.cpu().numpy() for one in batches if one.truth is not None]
+            [batch.truth.cpu().numpy() for batch in batches if batch.truth is not None]
         )
         if signature.classes:
             odds = torch.softmax(torch.from_numpy(scaled[:, :, 0]), dim=-1).numpy()
@@ -136,15 +138,15 @@ def choose_windows(starts: Ints, index: SeriesIndex, num_rows: int) -> Ints:
     without overlap, from the first on, until they predict enough rows."""
     owners = np.searchsorted(index.offsets, starts, side="right") - 1
     ids = np.unique(owners)
-    spread = np.linspace(0, len(ids) - 1, min(len(ids), MOST_SERIES)).round().astype(np.int64)
+    spread = np.linspace(0, len(ids) - 1, min(len(ids), MAX_SERIES)).round().astype(np.int64)
     chosen = []
     for owner in ids[spread]:
-        mine, at = np.sort(starts[owners == owner]), 0
-        for _ in range(max(MOST_ROWS // num_rows, 1)):
-            if at == len(mine):
+        own, position = np.sort(starts[owners == owner]), 0
+        for _ in range(max(MAX_ROWS // num_rows, 1)):
+            if position == len(own):
                 break
-            chosen.append(mine[at])
-            at = int(np.searchsorted(mine, mine[at] + num_rows))
+            chosen.append(own[position])
+            position = int(np.searchsorted(own, own[position] + num_rows))
     return np.array(chosen, dtype=np.int64)
 
 
@@ -154,5 +156,5 @@ def _name_axis(has_time: bool, index: SeriesIndex) -> str:
 
 def _format(values: Any) -> list[list[float]]:
     """Return numbers [N, H, C] as one list per target, short enough for a page."""
-    flat = values.reshape(-1, values.shape[-1])[:, :MOST_TARGETS].T
-    return [[float(f"{one:.{DIGITS}g}") for one in column] for column in flat]
+    flat = values.reshape(-1, values.shape[-1])[:, :MAX_TARGETS].T
+    return [[float(f"{value:.{DIGITS}g}") for value in column] for column in flat]

@@ -192,6 +192,7 @@ def train_run(
     `train_tasks` has shares of the lanes trained somewhere else than in processes on this machine.
     """
     start_follower(context.run, context.config.follow)
+    # train: workers have the lanes, or this process builds the model, plans and trains
     spread = launcher.train_spread(context, train_tasks) if context.is_spread else None
     with fitting.build_monitor(context) as monitor:
         if spread is not None:
@@ -206,14 +207,15 @@ def train_run(
                 fit = loop.fit_lanes(context, fitting.make_events(context, monitor))
             context = fitting.record_training(context, fit)
         groups, best = _save_best(context, fit)
+        # score: the model or every lane, and the baselines
         with context.plan.flags():
             if context.config.masked:
-                with context.timer.time("scoring"):
-                    scores, detail = masked.score_encoder(context, best.weights)
+                scores, detail = _score_encoder(context, best)
             else:
-                folds = _score(context, groups, [] if baselines is None else baselines)
+                folds = _score_lanes(context, groups, [] if baselines is None else baselines)
             if context.plan.device.type == "cuda":
                 recovery.free_memory()
+    # write: the summary, and for several lanes their weights
     if not context.config.masked:
         with context.timer.time("scoring"):
             scores, detail = summary.summarize_folds(context, folds)
@@ -245,7 +247,13 @@ def _save_best(context: RunContext, fit: FitResult) -> tuple[list[FoldLanes], La
     return groups, best
 
 
-def _score(
+def _score_encoder(context: RunContext, best: LaneResult) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Score the rows that a pre-trained encoder fills in; return the summary and the detail."""
+    with context.timer.time("scoring"):
+        return masked.score_encoder(context, best.weights)
+
+
+def _score_lanes(
     context: RunContext, groups: list[FoldLanes], baselines: list[BaselineSums]
 ) -> list[FoldSums]:
     """Score every lane and the baselines, and write the predictions."""

@@ -54,17 +54,17 @@ def select_events(events: Iterable[Event], number: int) -> Iterator[Event]:
 
 def save_lane(folder: Path, trained: TrainedLane) -> None:
     """Write a lane to a folder of its own."""
-    one = trained.lane
+    lane = trained.lane
     facts = {
-        "progress": asdict(one.progress),
-        "stopped": one.stop_reason,
-        "plan": one.plan.to_dict(),
-        "mode": one.mode,
-        "seconds": one.seconds,
+        "progress": asdict(lane.progress),
+        "stopped": lane.stop_reason,
+        "plan": lane.plan.to_dict(),
+        "mode": lane.mode,
+        "seconds": lane.seconds,
         "events": trained.events,
     }
     folder.parent.mkdir(exist_ok=True)
-    checkpoint.write_folder(folder, {ROWS: one.rows}, {METADATA: facts})
+    checkpoint.write_folder(folder, {ROWS: lane.rows}, {METADATA: facts})
 
 
 def load_lane(folder: Path) -> TrainedLane | None:
@@ -76,7 +76,7 @@ def load_lane(folder: Path) -> TrainedLane | None:
         return None
     facts = json.loads(files[METADATA])
     setup_s, train_s, validate_s = facts["seconds"]
-    one = EndedLane(
+    lane = EndedLane(
         rows,
         parse_progress(facts["progress"]),
         facts["stopped"],
@@ -84,7 +84,7 @@ def load_lane(folder: Path) -> TrainedLane | None:
         facts["mode"],
         (setup_s, train_s, validate_s),
     )
-    return TrainedLane(one, facts["events"])
+    return TrainedLane(lane, facts["events"])
 
 
 def make_checkpoint(
@@ -98,7 +98,7 @@ def make_checkpoint(
     places = min(len(lanes), MAX_LANES)
     pack = PackChoice(first.mode, places, reason=why).summarize(len(lanes))
     extra = {"data": data.fingerprint, "pack": pack, "why": why}
-    known = {number: one.lane for number, one in trained.items()}
+    known = {number: ended.lane for number, ended in trained.items()}
     return state.make_checkpoint(lanes, known, max_lanes=places, extra=extra)
 
 
@@ -114,8 +114,8 @@ def _merge_events(trained: Mapping[int, TrainedLane]) -> list[Event]:
     """Return the events of all lanes in the order of time; losses of one step in one event."""
     logs: dict[tuple[float, int], Event] = {}
     others: list[Event] = []
-    for number, one in trained.items():
-        for event in one.events:
+    for number, ended in trained.items():
+        for event in ended.events:
             if event["event"] == "log":
                 log = logs.setdefault((event["at_s"], event["step"]), event | {"losses": {}})
                 log["losses"][number] = event["losses"]["0"]
