@@ -230,7 +230,7 @@ class Forecaster:
         scores = self._evaluate(X, y)
         if self._classifies:
             return float(scores.metrics["accuracy"])
-        return float(np.mean([one["r2"] for one in scores.detail["per_target"].values()]))
+        return float(np.mean([target["r2"] for target in scores.detail["per_target"].values()]))
 
     @staticmethod
     def scorer(metric: str) -> Callable[..., float]:
@@ -332,8 +332,8 @@ class Forecaster:
             )
         series = tables.find_series(table, data)
         values = tables.place_rows(self._call(table), names, series, table.num_rows)
-        for one in series:
-            self._fill_start(table, one, names, values)
+        for places in series:
+            self._fill_start(table, places, names, values)
         return values
 
     def _fill_start(
@@ -422,9 +422,9 @@ def _find_setting(name: str) -> tuple[str, str]:
         key = name
         if name in Config.model_fields and name not in SECTIONS:
             return "", name
-        sections = [one for one in SECTIONS if name in _list_keys(one)]
+        sections = [section for section in SECTIONS if name in _list_keys(section)]
     if not sections or key not in _list_keys(sections[0]):
-        known = [one for some in SECTIONS for one in _list_keys(some)]
+        known = [key for section in SECTIONS for key in _list_keys(section)]
         nearest = find_nearest(key, _list_keys(sections[0]) if sections else known)
         hint = f'did you mean "{nearest}"?' if nearest else "docs/settings.md lists them"
         raise EstimatorError(

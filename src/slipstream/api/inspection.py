@@ -81,7 +81,8 @@ class Inspection:
         title = f"{self.path}: {self.summary['rows']:,} rows, {self.summary['series']}"
         headings = ["", "type", "role", "range"]
         rows = [
-            [one["name"], one["type"], one["role"], describe_range(one)] for one in self.columns
+            [column["name"], column["type"], column["role"], describe_range(column)]
+            for column in self.columns
         ]
         more = f"\n{len(self.problems)} remarks: .problems" if self.problems else ""
         return f"{format_table(title, headings, rows)}{more}"

@@ -113,7 +113,7 @@ class TrainedModel:
                     value = torch.from_numpy(np.array(value, dtype=np.float64))
                 tensors[name] = value.to(self.device)
                 shape = list(tensors[name].shape)
-                wanted = [one for one in shapes[name] if isinstance(one, int)]
+                wanted = [size for size in shapes[name] if isinstance(size, int)]
                 if len(shape) != len(shapes[name]) or shape[-len(wanted) :] != wanted:
                     raise UserError(_describe_input(name, shape, interface))
         with torch.set_grad_enabled(are_tensors and torch.is_grad_enabled()):
@@ -209,8 +209,8 @@ def load_model(
     predictors = member.trained
     models = [
         model
-        for one in (member, *(other for other in trained.members if other is not member))
-        for model in one.trained.models
+        for owner in (member, *(other for other in trained.members if other is not member))
+        for model in owner.trained.models
     ]
     return TrainedModel(
         LoadedWeights(
@@ -239,7 +239,7 @@ def _describe_input(name: str, shape: Any, interface: Interface) -> str:
     if name not in shapes:
         what = {"static": "data.static", "future": "data.future"}[name]
         return f"{name} is for columns of {what}, of which the model reads none; leave it out"
-    sizes = [str(one) for one in shapes[name][1:]]
+    sizes = [str(size) for size in shapes[name][1:]]
     if name == "rows":
         carried = interface.signature.state == "carried"
         sizes[0] = "any number of rows" if carried else f"{interface.context} rows"

@@ -133,7 +133,7 @@ def find_series(table: pa.Table, data: Data) -> list[SeriesPlaces]:
     """Return where the rows of each series are, as predictions count them."""
     whole = data.model_copy(update={"where": {}, "path": None})
     (read,) = read_tables(whole, table)
-    return [SeriesPlaces(one.name, list_rows(one.rows)) for one in iter_ordered(read, whole)]
+    return [SeriesPlaces(part.name, list_rows(part.rows)) for part in iter_ordered(read, whole)]
 
 
 def take_columns(table: pa.Table, names: Sequence[str]) -> Array:
@@ -151,15 +151,15 @@ def place_rows(
     fill = None if has_text else np.nan
     placed: Array = np.full((num_rows, len(names)), fill, dtype=object if has_text else np.float64)
     owners, numbers = predictions["series"].to_pylist(), predictions["row"].to_numpy()
-    rows_of = {one.name: one.rows for one in series}
+    rows_of = {places.name: places.rows for places in series}
     placed[[rows_of[owner][number] for owner, number in zip(owners, numbers, strict=True)]] = values
     return placed
 
 
 def pad_start(table: pa.Table, rows: Ints, count: int, time: str | None, step: float) -> pa.Table:
     """Return the first rows of a series after as many copies of its first row, at its time step."""
-    at = np.concatenate([np.repeat(rows[:1], count), rows[:count]])
-    padded = table.take(pa.array(at))
+    numbers = np.concatenate([np.repeat(rows[:1], count), rows[:count]])
+    padded = table.take(pa.array(numbers))
     if time is None or time not in table.column_names:
         return padded
     place, kind = table.column_names.index(time), table[time].type

@@ -291,7 +291,7 @@ def ensemble(
     """
     if isinstance(members, (str, os.PathLike)):
         raise UserError("an ensemble needs a list of two runs or more, not one")
-    folders = [check_run(one) for one in members]
+    folders = [check_run(member) for member in members]
     job = prepare_job("ensemble", None, data, columns=columns, overrides=overrides)
     with show_progress("training", quiet, on_event) as show:
         from slipstream.search import ensemble as ensembling

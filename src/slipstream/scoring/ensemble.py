@@ -51,7 +51,7 @@ def average_predictors(
     is_classifier = bool(signature.classes)
 
     def predict(series: Any, starts: Tensor) -> Tensor:
-        predictions = [one(series, starts) for one in predictors]
+        predictions = [predictor(series, starts) for predictor in predictors]
         return average_predictions(predictions, classes=is_classifier, weights=weights)
 
     return predictors[0] if len(predictors) == 1 else predict
@@ -120,9 +120,10 @@ class CoverageCounter:
 
 def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
     """Return by level the share of truths within the intervals, of all counters together."""
-    count = sum(one.count for one in counters)
+    count = sum(counter.count for counter in counters)
     return {
-        level: sum(one.inside[level] for one in counters) / count for level in counters[-1].inside
+        level: sum(counter.inside[level] for counter in counters) / count
+        for level in counters[-1].inside
     }
 
 
@@ -181,7 +182,7 @@ def score_with_mean(
     fitted, num_val = positions if intervals else (), dataset.num_windows["val"]
     errors = {name: AbsoluteErrors(num_val, signature) for name in fitted}
     val = accumulate_side_by_side(collect_errors(), dataset)
-    half_widths = {name: one.fit_intervals() for name, one in errors.items()}
+    half_widths = {name: absolute.fit_intervals() for name, absolute in errors.items()}
     coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in errors}
 
     def write_test() -> Iterator[list[PredictionBatch]]:
@@ -301,7 +302,7 @@ def load_predictors(
         models = [
             _build_model(select_lane(tensors, lane), config, signature, plan) for lane in fold.lanes
         ]
-        predictors = [make_predictor(one, plan, signature, scaler) for one in models]
+        predictors = [make_predictor(model, plan, signature, scaler) for model in models]
         half_widths = to_half_widths(fold.reach, scaler, signature.targets)
         predict = average_predictors(predictors, signature)
         folds.append(FoldPredictor(predict, half_widths, models))

@@ -115,8 +115,8 @@ def _predict_rows(
 ) -> Iterator[list[PredictionBatch]]:
     for chunk in chunks:
         series = chunk.series
-        for some in chunk.starts.split(count_per_pass(series)):
-            starts, known = some.to(series.values.device), None
+        for part in chunk.starts.split(count_per_pass(series)):
+            starts, known = part.to(series.values.device), None
             if truth:
                 known = series.targets[starts[:, None] + series.target_rows]
             row = []
@@ -139,13 +139,14 @@ def accumulate_side_by_side(
 ) -> list[Any]:
     """Return each predictor's sums; a row holds one batch of every predictor."""
     metrics = get_task_metrics(dataset)
-    every: list[Any] = []
+    totals: list[Any] = []
     for batches in rows:
-        every = every or [metrics.start_sums(dataset, batch.prediction.device) for batch in batches]
-        for sums, batch in zip(every, batches, strict=True):
+        if not totals:
+            totals = [metrics.start_sums(dataset, batch.prediction.device) for batch in batches]
+        for sums, batch in zip(totals, batches, strict=True):
             sums.update(batch)
-    assert every
-    return every
+    assert totals
+    return totals
 
 
 def build_table(
@@ -187,7 +188,7 @@ class WindowFilter:
         filters: list[BatchFilter] = []
         for row in rows:
             filters = filters or [self.start() for _ in row]
-            yield [one.apply(batch) for one, batch in zip(filters, row, strict=True)], row
+            yield [filter_.apply(batch) for filter_, batch in zip(filters, row, strict=True)], row
 
 
 def make_window_filter(config: Config, dataset: Dataset) -> WindowFilter | None:

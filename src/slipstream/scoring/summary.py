@@ -105,8 +105,8 @@ def score_baselines(
     """Score these baselines, or those fitted to the data set's own training windows, on every
     set."""
     baselines = baselines or fit_baselines(dataset, load_chunks)
-    scored: BaselineSums = {name: (one, {}) for name, one in baselines.items()}
-    usable = {name: one.predict for name, one in baselines.items() if one.predict}
+    scored: BaselineSums = {name: (baseline, {}) for name, baseline in baselines.items()}
+    usable = {name: baseline.predict for name, baseline in baselines.items() if baseline.predict}
     for which in dataset.num_windows:
         rows = predict_side_by_side([*usable.values()], load_chunks, which)
         for name, sums in zip(usable, accumulate_side_by_side(rows, dataset), strict=True):
@@ -116,7 +116,9 @@ def score_baselines(
 
 def save_scored_baselines(run: Run, folds: Sequence[BaselineSums]) -> None:
     """Write baselines/: those of every fold, or of a run without folds."""
-    save_baselines(run, [{name: one for name, (one, _) in fold.items()} for fold in folds])
+    save_baselines(
+        run, [{name: baseline for name, (baseline, _) in fold.items()} for fold in folds]
+    )
 
 
 def summarize_scores(
@@ -166,7 +168,7 @@ def list_quantiles(dataset: Dataset) -> dict[str, Any]:
 def summarize_comparison(paired: PairedComparison, metric: str) -> dict[str, Any]:
     """Return the verdict on a model, the baselines that are better, and every difference."""
     key = metric if metric in paired.differences else f"scaled_{metric}"
-    verdicts = {name: one["verdict"] for name, one in paired.differences[key].items()}
+    verdicts = {name: difference["verdict"] for name, difference in paired.differences[key].items()}
     return {
         "beaten_by": [name for name, verdict in verdicts.items() if verdict == statistics.WORSE],
         "against_baselines": {
@@ -197,13 +199,13 @@ def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:
 
 def summarize_sums(sums: SetSums) -> dict[str, Any]:
     """Return the overall metrics from each set's sums."""
-    return group_by_set({which: one.compute() for which, one in sums.items()})
+    return group_by_set({which: total.compute() for which, total in sums.items()})
 
 
 def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> dict[str, Any]:
     """Return a baseline's overall metrics, the headline metric of every predicted row, and of
     numbers those of each target."""
-    detail = {which: one.compute() for which, one in sums.items()}
+    detail = {which: total.compute() for which, total in sums.items()}
     headline = get_task_metrics(dataset).HEADLINE
     by_step = [row[headline] for row in detail["test"]["per_step"]]
     result = {"what": baseline.what, **group_by_set(detail), f"{headline}_by_step": by_step}
@@ -424,7 +426,7 @@ def score_fold_baselines(
         fitted = fit_baselines(narrow.dataset, load_chunks, work)
         scored.append(score_baselines(narrow.dataset, load_chunks, fitted))
     save_scored_baselines(context.run, scored)
-    return [replace(fold, baselines=one) for fold, one in zip(folds, scored, strict=True)]
+    return [replace(fold, baselines=sums) for fold, sums in zip(folds, scored, strict=True)]
 
 
 def save_folds(context: RunContext, folds: Sequence[FoldSums], uses: str) -> None:
@@ -506,7 +508,7 @@ def _compare_ensemble(
 def _merge_unfiltered(folds: Sequence[FoldSums]) -> SetSums:
     """Return the model's sums without the filter; empty where there is none."""
     many = [fold.unfiltered[MODEL] for fold in folds if fold.unfiltered]
-    return {which: merge_sums([one[which] for one in many]) for which in many[0]} if many else {}
+    return {which: merge_sums([sums[which] for sums in many]) for which in many[0]} if many else {}
 
 
 def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:
@@ -514,7 +516,7 @@ def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:
     return {
         name: (
             baseline,
-            {which: merge_sums([one[name][1][which] for one in folds]) for which in sums},
+            {which: merge_sums([fold[name][1][which] for fold in folds]) for which in sums},
         )
         for name, (baseline, sums) in folds[-1].items()
     }
@@ -583,7 +585,7 @@ def _summarize_spreads(
     if not context.dataset.signature.classes:
         result["scaled_spread"] = None
     for key in result if len(repeats) > 1 else ():
-        many = [one["scaled" if key == "scaled_spread" else "overall"] for one in repeats]
+        many = [scores["scaled" if key == "scaled_spread" else "overall"] for scores in repeats]
         result[key] = {
             name: statistics.summarize_spread([m[name] for m in many]) for name in many[0]
         }

@@ -56,14 +56,18 @@ def suggest(
 
     `result` is the summary of a run with this config, if there is one.
     """
-    every = [*_suggest_shape(config, dataset), *_suggest_context(config, dataset)]
-    every += _suggest_patch(config)
+    possible = [*_suggest_shape(config, dataset), *_suggest_context(config, dataset)]
+    possible += _suggest_patch(config)
     rate = Suggestion({"train.lr": config.train.lr / 3}, "smaller steps settle in better minima")
     best, epochs = (result or {}).get("best_epoch"), (result or {}).get("epochs")
     is_early = bool(best and epochs and best <= EARLY * epochs)
-    every.insert(0 if is_early else len(every), rate)
+    possible.insert(0 if is_early else len(possible), rate)
     fixed = configs.list_fixed_settings(config)
-    return [one for one in every if _is_valid(config, one) and not set(one.settings) & set(fixed)]
+    return [
+        suggestion
+        for suggestion in possible
+        if _is_valid(config, suggestion) and not set(suggestion.settings) & set(fixed)
+    ]
 
 
 def _suggest_shape(config: Config, dataset: Dataset) -> Iterator[Suggestion]:
@@ -99,7 +103,7 @@ def _suggest_context(config: Config, dataset: Dataset) -> Iterator[Suggestion]:
 def _suggest_patch(config: Config) -> Iterator[Suggestion]:
     context = config.data.context
     if config.model.spec.is_sequential and config.model.patch == 1 and context >= MIN_TOKENS:
-        patch = next((one for one in PATCHES if context % one == 0), None)
+        patch = next((rows for rows in PATCHES if context % rows == 0), None)
         if patch is not None:
             yield Suggestion(
                 {"model.patch": patch},
@@ -127,9 +131,13 @@ def summarize_suggestions(
     suggestions = suggest(config, dataset, result)
     if not suggestions:
         return None
-    listed = "; ".join(describe_settings(one.settings) for one in suggestions)
+    listed = "; ".join(describe_settings(suggestion.settings) for suggestion in suggestions)
     line = f"{OFTEN}: {listed}; slipstream train JOB --advise measures the first two"
-    return {"suggestions": [asdict(one) for one in suggestions], "trials": [], "lines": [line]}
+    return {
+        "suggestions": [asdict(suggestion) for suggestion in suggestions],
+        "trials": [],
+        "lines": [line],
+    }
 
 
 def advise_run(folder: Path, config: Config, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -159,8 +167,8 @@ def measure_suggestions(
     trials: list[dict[str, Any]] = []
     changes: dict[str, Any] = {}
     can_try = dataset.memory is not None and not config.masked
-    for one in (None, *suggestions[:NUM_TRIED]) if suggestions and can_try else ():
-        settings = changes | (one.settings if one else {})
+    for suggestion in (None, *suggestions[:NUM_TRIED]) if suggestions and can_try else ():
+        settings = changes | (suggestion.settings if suggestion else {})
         tell(f"training for {seconds:.0f} s: {describe_settings(settings)} ...")
         trial = _train_briefly(configs.replace_settings(config, settings), data, seconds)
         first = trials[0]["scaled_error"] if trials else trial["scaled_error"]
@@ -168,7 +176,7 @@ def measure_suggestions(
             changes = settings
         trials.append({"settings": settings, **trial, "change": trial["scaled_error"] / first - 1})
     summary = {
-        "suggestions": [asdict(one) for one in suggestions],
+        "suggestions": [asdict(suggestion) for suggestion in suggestions],
         "trials": trials,
         "best": changes,
         "seconds": seconds,
@@ -219,7 +227,7 @@ def _train_briefly(config: Config, data: Any, seconds: float) -> dict[str, Any]:
                 scores.append(_validate(workload, dataset))
     finally:
         workload.close()
-    best = min(scores, key=lambda one: one["scaled_error"])
+    best = min(scores, key=lambda score: score["scaled_error"])
     return best | {"steps": workload.steps_done}
 
 
@@ -260,7 +268,7 @@ def _thin_out(dataset: Dataset) -> Dataset:
     chosen = {"train": starts["train"], "val": val, "test": val[:0]}
     return replace(
         dataset,
-        num_windows={name: len(some) for name, some in chosen.items()},
+        num_windows={name: len(starts) for name, starts in chosen.items()},
         memory=replace(dataset.memory, starts=chosen),
     )
 

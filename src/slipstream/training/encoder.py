@@ -67,7 +67,9 @@ def select_limits(encoder: PretrainedEncoder, config: Config) -> Replay:
     """Return the ranges of the encoder's steps that this config has too, in the same place."""
     pairs = zip(encoder.config.data.prepare, config.data.prepare, strict=False)
     same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    return Replay({number: one for number, one in encoder.limits.items() if int(number) <= same})
+    return Replay(
+        {number: limits for number, limits in encoder.limits.items() if int(number) <= same}
+    )
 
 
 def match_weights(
@@ -76,15 +78,15 @@ def match_weights(
     """Match the encoder's weights to the model's; a UserError lists everything that differs."""
     wrong = [*_list_other_settings(encoder, config), *_list_other_columns(encoder, signature)]
     order = _find_column_order(encoder.signature, signature) if not wrong else []
-    mine = {name: one for name, one in model.named_parameters() if is_encoder_weight(name)}
-    theirs = {name: one for name, one in encoder.weights.items() if name.startswith(CORE)}
+    ours = {name: weight for name, weight in model.named_parameters() if is_encoder_weight(name)}
+    theirs = {name: weight for name, weight in encoder.weights.items() if name.startswith(CORE)}
     weights, network = {}, load_network(config.model)
-    for name in sorted(mine.keys() | theirs.keys()):
-        if name not in theirs or name not in mine:
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name not in theirs or name not in ours:
             where = "the encoder" if name not in theirs else "this model"
             wrong.append(f"{name} is not in {where}")
-        elif theirs[name].shape != mine[name].shape:
-            shapes = list(mine[name].shape), list(theirs[name].shape)
+        elif theirs[name].shape != ours[name].shape:
+            shapes = list(ours[name].shape), list(theirs[name].shape)
             wrong.append(f"{name} is {shapes[0]} here and {shapes[1]} there")
         else:
             weight = theirs[name]
@@ -110,19 +112,19 @@ def match_weights(
 
 def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str]:
     """Describe the settings that differ and that the encoder's shape depends on."""
-    mine, theirs = config.model, encoder.config.model
-    if mine.kind != theirs.kind:
-        return [f'model.kind is "{mine.kind}", there "{theirs.kind}"']
+    ours, theirs = config.model, encoder.config.model
+    if ours.kind != theirs.kind:
+        return [f'model.kind is "{ours.kind}", there "{theirs.kind}"']
     pairs = {
-        f"model.{name}": (getattr(mine, name), getattr(theirs, name))
-        for name in mine.spec.encoder_settings
+        f"model.{name}": (getattr(ours, name), getattr(theirs, name))
+        for name in ours.spec.encoder_settings
     }
-    pairs["model.hidden"] = list(mine.sizes), list(theirs.sizes)
+    pairs["model.hidden"] = list(ours.sizes), list(theirs.sizes)
     for name in ("scale", "channels"):
         pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
-    if mine.normalize != "none":  # which leaves columns that are known ahead as they are
+    if ours.normalize != "none":  # which leaves columns that are known ahead as they are
         pairs["data.future"] = sorted(config.data.future), sorted(encoder.signature.future)
-    if mine.spec.knows_positions:
+    if ours.spec.knows_positions:
         pairs["data.context"] = config.data.context, encoder.signature.context
     return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
 
@@ -135,17 +137,17 @@ def _name_columns(signature: Signature) -> tuple[str, ...]:
 
 
 def _list_other_columns(encoder: PretrainedEncoder, signature: Signature) -> list[str]:
-    mine, theirs = _name_columns(signature), _name_columns(encoder.signature)
-    more = (name for name in mine if name not in theirs)
-    less = (name for name in theirs if name not in mine)
+    ours, theirs = _name_columns(signature), _name_columns(encoder.signature)
+    more = (name for name in ours if name not in theirs)
+    less = (name for name in theirs if name not in ours)
     return [
         *(f'data.inputs has "{name}", which the encoder has not seen' for name in more),
         *(f'data.inputs lacks "{name}", which the encoder reads' for name in less),
     ]
 
 
-def _find_column_order(theirs: Signature, mine: Signature) -> list[int]:
+def _find_column_order(theirs: Signature, ours: Signature) -> list[int]:
     """Return the position of each column of this run's sequences in the encoder's."""
     there = _name_columns(theirs)
-    order = [there.index(name) for name in _name_columns(mine)]
+    order = [there.index(name) for name in _name_columns(ours)]
     return order + list(range(len(order), theirs.model_inputs))

@@ -52,8 +52,8 @@ def _summarize_steps(dataset: Dataset, config: Config) -> dict[str, Any]:
     step = dataset.index.step
     return {
         "steps": [
-            one.model_dump(exclude_defaults=True) | {"step": one.step}
-            for one in config.data.prepare
+            settings.model_dump(exclude_defaults=True) | {"step": settings.step}
+            for settings in config.data.prepare
         ],
         "limits": dataset.limits,
         "look_ahead": dataset.index.look_ahead,
@@ -135,7 +135,7 @@ def _list_parts(dataset: Dataset, assignment: SplitAssignment, series: int) -> l
     parts = []
     for (first, past), run in zip(itertools.pairwise([*borders, end]), runs, strict=True):
         ends = [first - begin, past - 1 - begin] if time is None else time[[first, past - 1]]
-        parts.append([SETS[assignment.sets[run]], *(_to_number(at) for at in ends)])
+        parts.append([SETS[assignment.sets[run]], *(_to_number(end_) for end_ in ends)])
     return parts
 
 
