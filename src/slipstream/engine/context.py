@@ -72,7 +72,7 @@ class RunContext:
     bundle: Bundle | None = None
     """What each of them gets of a Ray cluster; without it, they are on this machine"""
     timer: PhaseTimer = field(default_factory=PhaseTimer)
-    started_at: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=lambda: time.perf_counter())
     """By `time.perf_counter`"""
     spent_s: float = 0.0
     """The duration of the run before it was resumed"""

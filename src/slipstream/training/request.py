@@ -49,7 +49,7 @@ class RunRequest:
     """The cluster of the workers"""
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     """With the time before the request"""
-    started_at: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=lambda: time.perf_counter())
 
     @property
     def settings(self) -> tuple[str, ...]:
