@@ -84,17 +84,17 @@ class StreamEvaluation(Evaluation):
     """Two ways to use a model on a stream of rows, scored on the same rows; a dict that prints as a
     small table.
 
-    `["window"]` has the metrics with the last `data.context` rows each time, `["carried"]` those
-    with one row and the state that the rows before have left; there, `["metrics"]` is None where
-    `["refused"]` names the setting that rules it out. `["comparison"]` has the ratio of the errors
-    with its interval, `["by_row"]` the errors by rows since the start of a series, and
+    `["window"]` has the metrics of predictions from the last `data.context` rows, `["carried"]`
+    those of predictions from one row and the state after the rows before it; its `["metrics"]` is
+    None if `["refused"]` names a setting that rules this out. `["comparison"]` has the ratio of the
+    errors with its interval, `["by_row"]` the errors by rows since the start of a series, and
     `["warm_up"]` the number of rows that a carried state needs.
 
     Attributes:
         deploy: The regime to use, "window" or "carried".
         reason: Why, with the figures.
-        metrics: Those of the regime to use.
-        detail: The same regime per series.
+        metrics: The metrics of the regime to use.
+        detail: The metrics of that regime per series.
         to_pandas: A function that returns the errors by rows since the start as a table.
 
     Example:

@@ -55,8 +55,8 @@ def evaluate(
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
         stream: Compare two ways to use the model on a stream of rows, instead of scoring the
-            baselines: a window of rows each time, and a state that is carried on.
-        predictions: A Parquet file to write what the model predicts to, beside the true values.
+            baselines: a window of rows each time, and a carried state.
+        predictions: A Parquet file to which predictions and true values are written.
 
     Returns:
         An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
@@ -115,9 +115,9 @@ def predict(
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
             search, the model of its best settings is used.
-        data: A path or a table with the columns that the model was trained on. Where it reads
-            columns that are known ahead (`data.future`), the rows to predict follow at the end of
-            each series, with nothing else in them; those of a calendar step are added.
+        data: A path or a table with the columns that the model was trained on. If the model reads
+            columns that are known ahead (`data.future`), append the rows to predict to each series,
+            with only these columns filled in; columns of a calendar step are computed.
         columns: The names of the columns, where `data` is a numpy array.
         every: Forecast from every row with a full context, not only from the end.
         resample: Resample rows to the time step that the model was trained on.
@@ -175,8 +175,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a run's model as files for other programs, verified against the model.
 
-    Every window of the run's test set goes through the files; where they differ from what
-    `predict` computes by more than 1e-5 of a value or its spread, nothing is written.
+    Every window of the run's test set goes through the files. If their output differs from
+    `predict` by more than 1e-5 of the target's standard deviation, nothing is written.
 
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a

@@ -27,11 +27,11 @@ def train_share(
     quiet: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
-    """Train one share of a run's folds and repeats, as a task of an array job does.
+    """Train one share of a run's folds and repeats, as in a task of an array job.
 
-    The first call, on any machine, creates the run in `folder`; a share that was stopped goes on
-    with the same call. When all shares are trained, `train` with the same `config` and `folder`
-    joins them, scores the models and returns the result.
+    The first call, on any machine, creates the run in `folder`; a stopped share continues with the
+    same call. When all shares are trained, `train` with the same `config` and `folder` joins them,
+    scores the models and returns the result.
 
     Args:
         config: A TOML file, a mapping of sections, or a `Config`, the same for all shares. The data

@@ -17,7 +17,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class Engine(Section):
-    """How training runs; results do not depend on it, beyond rounding."""
+    """How training runs; results are the same within rounding."""
 
     preset: Literal["auto", "classic", "baseline"] = "auto"
     """Defaults for this section: `"auto"`; `"classic"`, the usual advice (DataLoader workers,
@@ -60,9 +60,9 @@ class Engine(Section):
     sync: bool = False
     """Synchronise with the device after every step, as loops with `.item()` do."""
     data_parallel: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Processes that train one model together, each on a GPU of its own, or on a CPU: each computes
-    its share of every batch, and the gradients are added up once a step. Pays only where a share of
-    the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
+    """Number of processes that train one model together, each on its own GPU, or on a CPU: each
+    computes a part of every batch, and one all-reduce per step adds up the gradients. Pays only if
+    a part of the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
     threads: Annotated[int, Field(ge=1, le=1_024)] | Literal["auto"] = "auto"
     """CPU threads for one operation (torch, OMP and MKL alike)."""
     workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"

@@ -48,8 +48,8 @@ class Pretrain(Section):
     """Rows of a patch. The offset of the grid of patches varies between windows, where the context
     leaves room."""
     ratio: Fraction = 0.15
-    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, and the
-    same number in every window."""
+    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, the same
+    number in every window."""
     variance: NonNegative = 0.0
     """Weight of a penalty against collapse, when the encoder maps all windows of a batch to the
     same vector: the mean of relu(1 - standard deviation) over its units. 0.1 is usual."""

@@ -76,7 +76,8 @@ class Tune(Section):
     trained and scaled on earlier rows only. The trial's score is their mean. The device holds a
     copy of the series for each."""
     parallel: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
-    """Trials in training at a time. More train faster, but the sampler knows less about each."""
+    """Trials in training at a time. With more, the search is faster, but the sampler knows fewer
+    results when it proposes a trial."""
     retrain: Annotated[int, Field(ge=0, le=1_000)] = 5
     """Number of best trials to retrain from other seeds, together with the original settings."""
     retrain_seeds: Annotated[int, Field(ge=2, le=1_000)] = 3

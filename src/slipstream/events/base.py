@@ -1,4 +1,4 @@
-"""What all events have."""
+"""The base class of all events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events have."""
+    """The base class of all events."""
 
     at_s: float | None = None
     """Seconds since the run was opened; None for events that are not logged"""

@@ -14,11 +14,11 @@ class Estimate(Event):
     step: int
     """Steps so far"""
     trained_s: float | None = None
-    """Seconds that they took"""
+    """Seconds that these steps took"""
     ms_per_step: float
     """Milliseconds per step"""
     expected_s: float
-    """The longest that training should take"""
+    """Upper estimate of the training time"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +26,11 @@ class PlanComparison(Event):
     """The speed of the first epoch, compared with what the plan had measured."""
 
     promised_ms: float
-    """Milliseconds per step of the plan"""
+    """Milliseconds per step that the plan measured"""
     seen_ms: float
-    """Milliseconds per step of the epoch"""
+    """Milliseconds per step in the first epoch"""
     ratio: float
-    """The second by the first"""
+    """`seen_ms` divided by `promised_ms`"""
     kernels: list[str]
     """GPU kernels that ran"""
 
@@ -40,17 +40,17 @@ class ThreadsReviewed(Event):
     """The number of threads was reviewed in the first epoch, and training continues with it."""
 
     threads: int
-    """From here on"""
+    """Number of threads from here on"""
     ms: float
-    """Milliseconds per step"""
-    before_threads: int
-    """As planned"""
-    before_ms: float
     """Milliseconds per step with them"""
+    before_threads: int
+    """Planned number of threads"""
+    before_ms: float
+    """Milliseconds per step with the planned number"""
     planned_ms: float | None = None
     """Milliseconds per step that the plan had measured"""
     load: str | None = None
-    """What other processes use of the cores, where they are busy"""
+    """Use of the cores by other processes, if they are busy"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -60,25 +60,25 @@ class MachineSample(Event):
     """The load of the machine since the last sample, at most once a second (`engine.monitor`)."""
 
     seconds: float
-    """Since the last sample"""
+    """Seconds since the last sample"""
     cpu_percent: float
-    """Of this process and its children; 100 is one core"""
+    """CPU use of this process and its children; 100 is one core"""
     rss_bytes: int
-    """Their memory"""
+    """Memory of this process and its children"""
     gpu_utilisation: int | None = None
     """Percent of the time in which the GPU was busy"""
     gpu_memory_bytes: int | None = None
-    """In use, of all processes"""
+    """GPU memory in use by all processes"""
     temperature_c: int | None = None
-    """Of the GPU"""
+    """Temperature of the GPU"""
     clock_mhz: int | None = None
-    """Of its multiprocessors"""
+    """Clock of the GPU's multiprocessors"""
     throttled: list[str] | None = None
     """Why the GPU is slowed down; empty if it is not"""
     power_w: float | None = None
-    """Of the GPU"""
+    """Power of the GPU"""
     energy_j: float | None = None
-    """Of the GPU, since the last sample"""
+    """Energy of the GPU since the last sample"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -88,12 +88,12 @@ class CopiesOnDisk(Event):
     """The augmented copies of `augment.cache` are used."""
 
     what: str
-    """writing, or reading those of an earlier run"""
+    """writing, or reading the copies of an earlier run"""
     copies: int
-    """Of each window"""
+    """Number of copies of each window"""
     bytes: int
-    """Their size"""
+    """Size of the copies"""
     folder: str
-    """Where they are"""
+    """Folder of the copies"""
     worker: int | None = None
     """The worker that logged it, where several train"""

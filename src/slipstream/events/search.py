@@ -15,9 +15,9 @@ class SearchStart(Event):
     run: str
     """The run folder"""
     trials: int
-    """How many are to be trained"""
+    """Number of trials to train"""
     parallel: int
-    """How many train at a time"""
+    """Number of trials that train at a time"""
     space: list[str]
     """The settings that are searched"""
     windows: dict[str, int]
@@ -25,7 +25,7 @@ class SearchStart(Event):
     device: str
     """cpu, cuda:0 and so on"""
     done: int
-    """Trials that have ended before"""
+    """Trials that had ended before"""
     workers: int | None = None
     """Number of processes"""
     on: str | None = None
@@ -45,13 +45,13 @@ class PackStart(Event):
     trials: list[int]
     """Their numbers"""
     places: int
-    """How many models train at a time"""
+    """Number of models that train at a time"""
     mode: str
     """together or branches: as one program, or as parallel branches of it"""
     widths: list[int] | None = None
-    """Hidden widths that the program has room for"""
+    """Hidden widths of the program's layers"""
     batch: int | None = None
-    """Windows of a step of one model"""
+    """Windows per step and model"""
     plan: dict[str, Any] | None = None
     """As in plan.json"""
     worker: int | None = None
@@ -71,17 +71,17 @@ class TrialEnd(Event):
     params: dict[str, Any]
     """Its settings"""
     epochs: float | None = None
-    """Of the longest trained fold"""
+    """Epochs of the longest trained fold"""
     steps: int | None = None
-    """Of all folds"""
+    """Steps of all folds together"""
     best_epoch: float | None = None
-    """Mean of the folds"""
+    """Best epoch, as a mean over the folds"""
     seconds: float | None = None
-    """From its start, beside other trials"""
+    """Duration from its start; other trials train at the same time"""
     stopped: str | None = None
     """Why it ended"""
     lowest: float | None = None
-    """Of a pruned trial: the lowest value it had reached"""
+    """For a pruned trial: the lowest value it had reached"""
     best: bool = False
     """Whether it is the best trial so far"""
     worker: int | None = None
@@ -93,9 +93,9 @@ class SearchEnd(Event):
     """All trials are done; the best settings are retrained next."""
 
     seconds: float
-    """From the first start of the search"""
+    """Duration from the first start of the search"""
     optuna_s: float | None = None
-    """Seconds that Optuna took of them"""
+    """Seconds of them that Optuna took"""
     packs: int | None = None
     """Programs that were built"""
     score_s: float | None = None
@@ -111,9 +111,9 @@ class RetrainingStart(Event):
     """The best settings are retrained from fresh seeds."""
 
     num_trials: int
-    """How many settings"""
+    """Number of settings"""
     num_seeds: int
-    """From how many seeds each"""
+    """Number of seeds of each"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,19 +121,19 @@ class Retrained(Event):
     """One of the best settings was trained again from another seed."""
 
     trial: int
-    """-1 for the config without a search"""
+    """Number of the trial; -1 for the config without a search"""
     seed: int
-    """Of this model"""
+    """Seed of this model"""
     loss: float
     """Its lowest validation loss"""
     epochs: float | None = None
-    """Of the longest trained fold"""
+    """Epochs of the longest trained fold"""
     steps: int | None = None
-    """Of all folds"""
+    """Steps of all folds together"""
     best_epoch: float | None = None
-    """Mean of the folds"""
+    """Best epoch, as a mean over the folds"""
     seconds: float | None = None
-    """From its start, beside other models"""
+    """Duration from its start; other models train at the same time"""
     stopped: str | None = None
     """Why it ended"""
 
@@ -147,7 +147,7 @@ class WorkerChange(Event):
     what: str
     """started, died or took over"""
     pid: int | None = None
-    """The process that works from here on"""
+    """Process id of the worker from here on"""
     why: str | None = None
     """Why it died"""
     remedy: str | None = None
@@ -155,9 +155,9 @@ class WorkerChange(Event):
     lanes: list[int] | None = None
     """The models that it trains, where the lanes of a run are divided"""
     of: int | None = None
-    """The worker that had them first"""
+    """The worker that had these models before"""
     node: str | None = None
-    """On a cluster: the machine that it is on"""
+    """On a cluster: the worker's machine"""
     shared: bool | None = None
     """On a cluster: whether its machine sees the run's folder"""
 

@@ -10,7 +10,7 @@ from slipstream.events.base import Event
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Event):
-    """Training is about to begin: data and plan are settled."""
+    """Training is about to begin; the data are loaded and the plan is chosen."""
 
     run: str
     """The run folder"""
@@ -19,26 +19,26 @@ class Start(Event):
     series: int
     """Number of series"""
     parameters: int
-    """Trainable numbers of the model"""
+    """Number of trainable parameters"""
     epochs: int
-    """At most; training may stop earlier"""
+    """Maximum number of epochs; training may stop earlier"""
     steps_per_epoch: int
     """Steps of one model in an epoch"""
     expected_s: float
-    """The longest that training should take"""
+    """Upper estimate of the training time"""
     expected_is: str | None = None
     """"measured", or "guessed" by rules of thumb"""
     plan: dict[str, Any]
     """As in plan.json"""
     scale: dict[str, Any] | None = None
-    """Of a single target: its name, its size of one scaled unit, and which losses `train` and `val`
-    are logged"""
+    """With a single target: its name, the size of one scaled unit, and which losses `train` and
+    `val` are"""
     rounds: int | None = None
     """How many times models train one after the other, where not all train at a time"""
     pack: dict[str, Any] | None = None
     """How several models (repeats, folds) train at a time"""
     notes: list[str]
-    """What is remarkable about the data"""
+    """Remarks on the data"""
     files: list[dict[str, Any]] = field(default_factory=list)
     """What was read from each file (of the first 100): name, format, rows, columns, notes"""
     opened_at: str | None = None
@@ -52,7 +52,7 @@ class Resume(Event):
     """A run continues from its newest checkpoint."""
 
     step: int
-    """Of the checkpoint; 0: from the beginning"""
+    """Step of the checkpoint; 0: from the beginning"""
     epoch: float | None = None
     """Epochs done"""
     lanes: str | None = None
@@ -60,7 +60,7 @@ class Resume(Event):
     differs: str = ""
     """Why the result may differ from that of an uninterrupted run; empty if it cannot"""
     spent_s: float = 0.0
-    """The seconds that the run had taken before"""
+    """Seconds that the run had taken before"""
     opened_at: str | None = None
     """When `at_s` was zero, in UTC"""
     schema: int | None = None
@@ -80,7 +80,7 @@ class Log(Event):
     """The training loss, every `engine.log_every` steps."""
 
     step: int
-    """The last of them; of the longest trained model, where several train"""
+    """The last step; with several models, that of the longest trained one"""
     epoch: float | None = None
     """Epochs done; None for several models"""
     loss: float | None = None
@@ -92,30 +92,30 @@ class Log(Event):
     steps_per_s: float | None = None
     """Steps a second since the last event"""
     repeated: int | None = None
-    """Steps that were repeated so far, since their fp16 gradients overflowed; None where there are
-    none. Of several models: those of all in this event together"""
+    """Steps that were repeated so far because their fp16 gradients overflowed; None if there were
+    none. With several models, the sum over the models of this event"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Event):
-    """A validation; also an entry of `Result.history`."""
+    """A validation has ended; also an entry of `Result.history`."""
 
     epoch: float
     """Epochs done; with a fraction where validations are within an epoch"""
     step: int
     """Steps of this model so far"""
     train_loss: float
-    """Mean since the last validation"""
+    """Mean training loss since the last validation"""
     val_loss: float
-    """Of the whole validation set"""
+    """Loss on the whole validation set"""
     best: bool
     """Whether it is the lowest validation loss so far"""
     lr: float | None = None
     """Learning rate of the last step; None for several models"""
     rate: float | None = None
-    """Learning rate of a model of several, as a share of the schedule's"""
+    """With several models: this model's learning rate as a fraction of the schedule's"""
     seconds: float | None = None
     """Duration of the epoch so far"""
     lane: int | None = None
@@ -132,20 +132,20 @@ class Epoch(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Exploit(Event):
-    """Patience has run out: training goes on from the best weights at a low learning rate."""
+    """Patience has run out: training continues from the best weights at a low learning rate."""
 
     epoch: float
     """Epochs done"""
     step: int
     """Steps so far"""
     best_epoch: float
-    """Of the best weights"""
+    """Epoch of the best weights"""
     best_loss: float
-    """Their validation loss"""
+    """Validation loss of the best weights"""
     epochs: int
     """Epochs at the low rate, `train.exploit_epochs`"""
     lr: float
-    """Learning rate that they begin with"""
+    """Learning rate at the start of these epochs"""
     lane: int | None = None
     """The model, counted from 0, where several train"""
     trial: int | None = None
@@ -169,11 +169,11 @@ class LaneEnd(Event):
     epoch: float
     """Its epochs"""
     best_epoch: float
-    """Of its lowest validation loss"""
+    """Epoch of its lowest validation loss"""
     best_loss: float
     """Its lowest validation loss"""
     best_step: int | None = None
-    """The step of that"""
+    """Step of the lowest validation loss"""
     repeated: int | None = None
     """Steps that were repeated, since their fp16 gradients overflowed"""
     trial: int | None = None
@@ -186,31 +186,31 @@ class LaneEnd(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEnd(Event):
-    """Training has ended; scoring follows. With several models, these are ended by `LaneEnd`, and
-    here are only totals."""
+    """Training has ended; scoring follows. With several models, each has its own `LaneEnd`, and
+    this event has only totals."""
 
     stopped: str | None = None
-    """Why it ended; None for several models, as all fields to `best_step`"""
+    """Why training ended. With several models, this and the fields up to `best_step` are None"""
     step: int | None = None
-    """Steps"""
+    """Number of steps"""
     epoch: float | None = None
-    """Epochs"""
+    """Number of epochs"""
     best_epoch: float | None = None
-    """Of the lowest validation loss"""
+    """Epoch of the lowest validation loss"""
     best_loss: float | None = None
     """The lowest validation loss"""
     best_step: int | None = None
-    """The step of that"""
+    """Step of the lowest validation loss"""
     repeated: int | None = None
     """Steps that were repeated, since their fp16 gradients overflowed"""
     steps: int | None = None
-    """Of several models: steps of the program that trains them"""
+    """With several models: steps of the program that trains them"""
     train_s: float | None = None
-    """Of several models: seconds of training"""
+    """With several models: seconds of training"""
     validate_s: float | None = None
-    """Of several models: seconds of validation"""
+    """With several models: seconds of validation"""
     signal_number: int | None = None
-    """Of several models: the signal that stopped them; 0 if none did"""
+    """With several models: the signal that stopped them; 0 if none did"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -228,7 +228,7 @@ class End(Event):
     """The run, or the search, is finished and written."""
 
     seconds: float
-    """From its first start, with all resumed parts"""
+    """Duration from the first start, including all resumed parts"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +237,9 @@ class CheckpointSaved(Event):
     that were logged while it was written."""
 
     step: int
-    """Of the checkpoint"""
+    """Step of the checkpoint"""
     best_step: int | None = None
-    """Of the lowest validation loss so far"""
+    """Step of the lowest validation loss so far"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -251,9 +251,9 @@ class Recovery(Event):
     what: str
     """The problem"""
     remedy: str
-    """What is done about it"""
+    """How training continues"""
     step: int | None = None
-    """When it happened"""
+    """Step at which it happened"""
     why: str | None = None
     """The message of the error"""
     lane: int | None = None
@@ -268,7 +268,7 @@ class Recovery(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback(Event):
-    """Something was not possible, and something else is used."""
+    """A technique was not possible, and another one is used instead."""
 
     what: str
     """What is used instead"""
@@ -293,13 +293,13 @@ class EncoderLoaded(Event):
     from_run: str = field(metadata={"key": "from"})
     """The run of the encoder"""
     matched: list[str]
-    """Tensors with its weights"""
+    """Tensors that have the encoder's weights"""
     new: list[str]
-    """Tensors that begin at random"""
+    """Tensors that are initialised at random"""
     unused: list[str]
-    """Tensors of the encoder that the model has no place for"""
+    """Tensors of the encoder that the model does not use"""
     columns_reordered: bool
-    """Whether the columns are in another order here"""
+    """Whether the encoder had its columns in another order"""
 
 
 @dataclass(frozen=True, kw_only=True)
