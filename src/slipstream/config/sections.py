@@ -91,14 +91,14 @@ HIGHEST_ORDER = {"savgol": 5, "butterworth": 10}
 
 
 class Predict(Section):
-    """What happens to predictions; it can still be changed when a trained model is used."""
+    """Post-processing of predictions; it can be changed on a trained run."""
 
     filter: PredictFilter = PredictFilter()
     """A filter, as in `{ kind = "ema", rows = 10 }`; `"none"` removes it."""
 
 
 class Follow(Section):
-    """Sends what the run logs to a tracker, by a process of its own."""
+    """Send the log of a run to a tracker, from a separate process."""
 
     to: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Tracker; each needs the extra of its name."""
