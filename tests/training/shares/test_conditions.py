@@ -97,11 +97,12 @@ def test_memory_that_runs_out_in_one_share(tmp_path, monkeypatch, fails_at):
     config = configured(tmp_path, **merged(WALK, {"train": {"repeats": 3}}))
     one = training.train(config)
     if fails_at == "set-up":
+        build_pack = pack.Pack
 
         def tight(places, *given):
             if places == 5:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return pack.Pack(places, *given)
+            return build_pack(places, *given)
 
         monkeypatch.setattr(pack, "Pack", tight)
     else:
