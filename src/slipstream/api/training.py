@@ -414,7 +414,7 @@ def train_share(
     number, of = _check_share(share)
     with show_progress("training", quiet, on_event) as show:
         from slipstream import config as configs
-        from slipstream.training.shares.batch import ShareNumber, train_share_of
+        from slipstream.training.array_jobs import ShareNumber, train_share_of
 
         loaded = configs.load(job.config, job.overrides)
         return train_share_of(loaded, Path(folder), ShareNumber(number, of), watch=show)

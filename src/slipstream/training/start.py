@@ -28,16 +28,11 @@ from slipstream.models import custom
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.runs.watching import start_follower
 from slipstream.scoring.summary import BaselineSums
-from slipstream.training import fitting, lanes, single, trained_lanes
+from slipstream.training import fitting, lanes, parallel, shares, single, trained_lanes
 from slipstream.training.context import RunContext, RunStart, load_start
-from slipstream.training.parallel import launcher as rank_launcher
-from slipstream.training.parallel import meeting
-from slipstream.training.parallel.follower import follow
-from slipstream.training.parallel.job import TrainingJob
-from slipstream.training.parallel.meeting import Together
+from slipstream.training.parallel import RankLeader, TrainingJob, follow
 from slipstream.training.result import FinishedRun
 from slipstream.training.resuming import Clock, NothingToTrainError, load_resumed
-from slipstream.training.shares import launcher
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 from slipstream.workers.resources import WorkerCount
 
@@ -88,14 +83,14 @@ def _launch_ranks(job: TrainingJob) -> FinishedRun:
     """Train one model in several processes, which this one starts."""
     settings = job.load_settings()
     job.permit_classes(settings)
-    rank_launcher.check_job(settings, job.data)
-    launcher.place_workers(job.workers, job.on, settings, job.data)  # refuses several
-    return rank_launcher.launch(job.describe_ranks(settings), job.watch)
+    parallel.check_job(settings, job.data)
+    shares.place_workers(job.workers, job.on, settings, job.data)  # refuses several
+    return parallel.launch(job.describe_ranks(settings), job.watch)
 
 
 def _train_together(job: TrainingJob, place: RankPlace, clock: Clock) -> FinishedRun:
     """Train with the other processes: the first one as if it were alone, the others with it."""
-    meeting.check_size(job.count_processes(), place)
+    parallel.check_size(job.count_processes(), place)
     if fitting.trains_lanes(job.load_settings()):
         raise UserError(
             f"torchrun has started {format_count(place.size, 'process')} for one model, and this "
@@ -105,18 +100,18 @@ def _train_together(job: TrainingJob, place: RankPlace, clock: Clock) -> Finishe
     job = job.for_place(place)
     settings = job.load_settings()
     job.permit_classes(settings)
-    with meeting.meet(settings, place) as ranks:
+    with parallel.join_ranks(settings, place) as ranks:
         if not place.is_leader:
             return follow(settings, job.data, ranks, place)
-        marked = None if job.resume else meeting.find_marked_run(place, settings)
+        marked = None if job.resume else parallel.find_marked_run(place, settings)
         if marked is not None:
             job = replace(job, resume=marked, may_be_finished=True)
-        result = _train(job, clock, Together(ranks, place))
+        result = _train(job, clock, RankLeader(ranks, place))
         ranks.share_text(str(result.run))
         return result
 
 
-def _train(job: TrainingJob, clock: Clock, together: Together | None = None) -> FinishedRun:
+def _train(job: TrainingJob, clock: Clock, leader: RankLeader | None = None) -> FinishedRun:
     """Train or resume in this process."""
     timer, began = clock
     if job.resume is not None:
@@ -125,24 +120,24 @@ def _train(job: TrainingJob, clock: Clock, together: Together | None = None) -> 
         _refuse_other_kinds(earlier)
         with runs.lock_run(earlier), _keep_traceback(earlier):
             try:
-                return _run(load_resumed(earlier, job, clock, together))
+                return _run(load_resumed(earlier, job, clock, leader))
             except NothingToTrainError:
                 if not job.may_be_finished:
                     raise
                 return FinishedRun(earlier.folder, runs.read_metrics(earlier.folder), False)
     settings = job.load_settings()
     job.permit_classes(settings)
-    placement = launcher.place_workers(job.workers, job.on, settings, job.data)
+    placement = shares.place_workers(job.workers, job.on, settings, job.data)
     dataset, start = load_start(settings, job.data, timer)
-    if together is not None:
-        meeting.check_dataset(settings, dataset)
+    if leader is not None:
+        parallel.check_dataset(settings, dataset)
     files = {"config.toml": runs.format_config(settings)}
     created = runs.create_locked(
         settings.name, out=settings.out, files=files, folder=job.folder, watch=job.watch
     )
     with created as run, _keep_traceback(run):
         run = replace(run, started_at=began)
-        ranks = together.open(run) if together else None
+        ranks = leader.open(run) if leader else None
         context = RunContext(run, settings, dataset, start, timer, began)
         return _run(replace(context, ranks=ranks, **placement._asdict()))
 
@@ -260,7 +255,7 @@ def _run(context: RunContext) -> FinishedRun:
         return single.train_encoder(context)
     if fitting.trains_lanes(context.config):
         several = context.num_workers > 1 or context.bundle is not None
-        return launcher.train_spread(context) if several else lanes.train_lanes(context)
+        return shares.train_spread(context) if several else lanes.train_lanes(context)
     return single.train_single(context)
 
 

@@ -1,4 +1,5 @@
-"""Trains one share of a run in this process: what each task of a batch system's array job does.
+"""`slipstream train --share`: trains one share of a run in this process, as each task of a batch
+system's array job does.
 
 The first task to arrive creates the run and divides its lanes. Resuming the run joins the shares.
 """
@@ -21,13 +22,19 @@ from slipstream.engine.recovery import explain_out_of_memory
 from slipstream.models import custom
 from slipstream.runs import Event, Run
 from slipstream.training import context as contexts
+from slipstream.training import division as divisions
 from slipstream.training import resuming
 from slipstream.training.context import RunContext
-from slipstream.training.shares import division as divisions
-from slipstream.training.shares import launcher
-from slipstream.training.shares.division import Division
-from slipstream.training.shares.relay import renumber
-from slipstream.training.shares.share import ShareTask, suggest, train_share
+from slipstream.training.division import Division, get_share
+from slipstream.training.shares import (
+    ShareTask,
+    check_divisible,
+    count_workers,
+    divide_run,
+    renumber,
+    suggest,
+    train_share,
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,7 @@ def train_share_of(
         return summary | {"lanes": []}
     index, lanes = share.number - 1, division.shares[share.number - 1]
     task = ShareTask(
-        folder=str(divisions.get_share(run, index).folder),
+        folder=str(get_share(run, index).folder),
         index=index,
         config_toml=configs.to_toml(config),
         lanes=lanes,
@@ -102,13 +109,13 @@ def _show_as_share(
 
 def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer) -> None:
     """Create a run whose lanes are divided; one that another task has created meanwhile stays."""
-    launcher.check_divisible(config, "--share")
-    launcher.count_workers(num_shares, config, None)
+    check_divisible(config, "--share")
+    count_workers(num_shares, config, None)
     dataset, begin = contexts.load_start(config, None, timer)
 
     def divide(run: Run) -> None:
         context = RunContext(run, config, dataset, begin, timer, time.perf_counter())
-        launcher.divide_run(replace(context, num_workers=num_shares))
+        divide_run(replace(context, num_workers=num_shares))
 
     files = {"config.toml": runs.format_config(config)}
     try:
