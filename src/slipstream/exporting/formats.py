@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest
+from slipstream.config import Model
 from slipstream.exporting.interface import Interface
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows
+from slipstream.models.kinds import load_kind
 
 if TYPE_CHECKING:
     from slipstream.inference.trained import TrainedRun
@@ -123,18 +125,22 @@ class ExportFormat(NamedTuple):
     module: str
     """Has `write(source: ExportSource, folder: Path) -> WrittenExport`"""
     what: str
-    kinds: tuple[str, ...] = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
-    """Of `model.kind`"""
+    needs_template: bool = False
+    """Whether it holds only kinds with a C template"""
     takes_own_classes: bool = False
     """Whether it can hold the user's own class"""
     settings: tuple[str, ...] = ()
     """Options of the command that are for this format"""
     is_run: bool = False
     """Whether its folder is to be a run as well, which predict, serve and containers take"""
-    why_not: str = ""
-    """Why it does not hold other kinds"""
     why_no_state: str = ""
     """Why it does not hold models that were trained for a carried state"""
+
+    def holds(self, model: Model) -> bool:
+        """Whether it can hold a model of this kind."""
+        if model.is_custom:
+            return self.takes_own_classes
+        return not self.needs_template or load_kind(model).c_template is not None
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
         """Import the module; a library that is missing is the caller's to report."""
@@ -152,9 +158,8 @@ FORMATS = {
     "c": ExportFormat(
         "slipstream.exporting.c.files",
         "C99 source for microcontrollers and other programs, row by row",
-        ("lstm", "gru", "mlp", "linear", "tcn"),
+        needs_template=True,
         settings=("int8", "name", "state", "after_prepare"),
-        why_not="attention needs all rows of a window in memory at once",
     ),
     "torch": ExportFormat(
         "slipstream.exporting.torch_program",
@@ -210,15 +215,10 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
         )
     for member in run.members:
         model = member.first.config.model
-        fits = chosen.takes_own_classes if model.is_custom else model.kind in chosen.kinds
-        if not fits:
-            others = [
-                other
-                for other, one in FORMATS.items()
-                if (one.takes_own_classes if model.is_custom else model.kind in one.kinds)
-            ]
+        if not chosen.holds(model):
+            others = [name for name, other in FORMATS.items() if other.holds(model)]
             what = "a class of your own" if model.is_custom else f'"{model.kind}"'
-            what += f": {chosen.why_not}" if chosen.why_not and not model.is_custom else ""
+            what += "" if model.is_custom else f": {load_kind(model).why_no_c}"
             hint = f"; use --to {' or '.join(others)}" if others else ""
             raise UserError(
                 f"{member.run.folder}: --to {name} does not know model.kind = {what}{hint}"

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import UserError
-from slipstream.exporting.c.networks import format_double, format_floats
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -42,6 +41,7 @@ from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.stream import Stream, StreamPrediction
+from slipstream.models.c_code import format_double, format_floats
 
 MOST_WINDOWS, MOST_NUMBERS = 8, 20_000
 """How much a self-test holds at most; one window at least"""
