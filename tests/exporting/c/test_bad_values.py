@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.exporting.c.files import CLibrary
-from slipstream.exporting.formats import to_inputs
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import make_interface, to_inputs
 from tests.conftest import slow
 from tests.exporting.c.programs import C_KINDS, compile_run, needs_compiler
 from tests.exporting.c.test_prepare import compile_model, draw_rows, list_steps, make_model

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.exporting.c.files import FLAGS, make_runner
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import Differences
 from slipstream.models.c_code import format_double, quantize, to_blocks
 from tests.exporting.c.programs import (

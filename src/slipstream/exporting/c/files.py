@@ -29,14 +29,16 @@ from slipstream.exporting.c.source import (
 from slipstream.exporting.formats import (
     LIMIT,
     ExportSource,
+    Interface,
     PieceRunner,
     ReferenceBatch,
     Runner,
     SeriesPiece,
     WrittenExport,
+    measure_spreads,
     to_inputs,
+    widen_limit,
 )
-from slipstream.exporting.interface import Interface, measure_spreads, widen_limit
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows

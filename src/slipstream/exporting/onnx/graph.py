@@ -14,7 +14,7 @@ from slipstream import __version__
 from slipstream.base.statistics import find_median
 from slipstream.config import Signature
 from slipstream.data.scaler import Scaler, scale_limits
-from slipstream.exporting.interface import Interface, make_interface
+from slipstream.exporting.formats import Interface, make_interface
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableModel, PortableRun
 from slipstream.models.kinds import GraphState, load_kind
