@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from slipstream.data.scaler import Scaler
-    from slipstream.exporting.interface import Interface
+    from slipstream.exporting.formats import Interface
     from slipstream.exporting.torch_program import PhysicalModel
     from slipstream.inference.trained import TrainedRun
 
@@ -125,8 +125,8 @@ class TrainedModel:
     @cached_property
     def _physical(self) -> tuple[Interface, PhysicalModel]:
         """What a call takes and returns, and the module that computes it."""
-        from slipstream.exporting.interface import make_interface
-        from slipstream.exporting.sources import load_source
+        from slipstream.exporting.api import load_source
+        from slipstream.exporting.formats import make_interface
         from slipstream.exporting.torch_program import PhysicalModel
 
         trained = self._require_predictions()

@@ -1,7 +1,8 @@
-"""The network, and the kinds of it: one `ModelSpec` each, with all that other packages know of it.
+"""The settings of the network, and the kinds of it: one `ModelSpec` each.
 
-A new kind is one module in `slipstream.models` and one entry of `SPECS`; see docs/add-a-model.md.
-`network` is a path and not a class, since a config is read without torch.
+A new kind is an entry of `SPECS`, a PyTorch module in `slipstream.models` and a class in
+`slipstream.models.kinds`; see docs/add-a-model.md. The spec has what configs, plans and messages
+need. It names both classes by their paths, since a config is read without torch and numpy.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ class ModelSpec:
     """What is true of every model of a kind, whatever its settings."""
 
     network: str
-    """Path of the network's class, `module:Class`"""
+    """Path of its PyTorch module's class, `module:Class`"""
+    kind: str | None = None
+    """Path of its `slipstream.models.kinds.Kind`: shapes, numpy, ONNX, C and padding; None for the
+    user's own class"""
     is_recurrent: bool = False
     """Its layers are `nn.LSTM` or `nn.GRU`: cuDNN, oneDNN or our kernels run them step by step"""
     is_sequential: bool = False
     """It reads a window as tokens: `model.patch` and `model.pool` apply, layers can be recomputed
     in the backward pass, and its encoder can be pre-trained"""
+    carries_state: bool = False
+    """Its tokens depend on earlier rows only, so that it can go on from row to row"""
     is_custom: bool = False
     """The user's own class: Slipstream knows its inputs and outputs only"""
     has_hidden: bool = True
@@ -77,13 +83,21 @@ RECURRENT = ModelSpec(
     network="slipstream.models.rnn:Recurrent",
     is_recurrent=True,
     is_sequential=True,
+    carries_state=True,
     settings=("bidirectional", "layer_norm"),
 )
+FEED_FORWARD = ModelSpec(
+    network="slipstream.models.mlp:FeedForward",
+    kind="slipstream.models.kinds.mlp:FeedForwardKind",
+)
 SPECS = {
-    "lstm": replace(RECURRENT, onednn_on_arm=True),
-    "gru": RECURRENT,
+    "lstm": replace(
+        RECURRENT, kind="slipstream.models.kinds.recurrent:LstmKind", onednn_on_arm=True
+    ),
+    "gru": replace(RECURRENT, kind="slipstream.models.kinds.recurrent:GruKind"),
     "transformer": ModelSpec(
         network="slipstream.models.transformer:Transformer",
+        kind="slipstream.models.kinds.transformer:TransformerKind",
         is_sequential=True,
         has_one_width=True,
         can_pad=False,
@@ -94,14 +108,16 @@ SPECS = {
     ),
     "tcn": ModelSpec(
         network="slipstream.models.tcn:TCN",
+        kind="slipstream.models.kinds.tcn:ConvolutionKind",
         is_sequential=True,
+        carries_state=True,
         has_one_width=True,
         settings=("kernel_size",),
         search=("kernel_size",),
         calls_per_layer=12,
     ),
-    "mlp": ModelSpec(network="slipstream.models.mlp:FeedForward", settings=("activation",)),
-    "linear": ModelSpec(network="slipstream.models.mlp:FeedForward", has_hidden=False),
+    "mlp": replace(FEED_FORWARD, settings=("activation",)),
+    "linear": replace(FEED_FORWARD, has_hidden=False),
 }
 CUSTOM = ModelSpec(
     network="slipstream.models.custom:CustomNetwork",
@@ -114,12 +130,12 @@ CUSTOM = ModelSpec(
 
 
 def list_kinds(setting: str) -> list[str]:
-    """The kinds that a setting of `[model]` is for."""
+    """Return the kinds that a setting of `[model]` is for."""
     return [kind for kind, spec in SPECS.items() if setting in spec.settings]
 
 
 def format_encoders() -> str:
-    """The kinds that can be pre-trained, for messages."""
+    """Format the kinds that can be pre-trained, for messages."""
     *kinds, last = (f'"{kind}"' for kind, spec in SPECS.items() if spec.is_sequential)
     return f"{', '.join(kinds)} or {last}"
 

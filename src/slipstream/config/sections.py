@@ -26,7 +26,7 @@ UNCARRIED: dict[str, tuple[Any, ...]] = {
     "model.normalize": ("none",),
     "data.split.stratified": (False,),
     "engine.home": ("auto", "device"),
-    "engine.cudnn": ("auto", "persistent"),
+    "engine.rnn": ("auto", "cudnn", "torch"),
     "engine.recompute": (False,),
 }
 """The values of settings that a carried state works with"""
@@ -274,7 +274,7 @@ class Config(Section):
         if self.augment.cache and self.engine.home in ("loader", "stream"):
             raise ValueError(
                 f'augment.cache does not work with engine.home = "{self.engine.home}"; remove '
-                "engine.home and engine.preset, or set augment.cache = 0"
+                "engine.home, or set augment.cache = 0"
             )
         self._check_filter()
         if not self.out or "\0" in self.out:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from slipstream.config.base import (
     CLASS_LOSSES,
@@ -230,23 +232,60 @@ def _is_on(strength: float | ColumnAmounts | Amounts) -> bool:
     return any(strength) if isinstance(strength, tuple) else strength > 0
 
 
-CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True, "cudnn": "persistent"}
-CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
-PRESETS: dict[str, dict[str, Any]] = {
-    "auto": {},
-    "classic": CLASSIC | {"cudnn_benchmark": True},
-    "baseline": CLASSIC
-    | {"precision": "fp32", "workers": 0, "pinned": False, "non_blocking": False},
+OLD_LAYERS = {"persistent": "cudnn", "standard": "cudnn", "off": "slipstream"}
+"""Values of `engine.cudnn`, which is now `engine.rnn`"""
+
+
+def upgrade_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return settings of `[engine]` by their names of today, and a note on each that is older."""
+    current, notes = dict(settings), []
+    if "cudnn" in current:
+        old = current.pop("cudnn")
+        new = OLD_LAYERS.get(old, old) if isinstance(old, str) else old
+        if "rnn" in current and current["rnn"] != new:
+            raise ValueError(
+                "engine.cudnn is the old name of engine.rnn, and both are set; remove engine.cudnn"
+            )
+        current["rnn"] = new
+        notes.append(
+            f'engine.cudnn = "{old}" is now engine.rnn = "{new}"'
+            + ("; the plan measures cuDNN's algorithms" if old == "standard" else "")
+        )
+    if "preset" in current:
+        old = current.pop("preset")
+        if old != "auto":
+            notes.append(
+                f'engine.preset = "{old}" has no effect: presets belong to slipstream bench now; '
+                "set single settings of [engine] instead"
+            )
+    return current, tuple(notes)
+
+
+def upgrade_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved plan by the names of today: its `rnn` was `cudnn` before version 0.2."""
+    if "cudnn" not in plan:
+        return dict(plan)
+    library = "torch" if str(plan.get("device")) == "cpu" else "cudnn"
+    names = {"persistent": library, "standard": "cudnn-standard", "off": "slipstream"}
+    current = {key: value for key, value in plan.items() if key != "cudnn"}
+    current["rnn"] = [names.get(layer, layer) for layer in plan["cudnn"]]
+    reasons = plan.get("reasons", {})
+    current["reasons"] = {"rnn" if key == "cudnn" else key: why for key, why in reasons.items()}
+    return current
+
+
+LAYER_WORDS = {
+    "cudnn": "cuDNN persistent",
+    "cudnn-standard": "cuDNN standard",
+    "slipstream": "our own kernels",
+    "torch": "PyTorch's layers",
 }
+"""What runs a recurrent layer, by its name in a plan"""
 
 
 class Engine(Section):
     """How training runs; results are the same within rounding."""
 
-    preset: Literal["auto", "classic", "baseline"] = "auto"
-    """Defaults for this section: `"auto"`; `"classic"`, the usual advice (DataLoader workers,
-    pinned memory, fp16, cuDNN benchmark); `"baseline"`, the naive loop (DataLoader, fp32, a
-    synchronisation after every step). Single settings override it."""
     plan: Literal["cached", "measure", "off"] = "cached"
     """Choose by timing real steps: once per machine and shape, every time, or not at all (rules of
     thumb). Takes at most ten seconds or 5 % of the run."""
@@ -263,11 +302,12 @@ class Engine(Section):
     """CUDA: record the whole training step once and replay it."""
     steps_per_graph: Annotated[int, Field(ge=1, le=10_000)] = 1
     """CUDA: training steps recorded into one graph, where the data are on the device."""
-    cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
-    """Recurrent models. CUDA: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
-    for up to 512 hidden units on Ampere and newer GPUs. CPU: PyTorch's layers, or with `"off"` our
-    own kernels, which need a C compiler (gcc or clang) and compute in fp32. `"auto"` measures, and
-    starts with our own kernels in runs that are long enough to pay for compiling them."""
+    rnn: Literal["auto", "cudnn", "slipstream", "torch"] = "auto"
+    """What runs LSTM and GRU layers. `"cudnn"`: cuDNN, with the algorithm that the plan measures as
+    the fastest; on a CPU, PyTorch's layers. `"slipstream"`: our own kernels; on CUDA for up to 512
+    hidden units and Ampere and newer GPUs, on a CPU compiled by gcc or clang and computing in fp32.
+    `"torch"`: PyTorch's layers, without cuDNN or our kernels. `"auto"` measures, and starts with
+    our own kernels in runs that are long enough to pay for compiling them."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""
     compile: bool | Literal["auto"] = "auto"
@@ -311,12 +351,21 @@ class Engine(Section):
     monitor: bool = True
     """Sample GPU, CPU, memory and energy, at most once a second, in a side thread."""
 
-    @model_validator(mode="before")
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell the user about settings that were given by an older name."""
+        return ()
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _apply_preset(cls, settings: Any) -> Any:
-        if isinstance(settings, dict) and isinstance(settings.get("preset"), str):
-            return PRESETS.get(settings["preset"], {}) | settings
-        return settings
+    def _accept_old_names(cls, settings: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(settings, Mapping):
+            return validate(settings)
+        current, notes = upgrade_engine(settings)
+        engine = validate(current)
+        if notes:
+            engine.__dict__["notes"] = notes  # no field: neither compared nor written
+        return engine
 
 
 Value = Scalar | Scalars

@@ -37,9 +37,10 @@ from slipstream.data.prepare.chain import (
 )
 from slipstream.data.series import MICROSECONDS, Floats, Times
 from slipstream.data.table import DataTable, wrap_table
-from slipstream.inference.networks import RowNetwork, State, predict_scaled, restore_outputs
+from slipstream.inference.networks import RowNetwork, predict_scaled, restore_outputs
 from slipstream.inference.portable import PortableMember, PortableRun, load_portable
-from slipstream.models.numpy_networks import Array
+from slipstream.models.kinds import RowState
+from slipstream.models.numpy_layers import Array
 
 EPOCH = datetime(1970, 1, 1)
 MICROSECOND = timedelta(microseconds=1)
@@ -450,7 +451,7 @@ class MemberState:
     """The last known value of each input, for `data.missing = "forward"`"""
     rows: Array
     """[T, F]: the last rows, scaled, the newest last; empty with a carried state"""
-    networks: list[State]
+    networks: list[RowState]
     """The carried state of each network"""
     count: int = 0
     """Rows since the series began, or since the last gap"""

@@ -18,6 +18,7 @@ from slipstream import config as configs
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_number
 from slipstream.config import Config
+from slipstream.config.train import upgrade_plan
 from slipstream.reporting import streaming, wording
 from slipstream.reporting.plots import classification, encoder, errors, examples, training
 from slipstream.reporting.plots import search as plots
@@ -340,6 +341,7 @@ def read_plot_events(run: Run) -> tuple[list[Event], list[str]]:
 def _write_run_report(run: Run, to: Path) -> Path:
     with verify_sources(run.folder, RUN_FILES):
         summary = runs.read_metrics(run.folder)
+        summary["plan"] = upgrade_plan(summary["plan"])
         events, damage = read_plot_events(run)
         page = render_page(
             "page.html",

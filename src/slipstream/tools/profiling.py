@@ -874,7 +874,7 @@ def _list_changes(config: Config, dataset: Dataset, facts: StepFacts) -> Iterato
         yield _change_engine("threads", 'engine.threads = "auto"', threads="auto", plan="measure")
     if engine.fused is False:
         yield _change_engine("fused", "engine.fused = true", fused=True)
-    if engine.preset != "auto" or engine.model_fields_set - {"device", "plan", "preset"}:
+    if engine.model_fields_set - {"device", "plan"}:
         settings = {"engine": {"device": engine.device, "plan": "measure"}}
         yield SettingChange("auto", "[engine] left to Slipstream", settings, resets_engine=True)
     batch = BATCH_FACTOR * train.batch

@@ -16,6 +16,7 @@ from slipstream.base.text import (
     format_ms,
     format_number,
 )
+from slipstream.config.train import LAYER_WORDS, upgrade_plan
 from slipstream.events import Epoch
 from slipstream.reporting.terminal.console import (
     create_progress_console,
@@ -430,6 +431,7 @@ class LaneProgress:
 
 def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> Iterator[str]:
     """Yield what will run, why, and how long it will take."""
+    plan = upgrade_plan(plan)
     device_name = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
     yield f"plan: {plan['device']} ({device_name}); data: {plan['home']} ({reasons['home']})"
@@ -438,10 +440,10 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     choices = [plan["precision"] + _format_gain(plan, "precision = fp32", "fp32", "precision")]
     if plan["device"] == "cpu":
         choices.append(f"{format_count(plan['threads'], 'thread')} ({reasons['threads']})")
-        if "off" in plan["cudnn"]:
+        if "slipstream" in plan["rnn"]:
             choices.append(describe_kernels(plan))
     else:
-        if plan["cudnn"]:
+        if plan["rnn"]:
             choices.append(describe_kernels(plan))
         captured = "step captured" if plan["capture"] else "step eager"
         choices.append(captured + _format_gain(plan, "capture = False", "eager", "capture"))
@@ -465,16 +467,18 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
 
 def describe_kernels(plan: dict[str, Any]) -> str:
     """Name the recurrent kernels: ours, or cuDNN's algorithms, as measured where known."""
-    reason = plan["reasons"]["cudnn"]
-    if "off" in plan["cudnn"]:
+    reason = plan["reasons"]["rnn"]
+    if "slipstream" in plan["rnn"]:
         name = "our own recurrent kernels"
         if plan["device"] == "cpu":
-            other = "PyTorch's layers"
-            return name + _format_gain(plan, f"cudnn = {other}", other, "cudnn")
+            return name + _format_gain(plan, "rnn = torch", "PyTorch's layers", "rnn")
         return f"{name} ({reason})"
-    ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
-    names = {ran} if plan["kernels"] else set(plan["cudnn"])
-    return f"cuDNN {' and '.join(sorted(names))} ({reason})"
+    if "torch" in plan["rnn"]:
+        return f"PyTorch's recurrent layers ({reason})"
+    is_persistent = any("Persist" in name for name in plan["kernels"])
+    ran = "cudnn" if is_persistent else "cudnn-standard"
+    names = {LAYER_WORDS[name] for name in ([ran] if plan["kernels"] else plan["rnn"])}
+    return f"{' and '.join(sorted(names)).replace('and cuDNN', 'and')} ({reason})"
 
 
 def _format_gain(plan: dict[str, Any], candidate: str, name: str, setting: str) -> str:

@@ -1,79 +1,97 @@
-"""Load the run that is exported, in torch and without it."""
+"""An export's folder as a run of its own: config, weights, and a Dockerfile that serves it without
+PyTorch."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import nn
+from packaging.requirements import Requirement
 
-from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream import __version__, runs
 from slipstream.base.run_names import ENSEMBLE_FILE, OUT
 from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine
 from slipstream.config.data import SIMULATED
-from slipstream.inference.portable import (
-    MEMBERS,
-    PortableMember,
-    PortableModel,
-    PortableRun,
-    load_portable,
-)
-from slipstream.inference.trained import TrainedRun
+from slipstream.inference.portable import MEMBERS, PortableMember, PortableRun
 from slipstream.models.files import ORIGIN, load_run_config
 from slipstream.runs.lanes import ENSEMBLE, LANE_METADATA, LANES_FOLDER, MODEL
 
-POSITIONS = "core.positions"
+PACKAGES = (
+    *("numpy", "onnxruntime", "psutil", "pyarrow", "pydantic", "rich", "safetensors"),
+    *("starlette", "tomli-w", "typer", "uvicorn"),
+)
+"""What `slipstream serve` imports; Slipstream itself is installed without its dependencies, of
+which torch is one"""
+FOR_STEPS = ("scipy",)
+"""What steps of `data.prepare` and `predict.filter` import"""
+PORT = 8000
+TEMPLATE = """\
+# Serves this folder without PyTorch:
+#   docker build -t {name} .
+#   docker run --rm -p {port}:{port} -e SLIPSTREAM_TOKEN=... {name}
+# A wheel of Slipstream beside this file is installed instead of the released version.
+FROM python:{python}-slim
+WORKDIR /model
+COPY requirements.txt ./
+RUN pip install --no-cache-dir --requirement requirements.txt
+COPY . .
+RUN pip install --no-cache-dir --no-deps \\
+    "$(ls slipstream-*.whl 2>/dev/null || echo slipstream=={version})"
+USER nobody
+EXPOSE {port}
+CMD ["slipstream", "serve", "/model", "--host", "0.0.0.0", "--port", "{port}"]
+"""
 
 
-def load_source(run: str | Path, trained: TrainedRun, ensemble: bool | None) -> PortableRun:
-    """Return the run without torch; that of the user's own class without its weights."""
-    if any(member.config.model.is_custom for member in trained.members):
-        return _describe_custom(trained)
-    portable = load_portable(run, ensemble=ensemble)
-    members = [
-        replace(
-            member,
-            models=tuple(map(_add_positions, member.models, loaded.trained.models)),
-        )
-        for member, loaded in zip(portable.members, trained.members, strict=True)
-    ]
-    return replace(portable, members=tuple(members))
+def write_servable(run: PortableRun, folder: Path) -> None:
+    """Make an export a run as well, and write Dockerfile and requirements.txt for it."""
+    write_standalone(run, folder)
+    name = re.sub(r"[^a-z0-9_.-]", "-", run.first.config.name.lower())
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    text = TEMPLATE.format(name=name, port=PORT, python=python, version=__version__)
+    (folder / "Dockerfile").write_text(text, encoding="utf-8")
+    lines = "\n".join(pin_packages(choose_packages(run))) + "\n"
+    (folder / "requirements.txt").write_text(lines, encoding="utf-8")
 
 
-def _add_positions(model: PortableModel, network: nn.Module) -> PortableModel:
-    """Add the table of sinusoidal positions as torch computes it: a last digit of a frequency is
-    several of an angle, a thousand tokens later."""
-    buffers = dict(network.named_buffers())
-    if POSITIONS not in buffers:
-        return model
-    table = buffers[POSITIONS].cpu().numpy().astype(np.float32)
-    return replace(model, weights=model.weights | {POSITIONS: table})
+def choose_packages(run: PortableRun) -> tuple[str, ...]:
+    """Return the packages that serving this run needs."""
+    configs = [member.first.config for member in run.members]
+    has_steps = any(one.data.prepare or one.predict.filter.kind != "none" for one in configs)
+    return (*PACKAGES, *FOR_STEPS) if has_steps else PACKAGES
 
 
-def _describe_custom(trained: TrainedRun) -> PortableRun:
-    """Return config, columns, scaling and intervals of a run."""
-    if trained.mixtures:
-        raise UserError(
-            f"{trained.run.folder}: a member's network is a class of yours, and an ensemble with "
-            "one cannot be exported; export the members by themselves"
-        )
-    member = trained.first
-    signature, scaler = member.trained.signature, member.trained.scaler
-    widths = None
-    if (half_widths := member.trained.folds[-1].half_widths) is not None:
-        sizes = [scaler.size[name] for name in signature.targets]
-        widths = {level: one.double().numpy() * sizes for level, one in half_widths.items()}
-    model = PortableModel(member.config, signature, scaler, {})
-    described = PortableMember(
-        member.name, member.run, (model,), member.trained.describe_on_new_data(), widths
-    )
-    what = trained.describe(on_folds=False)
-    return PortableRun(trained.run, trained.owner, (described,), (1.0,), widths, 0, what, hashes={})
+def pin_packages(names: tuple[str, ...]) -> list[str]:
+    """Return packages and all that they require as `name==version`, as they are installed here;
+    those that are not have no version."""
+    pinned: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in pinned:
+            continue
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            pinned[name] = name
+            continue
+        pinned[name] = f"{name}=={package.version}"
+        needs = [Requirement(line) for line in package.requires or ()]
+        waiting += [
+            _normalize(one.name)
+            for one in needs
+            if one.marker is None or one.marker.evaluate({"extra": ""})
+        ]
+    return sorted(pinned.values())
+
+
+def _normalize(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def write_standalone(run: PortableRun, folder: Path) -> None:
