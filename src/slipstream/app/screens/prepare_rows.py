@@ -49,7 +49,7 @@ from slipstream.data.series import (
 )
 from slipstream.data.splits import SETS, SplitAssignment, find_fold_windows
 from slipstream.data.table import DataTable, MemoryReader
-from slipstream.reporting.plots.predictions import thin
+from slipstream.reporting.charts import thin
 from slipstream.tools.inspection import EVERY_SHEET, open_tables
 
 USUAL_ROWS, MOST_ROWS = 20_000, 200_000

@@ -216,7 +216,7 @@ class Follower:
                 Point(WHOLE, name, int(max(steps, default=0)), value, at)
                 for name, value in read_figures(metrics).items()
             ]
-            with list_files(self.folder) as files:
+            with list_files(self.folder, self.tracker.pictures) as files:
                 self.tracker.finish(figures, files)
             self.state.finished_at = finished_at
 
