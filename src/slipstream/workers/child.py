@@ -46,10 +46,12 @@ def run_task(work: Callable[[Send], None], *, mask: Callable[[str], str] = str) 
     try:
         work(send)
     except UserError as error:
-        send({"event": REFUSED, "what": str(error)})
+        send({"event": REFUSED, **error.to_json()})
         return EXIT_USER_ERROR
     except (ResumableError, OSError) as error:
-        send({"event": STOPPED, "what": mask(str(error))})
+        stopped = error if isinstance(error, ResumableError) else ResumableError(str(error))
+        stopped = ResumableError(stopped.reason.map_texts(mask), fix=stopped.fix)
+        send({"event": STOPPED, **stopped.to_json()})
         with suppress(OSError):  # stderr may be on the full disk
             sys.stderr.write(mask(f"{error}\n"))
         return EXIT_RESUMABLE

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, ClassVar, Protocol, Self
 
 from slipstream.base import machine
+from slipstream.base.errors import ResumableError, UserError, parse_json_error
 from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.runs import Event
 from slipstream.workers.child import REFUSED, STOPPED
@@ -51,8 +52,8 @@ class WorkerProcess:
     ) -> None:
         self.module, self.task, self.env, self.events = module, task, env, events
         self.num_starts = 0
-        self.error = ""
-        """The message of the worker that was refused or had to stop"""
+        self.error: UserError | ResumableError | None = None
+        """Why the worker was refused or had to stop"""
         self.start()
 
     def start(self) -> None:
@@ -86,7 +87,12 @@ class WorkerProcess:
                 if event is None:
                     continue
                 if event["event"] in (REFUSED, STOPPED):
-                    self.error = event["what"]
+                    is_refused = event["event"] == REFUSED
+                    self.error = (
+                        parse_json_error(UserError, event)
+                        if is_refused
+                        else parse_json_error(ResumableError, event)
+                    )
                 self.events.put((self.task.index, event))
         process.wait()
         with suppress(OSError):

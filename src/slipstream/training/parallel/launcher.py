@@ -13,7 +13,13 @@ from typing import Any
 
 from slipstream import runs
 from slipstream.base import machine
-from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, ResumableError, UserError
+from slipstream.base.errors import (
+    EXIT_RESUMABLE,
+    Interrupted,
+    ResumableError,
+    UserError,
+    parse_json_error,
+)
 from slipstream.config import Config
 from slipstream.engine import checkpoint
 from slipstream.engine.parallel import LOST
@@ -97,8 +103,10 @@ def launch(task: RankTask, watch: Callable[[Event], None] | None) -> FinishedRun
             num_starts, newest = 0, max(steps)
         num_starts += 1
         if num_starts == MAX_STARTS:
-            again = f"; resume with: {runs.suggest_resume(folder)}" if folder else ""
-            raise ResumableError(f"{why}, {MAX_STARTS} times without a new checkpoint{again}")
+            raise ResumableError(
+                f"{why}, {MAX_STARTS} times without a new checkpoint",
+                fix="resume with: " + runs.suggest_resume(folder) if folder else None,
+            )
         task = replace(task, resume=task.resume if folder is None else str(folder), why=why)
 
 
@@ -109,7 +117,7 @@ class Attempt:
         self.task, self.scratch, self.watch = task, scratch, watch
         self.folder = None if task.resume is None else Path(task.resume)
         self.is_finished, self.is_new = False, True
-        self.messages: dict[int, str] = {}
+        self.errors: dict[int, ResumableError] = {}
         """Why processes stopped, by rank"""
         self.died: WorkerProcess | None = None
 
@@ -141,7 +149,7 @@ class Attempt:
                 self.folder, self.is_finished = Path(event["run"]), True
                 self.is_new = event["is_new"]
             case name if name == STOPPED:
-                self.messages[rank] = event["what"]
+                self.errors[rank] = parse_json_error(ResumableError, event)
             case name if rank == 0 and name != REFUSED:
                 self.watch(event)
 
@@ -149,16 +157,17 @@ class Attempt:
         """Raise the error of the first process, or of the one that died, where it explains the
         end."""
         if processes.stop.requested and not self.is_finished:
-            message = self.messages.get(0, "stopped")
-            raise Interrupted(message, signal_number=processes.stop.signal_number)
+            stopped = self.errors.get(0, ResumableError("stopped"))
+            number = processes.stop.signal_number
+            raise Interrupted(stopped.reason, signal_number=number, fix=stopped.fix)
         if self.died is None:
             return
         self.died.kill()  # it has ended; what it sent last is read then
-        code, what = self.died.exit_code, self.messages.get(self.died.task.index, "")
+        code, error = self.died.exit_code, self.errors.get(self.died.task.index)
         if code == EXIT_USER_ERROR:
-            raise UserError(self.died.error)
-        if code == EXIT_RESUMABLE and LOST not in what:
-            raise ResumableError(what)
+            raise self.died.error or UserError("a process was refused")
+        if code == EXIT_RESUMABLE and LOST not in str(error or ""):
+            raise error or ResumableError("a process had to stop")
         if code == 1:  # an error of ours, which would come again
             raise RuntimeError(self.explain_death())
 

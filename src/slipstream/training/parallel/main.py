@@ -44,7 +44,7 @@ def _train(task: RankTask, send: Send) -> None:
             place=place,
         )
     except (Interrupted, ResumableError) as error:
-        send({"event": STOPPED, "what": str(error)})
+        send({"event": STOPPED, **error.to_json()})
         raise
     if place.is_leader:
         send({"event": FINISHED, "run": str(result.run), "is_new": result.is_new})

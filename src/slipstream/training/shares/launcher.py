@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, UserError
+from slipstream.base.errors import Interrupted, Option, UserError
 from slipstream.config import Config
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
@@ -66,17 +66,17 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
     num_workers = resources.count_workers(requested, config)
     if num_workers == 1 or (requested == "auto" and not fitting.trains_lanes(config)):
         return 1
-    check_divisible(config, f"--workers {requested}")
+    check_divisible(config, Option("workers", requested))
     resources.check_config(config, data)
     return num_workers
 
 
-def check_divisible(config: Config, option: str) -> None:
+def check_divisible(config: Config, option: Option) -> None:
     """Raise a UserError where there is one model only."""
     if not fitting.trains_lanes(config):
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
-            f"{option} divides the models of train.repeats and data.split.walk_forward, but this "
+            option + " divides the models of train.repeats and data.split.walk_forward, but this "
             f"run {what}"
         )
 

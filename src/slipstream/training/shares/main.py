@@ -2,12 +2,13 @@
 
 import sys
 
+from slipstream.base.errors import Option
 from slipstream.engine.recovery import explain_out_of_memory
 from slipstream.training.shares.share import ShareTask, train_share
 from slipstream.workers import child
 from slipstream.workers.child import Send
 
-FEWER = "; fewer processes at a time (--workers) need less as well"
+FEWER = "; fewer processes at a time (" + Option("workers") + ") need less as well"
 
 
 def main() -> int:

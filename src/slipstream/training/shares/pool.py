@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from slipstream import runs
-from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, UserError
+from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, Message, ResumableError, UserError
 from slipstream.runs import Run
 from slipstream.training.shares.relay import EventRelay
 from slipstream.training.shares.share import ShareTask, suggest
@@ -70,9 +70,11 @@ class SharePool:
         if code == 0:
             self.free.append(slot)
         elif code == EXIT_USER_ERROR:
-            self._stop(UserError(worker.error))
+            self._stop(worker.error or UserError("a worker was refused"))
         elif code == EXIT_RESUMABLE:
-            self._stop(suggest(worker.error or "a worker had to stop", self._advice))
+            self._stop(
+                suggest(worker.error or ResumableError("a worker had to stop"), self._advice)
+            )
         elif not self.is_stopping:
             self._recover(slot, worker, task)
         self.fill()
@@ -88,7 +90,7 @@ class SharePool:
         self._log(slot, "died", why=self.reason, remedy="its models are left to the others")
         self.waiting.append(task)
         if not (self.free or self.slots):
-            self._stop(suggest(f"every worker died ({self.reason})", self._advice))
+            self._stop(ResumableError(f"every worker died ({self.reason})", fix=self._advice))
 
     def _stop(self, error: Exception) -> None:
         """Have all workers save and stop; the first error counts."""
@@ -97,8 +99,8 @@ class SharePool:
             self.processes.terminate()
 
     @property
-    def _advice(self) -> str:
-        return f"resume with: {runs.suggest_resume(self.run.folder)}"
+    def _advice(self) -> Message:
+        return "resume with: " + runs.suggest_resume(self.run.folder)
 
     def _log(self, slot: int, what: str, **values: object) -> None:
         self.run.append("worker", worker=slot, what=what, **values)

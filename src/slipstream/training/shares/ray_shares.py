@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.config import Config
 from slipstream.runs import Event, Run
 from slipstream.training import fitting
@@ -29,8 +29,9 @@ def choose_workers(requested: WorkerCount, config: Config, data: Any) -> tuple[i
     if not fitting.trains_lanes(config):
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
-            f"--on ray divides the models of train.repeats and data.split.walk_forward among "
-            f"workers, but this run {what}; to train it on a node of the cluster, submit the whole "
+            Option("on", "ray")
+            + " divides the models of train.repeats and data.split.walk_forward among workers, "
+            f"but this run {what}; to train it on a node of the cluster, submit the whole "
             "command as a job of Ray (ray job submit)"
         )
     resources.check_config(config, data)
@@ -46,13 +47,13 @@ def train_on_ray(context: RunContext, tasks: Sequence[ShareTask], relay: EventRe
     text = configs.to_toml(bundle.limit_threads(context.config))
     tasks = [replace(task, config_toml=text) for task in tasks]
     job = ClusterJob(train_task, bundle, given_up="its models are left unfinished")
-    advice = f"resume with: {runs.suggest_resume(run.folder)}"
+    fix = "resume with: " + runs.suggest_resume(run.folder)
     try:
         outcomes = ray.run_tasks(run, tasks, job, ShareReporter(run, relay))
     except ResumableError as error:
-        raise ResumableError(f"{error}; {advice}") from None
+        raise ResumableError(error.message, fix=fix) from None
     if failed := [outcome.what for outcome in outcomes.values() if outcome.kind != "done"]:
-        raise ResumableError(f"a worker died again and again ({failed[0]}); {advice}")
+        raise ResumableError(f"a worker died again and again ({failed[0]})", fix=fix)
 
 
 class ShareReporter:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import ExplainedError, Interrupted, ResumableError, Text, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.storage import read_verified
 from slipstream.config import Config
@@ -77,14 +77,14 @@ def train_share(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
     try:
         _train(task, watch)
     except OSError as error:
-        room = "; make room" if error.errno in runs.DISK_FULL else ""
-        raise ResumableError(f"the run had to stop: {error}{room}") from error
+        room = "make room" if error.errno in runs.DISK_FULL else None
+        raise ResumableError(f"the run had to stop: {error}", fix=room) from error
 
 
-def suggest(error: object, what: str) -> ResumableError:
-    """Return the error of a share that had to stop, with what to do then."""
-    joint = " and" if str(error).endswith("make room") else ";"
-    return ResumableError(f"{error}{joint} {what}")
+def suggest(error: ExplainedError, fix: Text) -> ResumableError:
+    """Return the error of a share that had to stop, with what to do then, after making room."""
+    fix = fix if error.fix is None else error.fix + (" and " + fix)
+    return ResumableError(error.reason, fix=fix)
 
 
 def _train(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
