@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.api.arguments import check_run, name_columns, parse_overrides
-from slipstream.api.progress import show_loading, speak_python
+from slipstream.api.progress import name_arguments, show_loading
 from slipstream.base.text import format_count, format_html_table, format_number, format_table
 from slipstream.reporting import streaming, wording
 
@@ -139,7 +139,7 @@ class StreamEvaluation(Evaluation):
         return title, headings, rows
 
 
-@speak_python
+@name_arguments
 def evaluate(
     run: str | os.PathLike[str],
     data: Any = None,
@@ -213,7 +213,7 @@ def evaluate(
     return StreamEvaluation(scores) if stream else Evaluation(scores)
 
 
-@speak_python
+@name_arguments
 def predict(
     run: str | os.PathLike[str],
     data: Any,
@@ -279,7 +279,7 @@ def predict(
         )
 
 
-@speak_python
+@name_arguments
 def export(
     run: str | os.PathLike[str],
     *,
@@ -342,7 +342,7 @@ def export(
         return export_run(runs.find_run(folder), to, Path(out), chosen)
 
 
-@speak_python
+@name_arguments
 def report(run: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = None) -> Path:
     """Write report.html, a self-contained page, from the files of a finished run.
 
@@ -367,7 +367,7 @@ def report(run: str | os.PathLike[str], *, out: str | os.PathLike[str] | None = 
     return page.report(folder, out=None if out is None else Path(out))
 
 
-@speak_python
+@name_arguments
 def load(
     run: str | os.PathLike[str],
     *,

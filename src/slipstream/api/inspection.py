@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.api.arguments import Overrides, parse_overrides
-from slipstream.api.progress import speak_python
+from slipstream.api.progress import name_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +48,7 @@ class Inspection:
         self.config: dict[str, Any] = findings.proposal.config
         self.toml: str = self.summary["toml"]
 
-    @speak_python
+    @name_arguments
     def write(self, file: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the config to a file; an existing one is replaced only with `force`."""
         from slipstream import runs
@@ -61,7 +61,7 @@ class Inspection:
         runs.write_text(path, self._findings.format_config(path))
         return path
 
-    @speak_python
+    @name_arguments
     def to_html(self, file: str | os.PathLike[str]) -> Path:
         """Write a page with a plot per column."""
         from slipstream.reporting.page import write_inspection
@@ -98,7 +98,7 @@ def _escape(page: str) -> str:
     return page.replace("&", "&amp;").replace('"', "&quot;")
 
 
-@speak_python
+@name_arguments
 def inspect(path: str | os.PathLike[str], *, overrides: Overrides = ()) -> Inspection:
     """Look at files without a config: columns, gaps, suspicious values, and a config to begin with.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slipstream import runs
 from slipstream.api.arguments import format_override, name_columns
-from slipstream.api.progress import speak_python
+from slipstream.api.progress import name_arguments
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config, Signature
@@ -94,7 +94,7 @@ class TrainedModel:
     def device(self) -> torch.device:
         return next(self.module.parameters()).device
 
-    @speak_python
+    @name_arguments
     def __call__(self, rows: Any, static: Any = None, future: Any = None) -> Any:
         """Predict windows in physical units: arrays give an array, tensors a tensor."""
         import numpy as np
@@ -143,7 +143,7 @@ class TrainedModel:
             )
         return self._trained
 
-    @speak_python
+    @name_arguments
     def predict(
         self,
         data: Any,

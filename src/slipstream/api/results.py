@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream import runs
 from slipstream.api import inference
-from slipstream.api.progress import translate
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count, format_html_table, format_number, format_table
 from slipstream.config import Config
@@ -262,7 +261,7 @@ class Study(RunRecord):
 
     @property
     def verdict(self) -> str:
-        return translate(wording.describe_search_verdict(self.summary))
+        return wording.describe_search_verdict(self.summary, reader="python")
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials, one row for each, with a column for each setting."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.api.arguments import check_config, check_run, parse_overrides, prepare_job
-from slipstream.api.progress import show_progress, speak_python
+from slipstream.api.progress import name_arguments, show_progress
 from slipstream.api.results import Probe, Result, Study
 from slipstream.base.errors import UserError
 from slipstream.base.rank import find_place, is_follower
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from slipstream.config import Config
 
 
-@speak_python
+@name_arguments
 def train(
     config: Config | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     data: Any = None,
@@ -109,7 +109,7 @@ def train(
     return Result(finished.run, finished.summary)
 
 
-@speak_python
+@name_arguments
 def pretrain(
     config: Config | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     data: Any = None,
@@ -167,7 +167,7 @@ def pretrain(
     return Result(finished.run, finished.summary)
 
 
-@speak_python
+@name_arguments
 def tune(
     config: Config | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     data: Any = None,
@@ -245,7 +245,7 @@ def tune(
     return Study(finished.run, finished.summary, finished.best, finished.study)
 
 
-@speak_python
+@name_arguments
 def ensemble(
     members: Sequence[str | os.PathLike[str]],
     data: Any = None,
@@ -309,7 +309,7 @@ def ensemble(
     return Result(finished.run, finished.summary)
 
 
-@speak_python
+@name_arguments
 def probe(
     encoder: Config | str | os.PathLike[str] | Mapping[str, Any] | None,
     labels: Config | str | os.PathLike[str] | Mapping[str, Any],
@@ -372,7 +372,7 @@ def probe(
     return Probe(finished.run, finished.summary)
 
 
-@speak_python
+@name_arguments
 def train_share(
     config: Config | str | os.PathLike[str] | Mapping[str, Any],
     folder: str | os.PathLike[str],

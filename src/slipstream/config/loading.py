@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Option, Text, UserError, join_messages
 from slipstream.base.run_names import OUT, find_run, is_run
 from slipstream.base.storage import is_url, parse_path, read_verified, refuse_url
 from slipstream.config.base import OptionText, Section, to_plain
@@ -36,7 +36,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zi
 """Endings of files that are data and not settings"""
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs", "prepare")
 """Settings of `[data]` that follow from a pre-trained encoder"""
-COPY_FIX = "set out to one (--out), and copy the run afterwards: slipstream copy RUN"
+COPY_FIX = "set out to one (" + Option("out") + "), and copy the run afterwards:"
 PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
 ENCODER = (("train", "init_from"),)
@@ -63,7 +63,8 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
     _map_paths(settings, _make_absolute)
     _map_join_paths(settings, _make_absolute)
-    refuse_url(settings.get("out", OUT), "a run is trained in a folder of this machine", COPY_FIX)
+    where = "a run is trained in a folder of this machine"
+    refuse_url(settings.get("out", OUT), where, COPY_FIX, Command("copy", "RUN"))
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
@@ -113,7 +114,7 @@ def replace_settings(
     try:
         changed = Config.model_validate(result)
     except ValidationError as error:
-        raise UserError("; ".join(one.message for one in explain(error, Config))) from None
+        raise UserError(join_messages(one.message for one in explain(error, Config))) from None
     if not reset_engine:
         _keep_notes(config, changed)
     return changed
@@ -344,8 +345,8 @@ def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path}: has no [data] or no [model]; it is not the config of a run")
     if ":" in str(model.get("kind")):  # a run from elsewhere must not name a module to import
         raise UserError(
-            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes a '
-            "run of slipstream pretrain"
+            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes '
+            "a run of " + Command("pretrain")
         )
     data = {key: value for key, value in data.items() if key in ENCODER_SETTINGS}
     if (folder / "model").is_dir():
@@ -371,7 +372,7 @@ def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
-def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], str]:
+def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], Text]:
     """Apply one override; return its setting and the option or argument that it comes from."""
     origin = override.option if isinstance(override, OptionText) else "overrides"
     dotted, equals, text = override.partition("=")

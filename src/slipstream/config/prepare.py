@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
+from slipstream.base.errors import join_messages
 from slipstream.base.text import find_nearest
 from slipstream.config.base import Count, Fraction, Names, PositiveFloat, PositiveOrInf, Section
 from slipstream.config.errors import explain, format_value
@@ -369,8 +370,8 @@ def _parse_step(number: int, entry: Any) -> Any:
     try:
         return STEPS[kind].model_validate(dict(entry))
     except ValidationError as error:
-        problems = "; ".join(one.message for one in explain(error, STEPS[kind]))
-        raise ValueError(f"{name_step(number, kind)}: {problems}") from None
+        problems = join_messages(one.message for one in explain(error, STEPS[kind]))
+        raise ValueError(f"{name_step(number, kind)}: " + problems) from None
 
 
 def _to_names(value: str | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from slipstream.base.errors import Option
 from slipstream.base.text import holds_secret
 from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, match_pattern
 from slipstream.config.data import Data
@@ -242,7 +243,7 @@ class Config(Section):
             what = "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
             raise ValueError(
                 f"{setting} is for one model, and {what} trains several, which are faster side by "
-                f"side: train with --workers, {way_out}"
+                "side: train with " + Option("workers") + f", {way_out}"
             )
         if self.train.state == "carried":
             raise ValueError(

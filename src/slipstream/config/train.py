@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
+from slipstream.base.errors import Command
 from slipstream.config.base import (
     CLASS_LOSSES,
     MAX_MODELS,
@@ -469,7 +470,7 @@ def _parse_entry(name: str, value: Any) -> Any:
         try:
             return Range.model_validate(value)
         except ValidationError as error:
-            problems = [problem.message for problem in explain(error, Range)]
+            problems = [str(problem.message) for problem in explain(error, Range)]
             unknown = [message for message in problems if "is not a setting" in message]
             raise ValueError(f"{where}: {'; '.join(unknown or problems)}") from None
     if isinstance(value, (Range, list, tuple)) and value:
@@ -480,7 +481,7 @@ def _parse_entry(name: str, value: Any) -> Any:
     )
 
 
-PRETRAIN_OVERRIDE = OptionText("train.objective=masked", "slipstream pretrain")
+PRETRAIN_OVERRIDE = OptionText("train.objective=masked", Command("pretrain"))
 """The override that turns any config into one of pre-training"""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},

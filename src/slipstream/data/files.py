@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import DATA_PATH, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import AnyPath, ObjectPath, name_below, parse_path, to_pure
 from slipstream.config import SIMULATED, Data, find_matches
@@ -43,8 +43,8 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
     elif not data.paths or not all(data.paths):
         what = "not set" if not data.paths else "empty"
         raise UserError(
-            f"data.path is {what}; name a file or a folder: set it in the config, or pass --set "
-            "data.path=FILE (in Python data=TABLE)"
+            f"data.path is {what}; name a file or a folder: set it in the config, or pass "
+            + DATA_PATH
         )
     elif data.paths[0].startswith(SIMULATED):
         tables = [_simulate(data.paths[0])]

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.base.run_names import CONFIGS, OUT, find_run, is_run
 from slipstream.base.storage import (
     BLOCK_BYTES,
@@ -363,8 +363,8 @@ def _read_known(target: ObjectPath, identity: str, wanted: dict[str, CopiedFile]
         raise UserError(f"{target}: is the copy of another run of this name; copy elsewhere")
     if LOG in known.files and LOG in wanted and known.files[LOG].bytes > wanted[LOG].bytes:
         raise UserError(
-            f"{target}: is the copy of a later state of this run, which was resumed elsewhere; "
-            f"copy it here: slipstream copy {target}"
+            f"{target}: is the copy of a later state of this run, which was resumed "
+            "elsewhere; copy it here: " + Command("copy", target)
         )
     return known
 

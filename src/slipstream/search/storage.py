@@ -33,7 +33,7 @@ from optuna.storages.journal import BaseJournalBackend, JournalFileBackend, Jour
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.runs import Event, Run
 from slipstream.runs.studies import PREFIX, find_path, is_journal
 from slipstream.search import database
@@ -386,8 +386,9 @@ def _remove_old_lock(path: Path) -> None:
 
 def _make_open_error(path: Path, reason: str) -> UserError:
     return UserError(
-        f"--storage {PREFIX}{path}: cannot be written ({reason}); check that this user may write "
-        f"to the file and to the folder {path.parent}, which also has its lock"
+        Option("storage", f"{PREFIX}{path}")
+        + f": cannot be written ({reason}); check that this user may write to the file and "
+        f"to the folder {path.parent}, which also has its lock"
     )
 
 
@@ -395,22 +396,24 @@ def _refuse_other_files(path: Path) -> None:
     """Raise a UserError for a file that is not a shared journal, before anything is written."""
     if not path.parent.is_dir():
         raise UserError(
-            f"--storage {PREFIX}{path}: the folder {path.parent} does not exist; create it, on a "
-            "drive that all machines of the search reach"
+            Option("storage", f"{PREFIX}{path}")
+            + f": the folder {path.parent} does not exist; create it, on a drive that all "
+            "machines of the search reach"
         )
     if path.is_dir():
-        raise UserError(f"--storage {PREFIX}{path}: is a folder; name a file in it")
+        raise UserError(Option("storage", f"{PREFIX}{path}") + ": is a folder; name a file in it")
     if path.name == JOURNAL and Run(path.parent).log.exists():
         raise UserError(
-            f"--storage {PREFIX}{path}: belongs to the search in {path.parent}, which writes to it "
-            "alone; name another file"
+            Option("storage", f"{PREFIX}{path}")
+            + f": belongs to the search in {path.parent}, which writes to it alone; name "
+            "another file"
         )
     with suppress(OSError), path.open("rb") as file:
         start = file.read(len(FIRST))
         if not FIRST.startswith(start):
             raise UserError(
-                f"--storage {PREFIX}{path}: is not a journal of a study; name another file, or one "
-                "that does not exist yet"
+                Option("storage", f"{PREFIX}{path}")
+                + ": is not a journal of a study; name another file, or one that does not exist yet"
             )
 
 

@@ -18,7 +18,7 @@ from optuna.exceptions import StorageInternalError
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import Command, Interrupted, Option, ResumableError, UserError
 from slipstream.base.signals import catch_signals
 from slipstream.base.text import mask_secrets, mask_url
 from slipstream.config import Config
@@ -213,8 +213,11 @@ def choose_workers(
     nodes = ray.list_nodes()
     if len(nodes) > 1 and (storage is None or shared.needs_one_machine(storage)):
         raise UserError(
-            f"--on ray: the cluster has {len(nodes)} machines, which need a study that all of "
-            "them reach; give --storage postgresql://... or, on a shared drive, journal:FILE"
+            Option("on", "ray")
+            + f": the cluster has {len(nodes)} machines, which need a study that all of them "
+            "reach; give "
+            + Option("storage", "postgresql://...")
+            + " or, on a shared drive, journal:FILE"
         )
     num_workers = resources.count_ray_workers(requested, nodes, config.engine.device)
     return num_workers, resources.choose_bundle(num_workers, nodes, config.engine.device)
@@ -281,8 +284,9 @@ class Launcher:
         elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
             raise UserError(
                 f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
-                f"{mask_url(self.storage)}; correct --storage, or {studies.ENV_VARIABLE} in the "
-                "environment"
+                f"{mask_url(self.storage)}; correct "
+                + Option("storage")
+                + f", or {studies.ENV_VARIABLE} in the environment"
             )
         offset = self._get_seed_offset(run)
         return open_study(self.config, run.folder, url, name, seed_offset=offset)
@@ -388,7 +392,10 @@ def make_launcher(
             if folder and (folder / name).exists():
                 raise UserError(
                     f"{folder}: its study is in {name}, not in {mask_url(storage)}; leave out "
-                    f"--storage and resume with: slipstream tune --resume {folder}"
+                    + Option("storage")
+                    + " and"
+                    + " resume with: "
+                    + Command("tune", resume=folder)
                 )
         storage = shared.make_absolute(storage)
     on = on or earlier.get("on")
@@ -429,8 +436,8 @@ def _resumes_journal(run: Run, *, several: bool) -> bool:
     has_journal = (run.folder / JOURNAL).exists()
     if has_journal and several:
         raise UserError(
-            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; start "
-            f"a new search, or resume with: slipstream tune --resume {run.folder} --workers 1"
+            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; "
+            "start a new search, or resume with: " + Command("tune", resume=run.folder, workers=1)
         )
     # a search that was killed before it had a study creates one now
     return has_journal or not (several or shared.has_run_storage(run.folder))

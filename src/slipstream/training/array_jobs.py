@@ -14,7 +14,15 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import (
+    SAME_COMMAND,
+    Command,
+    Interrupted,
+    Option,
+    ResumableError,
+    UserError,
+    Wording,
+)
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.run_names import is_run
 from slipstream.config import Config
@@ -84,9 +92,9 @@ def train_share_of(
         with explain_out_of_memory():
             train_share(task, _show_as_share(watch, share, lanes))
     except ResumableError as error:
-        raise suggest(error, f"run share {share} again, with the same command") from error
+        raise suggest(error, f"run share {share} again, with " + SAME_COMMAND) from error
     except Interrupted as stop:
-        message = f"stopped share {share} of {run.folder}; the same command continues it"
+        message = f"stopped share {share} of {run.folder}; " + SAME_COMMAND + " continues it"
         raise Interrupted(message, signal_number=stop.signal_number) from None
     return summary | {"lanes": lanes}
 
@@ -109,7 +117,7 @@ def _show_as_share(
 
 def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer) -> None:
     """Create a run whose lanes are divided; one that another task has created meanwhile stays."""
-    check_divisible(config, "--share")
+    check_divisible(config, Option("share"))
     count_workers(num_shares, config, None)
     dataset, begin = contexts.load_start(config, None, timer)
 
@@ -132,12 +140,16 @@ def _read_division(run: Run, share: ShareNumber) -> Division:
     division = divisions.read_division(run)
     if division is None:
         raise UserError(
-            f"{run.folder}: was not begun with --share; continue it with: slipstream train "
-            f"--resume {run.folder}"
+            f"{run.folder}: was not begun with "
+            + Option("share")
+            + "; continue it with: "
+            + Command("train", resume=run.folder)
         )
     if division.workers != share.of:
         raise UserError(
-            f"{run.folder}: is divided into {division.workers} shares, so --share {share} is none "
-            f"of them; pass --share {min(share.number, division.workers)}/{division.workers}"
+            f"{run.folder}: is divided into {division.workers} shares, so "
+            + Wording(f"--share {share}", f"share {share}")
+            + " is none of them; pass "
+            + Option("share", f"{min(share.number, division.workers)}/{division.workers}")
         )
     return division

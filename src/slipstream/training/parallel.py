@@ -24,7 +24,13 @@ from torch import nn
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import machine
-from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, ResumableError, UserError
+from slipstream.base.errors import (
+    EXIT_RESUMABLE,
+    Interrupted,
+    ResumableError,
+    UserError,
+    parse_json_error,
+)
 from slipstream.base.rank import NO_ID, RankPlace
 from slipstream.base.text import format_count
 from slipstream.config import Config
@@ -253,7 +259,7 @@ class RankTask(WorkerTask):
                 place=place,
             )
         except Interrupted as stop:
-            send({"event": STOPPED, "what": str(stop)})
+            send({"event": STOPPED, **stop.to_json()})
             raise
         if place.is_leader:
             send({"event": FINISHED, "run": str(result.run), "is_new": result.is_new})
@@ -312,8 +318,10 @@ def launch(task: RankTask, watch: Callable[[Event], None] | None) -> FinishedRun
             num_starts, newest = 0, max(steps)
         num_starts += 1
         if num_starts == MAX_STARTS:
-            again = f"; resume with: {runs.suggest_resume(folder)}" if folder else ""
-            raise ResumableError(f"{why}, {MAX_STARTS} times without a new checkpoint{again}")
+            raise ResumableError(
+                f"{why}, {MAX_STARTS} times without a new checkpoint",
+                fix="resume with: " + runs.suggest_resume(folder) if folder else None,
+            )
         task = replace(task, resume=task.resume if folder is None else str(folder), why=why)
 
 
@@ -324,7 +332,7 @@ class Attempt:
         self.task, self.scratch, self.watch = task, scratch, watch
         self.folder = None if task.resume is None else Path(task.resume)
         self.is_finished, self.is_new = False, True
-        self.messages: dict[int, str] = {}
+        self.errors: dict[int, ResumableError] = {}
         """Why processes stopped, by rank"""
         self.died: WorkerProcess | None = None
 
@@ -357,7 +365,7 @@ class Attempt:
                 self.folder, self.is_finished = Path(event["run"]), True
                 self.is_new = event["is_new"]
             case name if name == STOPPED:
-                self.messages[rank] = event["what"]
+                self.errors[rank] = parse_json_error(ResumableError, event)
             case name if rank == 0 and name != REFUSED:
                 self.watch(event)
 
@@ -365,16 +373,17 @@ class Attempt:
         """Raise the error of the first process, or of the one that died, where it explains the
         end."""
         if workers.stop.requested and not self.is_finished:
-            message = self.messages.get(0, "stopped")
-            raise Interrupted(message, signal_number=workers.stop.signal_number)
+            stopped = self.errors.get(0, ResumableError("stopped"))
+            number = workers.stop.signal_number
+            raise Interrupted(stopped.reason, signal_number=number, fix=stopped.fix)
         if self.died is None:
             return
         self.died.kill()  # it has ended; what it sent last is read then
         outcome = self.died.get_outcome()
         if outcome.kind == "refused":
-            raise UserError(outcome.what)
+            raise outcome.error or UserError(outcome.what)
         if outcome.kind == "stopped" and LOST not in outcome.what:
-            raise ResumableError(outcome.what)
+            raise outcome.error or ResumableError(outcome.what)
         if self.died.exit_code == 1:  # an error of ours, which would come again
             raise RuntimeError(self.explain_death())
 

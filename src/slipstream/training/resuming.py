@@ -9,7 +9,7 @@ import torch
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Message, Option, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.text import format_count
 from slipstream.config import Config
@@ -140,22 +140,23 @@ def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[s
     differences = configs.list_differences(was, config)
     changed = [name for name in differences if name not in runs.CHANGEABLE_ON_RESUME]
     if changed and (several or not force):
-        way_out = "start a new run" if several else "start a new run, or pass --force"
+        forced = "start a new run, or pass " + Option("force", True)
         raise UserError(
             f"{run.folder}: cannot be resumed with other settings than it began with "
-            f"({', '.join(changed)}); {way_out}"
+            f"({', '.join(changed)})",
+            fix="start a new run" if several else forced,
         )
     return changed
 
 
-def _explain_other_data(run: Run, changed: list[str]) -> str:
+def _explain_other_data(run: Run, changed: list[str]) -> Message:
     """Say why a run is not resumed with other data, whatever is forced, and what to do."""
     settings = [name for name in changed if name.startswith("data.")]
     why = f" ({', '.join(settings)} was changed)" if settings else ""
     return (
-        f"{run.folder}: the data are not those that it began with{why}, and its weights were "
-        "trained for the scaling of those; resume with the data as they were, or start a new run: "
-        f"slipstream train {run.folder / 'config.toml'}"
+        f"{run.folder}: the data are not those that it began with{why}, and its weights "
+        "were trained for the scaling of those; resume with the data as they were, or "
+        "start a new run: " + Command("train", run.folder / "config.toml")
     )
 
 

@@ -21,7 +21,14 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import (
+    ExplainedError,
+    Interrupted,
+    Option,
+    ResumableError,
+    Text,
+    UserError,
+)
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.storage import read_verified
 from slipstream.config import Config
@@ -64,7 +71,7 @@ OF_WORKERS = ("fallback", "thaw", "review", "cache")
 """Events of the worker of a share"""
 LEFT_OUT = ("event", "at_s", "opened_at", "crc")
 """Values that the log adds to an event by itself"""
-FEWER = "; fewer processes at a time (--workers) need less as well"
+FEWER = "; fewer processes at a time (" + Option("workers") + ") need less as well"
 EventKey = tuple[Any, ...]
 """What tells an event from others"""
 
@@ -110,14 +117,14 @@ def train_share(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
     try:
         _train(task, watch)
     except OSError as error:
-        room = "; make room" if error.errno in runs.DISK_FULL else ""
-        raise ResumableError(f"the run had to stop: {error}{room}") from error
+        room = "make room" if error.errno in runs.DISK_FULL else None
+        raise ResumableError(f"the run had to stop: {error}", fix=room) from error
 
 
-def suggest(error: object, what: str) -> ResumableError:
-    """Return the error of a share that had to stop, with what to do then."""
-    joint = " and" if str(error).endswith("make room") else ";"
-    return ResumableError(f"{error}{joint} {what}")
+def suggest(error: ExplainedError, fix: Text) -> ResumableError:
+    """Return the error of a share that had to stop, with what to do then, after making room."""
+    fix = fix if error.fix is None else error.fix + (" and " + fix)
+    return ResumableError(error.reason, fix=fix)
 
 
 def _train(task: ShareTask, watch: Callable[[Event], None] | None) -> None:
@@ -414,8 +421,9 @@ def place_workers(
     if not fitting.trains_lanes(config):
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
-            f"--on ray divides the models of train.repeats and data.split.walk_forward among "
-            f"workers, but this run {what}; to train it on a node of the cluster, submit the whole "
+            Option("on", "ray")
+            + " divides the models of train.repeats and data.split.walk_forward among workers, "
+            f"but this run {what}; to train it on a node of the cluster, submit the whole "
             "command as a job of Ray (ray job submit)"
         )
     resources.check_config(config, data)
@@ -433,17 +441,17 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
     num_workers = resources.count_workers(requested, config)
     if num_workers == 1 or (requested == "auto" and not fitting.trains_lanes(config)):
         return 1
-    check_divisible(config, f"--workers {requested}")
+    check_divisible(config, Option("workers", requested))
     resources.check_config(config, data)
     return num_workers
 
 
-def check_divisible(config: Config, option: str) -> None:
+def check_divisible(config: Config, option: Option) -> None:
     """Raise a UserError where there is one model only."""
     if not fitting.trains_lanes(config):
         what = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
-            f"{option} divides the models of train.repeats and data.split.walk_forward, but this "
+            option + " divides the models of train.repeats and data.split.walk_forward, but this "
             f"run {what}"
         )
 
@@ -536,15 +544,15 @@ def _run_shares(
     relay: EventRelay,
 ) -> None:
     """Train the shares to their end; raise what ended them early."""
-    advice = f"resume with: {runs.suggest_resume(run.folder)}"
+    fix = "resume with: " + runs.suggest_resume(run.folder)
     try:
         with opened as workers:
             outcomes = run_workers(workers, tasks, rules, ShareReporter(run, relay))
     except ResumableError as error:
-        raise suggest(error, advice) from None
+        raise suggest(error, fix) from None
     if died := [outcome.what for outcome in outcomes.values() if outcome.kind != "done"]:
         who = "every worker" if rules.hands_over else "a worker"
-        raise suggest(f"{who} died again and again ({died[-1]})", advice)
+        raise ResumableError(f"{who} died again and again ({died[-1]})", fix=fix)
 
 
 TrainTasks = Callable[[RunContext, Sequence[ShareTask], EventRelay], None]

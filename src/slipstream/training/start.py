@@ -15,7 +15,14 @@ from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, StorageError, UserError
+from slipstream.base.errors import (
+    Command,
+    Interrupted,
+    Option,
+    ResumableError,
+    StorageError,
+    UserError,
+)
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE, is_run
@@ -35,8 +42,6 @@ from slipstream.training.result import FinishedRun
 from slipstream.training.resuming import Clock, NothingToTrainError, load_resumed
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 from slipstream.workers.resources import WorkerCount
-
-RESUME_WITH = "resume with:"
 
 
 def train(
@@ -93,9 +98,9 @@ def _train_together(job: TrainingJob, place: RankPlace, clock: Clock) -> Finishe
     parallel.check_size(job.count_processes(), place)
     if fitting.trains_lanes(job.load_settings()):
         raise UserError(
-            f"torchrun has started {format_count(place.size, 'process')} for one model, and this "
-            "run trains several (train.repeats, data.split.walk_forward), which are faster side by "
-            f"side: start it without torchrun, with --workers {place.size}"
+            f"torchrun has started {format_count(place.size, 'process')} for one model, and "
+            "this run trains several (train.repeats, data.split.walk_forward), which are "
+            "faster side by side: start it without torchrun, with " + Option("workers", place.size)
         )
     job = job.for_place(place)
     settings = job.load_settings()
@@ -163,8 +168,8 @@ def pretrain(
         _refuse_other_kinds(earlier)
         if not runs.load_config(earlier).masked:
             raise UserError(
-                f"{earlier.folder}: is not a pre-training run; resume with: "
-                f"{runs.suggest_resume(earlier.folder)}"
+                f"{earlier.folder}: is not a pre-training run",
+                fix="resume with: " + runs.suggest_resume(earlier.folder),
             )
         resume = earlier.folder
     options: dict[str, Any] = {"overrides": overrides, "resume": resume, "force": force}
@@ -244,7 +249,7 @@ def _refuse_other_kinds(run: Run) -> None:
         raise UserError(f"{run.folder}: is an ensemble; there is nothing to train further")
     if any(event["event"] == "search" for event in runs.read_events(run)):
         raise UserError(
-            f"{run.folder}: is a search; resume with: slipstream tune --resume {run.folder}"
+            f"{run.folder}: is a search; resume with: " + Command("tune", resume=run.folder)
         )
 
 
@@ -262,26 +267,26 @@ def _run(context: RunContext) -> FinishedRun:
 @contextmanager
 def _keep_traceback(run: Run) -> Iterator[None]:
     """Write the traceback of an internal error into the run folder; the run can be resumed."""
-    advice = f"{RESUME_WITH} {runs.suggest_resume(run.folder)}"
+    fix = "resume with: " + runs.suggest_resume(run.folder)
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
-        if isinstance(stop, Interrupted) and RESUME_WITH in str(stop):
+        if isinstance(stop, Interrupted) and stop.fix is not None:
             raise
         # before or after training, which ends by itself
         number = stop.signal_number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        raise Interrupted(f"interrupted; {advice}", signal_number=number) from None
+        raise Interrupted("interrupted", signal_number=number, fix=fix) from None
     except ResumableError as error:
         if str(error) == LOST:
-            raise ResumableError(f"{LOST}; {advice}") from error
+            raise ResumableError(LOST, fix=fix) from error
         raise
     except StorageError as error:
-        raise ResumableError(f"{error}; {advice}") from None
+        raise ResumableError(error.message, fix=fix) from None
     except UserError:
         raise
     except OSError as error:
-        room = "make room and " if error.errno in DISK_FULL else ""
-        raise ResumableError(f"the run had to stop: {error}; {room}{advice}") from error
+        fix = "make room and " + fix if error.errno in DISK_FULL else fix
+        raise ResumableError(f"the run had to stop: {error}", fix=fix) from error
     except Exception:
         with suppress(OSError):
             runs.write_text(run.folder / "crash.txt", traceback.format_exc())

@@ -88,10 +88,12 @@ def _run_task(task: WorkerTask) -> int:
     try:
         task.run(send)
     except UserError as error:
-        send({"event": REFUSED, "what": str(error)})
+        send({"event": REFUSED, **error.to_json()})
         return EXIT_USER_ERROR
     except (ResumableError, OSError) as error:
-        send({"event": STOPPED, "what": task.mask(str(error))})
+        stopped = error if isinstance(error, ResumableError) else ResumableError(str(error))
+        stopped = ResumableError(stopped.reason.map_texts(task.mask), fix=stopped.fix)
+        send({"event": STOPPED, **stopped.to_json()})
         with suppress(OSError):  # stderr may be on the full disk
             sys.stderr.write(task.mask(f"{error}\n"))
         return EXIT_RESUMABLE

@@ -22,7 +22,13 @@ from threading import Thread
 from typing import Any, Literal, Protocol, Self
 
 from slipstream.base import machine
-from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, ResumableError, UserError
+from slipstream.base.errors import (
+    EXIT_RESUMABLE,
+    Interrupted,
+    ResumableError,
+    UserError,
+    parse_json_error,
+)
 from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.runs import Event
 from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED, WorkerTask, format_task
@@ -50,6 +56,8 @@ class Outcome:
     """refused: by a UserError. stopped: it cannot go on for now, as on a full disk"""
     what: str = ""
     """The reason, unless it is done"""
+    error: UserError | ResumableError | None = None
+    """Where it was refused or stopped: why, and what to do"""
 
 
 Message = Started | Outcome | Event
@@ -186,9 +194,10 @@ class _Launch:
         elif outcome.kind == "refused":
             # the first start accepted the same config, so a later refusal is not a user error
             error_type = UserError if self.attempts[task.index] == 1 else ResumableError
-            self._stop(error_type(outcome.what))
+            error = outcome.error or UserError(outcome.what)
+            self._stop(error_type(error.reason, fix=error.fix))
         elif outcome.kind == "stopped" and self.rules.stops_together:
-            self._stop(ResumableError(outcome.what or "a worker had to stop"))
+            self._stop(outcome.error or ResumableError(outcome.what or "a worker had to stop"))
         elif not self.is_stopping:
             self._recover(task, slot, outcome)
 
@@ -276,8 +285,8 @@ class WorkerProcess:
         messages: queue.Queue[tuple[int, Message]],
     ) -> None:
         self.task, self.messages = task, messages
-        self.error = ""
-        """The message of the worker that was refused or had to stop"""
+        self.error: UserError | ResumableError | None = None
+        """Why the worker was refused or had to stop"""
         folder = Path(self.task.folder)
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / STDERR).open("ab") as stderr:
@@ -310,8 +319,10 @@ class WorkerProcess:
                 event = _parse_event(line)
                 if event is None:
                     continue
-                if event["event"] in (REFUSED, STOPPED):
-                    self.error = event["what"]
+                if event["event"] == REFUSED:
+                    self.error = parse_json_error(UserError, event)
+                elif event["event"] == STOPPED:
+                    self.error = parse_json_error(ResumableError, event)
                 self._put(event)
         process.wait()
         with suppress(OSError):
@@ -325,9 +336,9 @@ class WorkerProcess:
             case 0:
                 return Outcome("done")
             case code if code == EXIT_USER_ERROR and self.error:  # Python's own exit code, too
-                return Outcome("refused", self.error)
+                return Outcome("refused", str(self.error), self.error)
             case code if code == EXIT_RESUMABLE:
-                return Outcome("stopped", self.error or self.describe_exit())
+                return Outcome("stopped", str(self.error or self.describe_exit()), self.error)
         return Outcome("died", self.describe_exit())
 
     @property

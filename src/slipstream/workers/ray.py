@@ -25,7 +25,7 @@ from typing import Any, Literal, Self
 
 import slipstream
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import Interrupted, Option, ResumableError, Text, UserError
 from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.base.text import format_count
 from slipstream.runs import Event, Run
@@ -45,7 +45,8 @@ def connect() -> Any:
     """Return the module `ray`, connected to the running cluster."""
     if importlib.util.find_spec("ray") is None:
         raise UserError(
-            "--on ray: Ray is not installed; install it with: pip install 'slipstream[ray]'"
+            Option("on", "ray")
+            + ": Ray is not installed; install it with: pip install 'slipstream[ray]'"
         )
     if "ray" in sys.modules and importlib.import_module("ray").is_initialized():
         return importlib.import_module("ray")
@@ -59,8 +60,9 @@ def connect() -> Any:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"--on ray: {_name_cluster(address)} does not accept this machine ({reason}); the "
-            "command has to run on a node of the cluster, with its version of Ray and Python"
+            Option("on", "ray")
+            + f": {_name_cluster(address)} does not accept this machine ({reason}); the command "
+            "has to run on a node of the cluster, with its version of Ray and Python"
         ) from None
     return ray
 
@@ -88,16 +90,18 @@ def _check_address(address: str) -> None:
     match = re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address)
     if match is None:
         raise UserError(
-            f"--on ray: {ADDRESS}={address}: expected HOST:PORT of the cluster's head node, 6379 "
-            "by default, as `ray start --head` prints it; a client from outside the cluster "
+            Option("on", "ray")
+            + f": {ADDRESS}={address}: expected HOST:PORT of the cluster's head node, 6379 by "
+            "default, as `ray start --head` prints it; a client from outside the cluster "
             "(ray://) and the dashboard (http://) are not supported"
         )
     try:
         socket.create_connection((match[1], int(match[2])), ANSWER_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--on ray: no Ray cluster answers at {ADDRESS}={address} ({error}); {START}, or "
-            f"correct or unset {ADDRESS}"
+            Option("on", "ray")
+            + f": no Ray cluster answers at {ADDRESS}={address} ({error}); {START}, or correct "
+            f"or unset {ADDRESS}"
         ) from None
 
 
@@ -110,7 +114,8 @@ def _find_auth_mode(address: str) -> str:
     token = _find_token()
     if requested == "token" and token is None:
         raise UserError(
-            f"--on ray: {AUTH_MODE}=token, but this machine has no token; {_explain_token()}"
+            Option("on", "ray")
+            + f": {AUTH_MODE}=token, but this machine has no token; {_explain_token()}"
         )
     modes = [requested] if requested else ["disabled", "token"]
     for mode in modes if token else modes[:1]:
@@ -119,14 +124,14 @@ def _find_auth_mode(address: str) -> str:
             return mode
         if "AuthenticationError" not in problem:
             raise UserError(_describe_problem(address, problem))
-    refused = f"--on ray: {_name_cluster(address)}"
+    refused = Option("on", "ray") + f": {_name_cluster(address)}"
     if token is None:
         raise UserError(
-            f"{refused} asks for a token, and this machine has none; {_explain_token()}"
+            refused + f" asks for a token, and this machine has none; {_explain_token()}"
         )
     if requested and requested != "token":
-        raise UserError(f"{refused} asks for a token, but {AUTH_MODE}={requested}; unset it")
-    raise UserError(f"{refused} refuses the token in {token}; {_explain_token()}")
+        raise UserError(refused + f" asks for a token, but {AUTH_MODE}={requested}; unset it")
+    raise UserError(refused + f" refuses the token in {token}; {_explain_token()}")
 
 
 def _check_health(mode: str) -> str | None:
@@ -144,14 +149,20 @@ def _check_health(mode: str) -> str | None:
     return checked.stderr if checked.returncode else None
 
 
-def _describe_problem(address: str, problem: str) -> str:
+def _describe_problem(address: str, problem: str) -> Text:
     """Return a message for the error of the health check."""
     errors = re.findall(r"^([\w.]+): (.+)$", problem, re.MULTILINE)
     kind, reason = errors[-1] if errors else ("", problem.strip() or "no reason")
     if kind == "ConnectionError":  # it found none
-        return f"--on ray: no Ray cluster runs on this machine; {START}, or name one with {ADDRESS}"
+        return (
+            Option("on", "ray")
+            + f": no Ray cluster runs on this machine; {START}, or name one with {ADDRESS}"
+        )
     name = _name_cluster(address)
-    return f"--on ray: {name} does not answer as expected: {reason.strip()}; see `ray status`"
+    return (
+        Option("on", "ray")
+        + f": {name} does not answer as expected: {reason.strip()}; see `ray status`"
+    )
 
 
 def _set_auth_mode(mode: str) -> None:

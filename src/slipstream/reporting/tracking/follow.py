@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.run_names import get_start_time
 from slipstream.reporting.tracking.tracker import (
     WHOLE,
@@ -272,13 +272,13 @@ def follow(
         slipstream.follow(result.run, "tensorboard", out="board")
     """
     if to not in EXTRAS:
-        raise UserError(f"--to {to}: is none of {', '.join(EXTRAS)}")
+        raise UserError(Option("to", to) + f": is none of {', '.join(EXTRAS)}")
     if to == "mlflow" and out and "@" in out:
         from slipstream.reporting.tracking.mlflow import take_password
 
         out = take_password(out)
     if to != "mlflow" and out and "://" in out:
-        raise UserError(f"--out is an address; {to} takes a folder of this machine")
+        raise UserError(Option("out") + f" is an address; {to} takes a folder of this machine")
     folder = runs.find_run(run)
     check_run(folder)
     place = folder / "follow" / _name_place(to, out)

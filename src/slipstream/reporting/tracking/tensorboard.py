@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.reporting.tracking.tracker import (
     WHOLE,
     FollowedRun,
@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
         if memory.is_new and self._list_files():
             raise UserError(
                 f"{self.folder}: has points already, of another run of this name or of this one; "
-                "remove the folder, or pass another --out"
+                "remove the folder, or pass another " + Option("out")
             )
 
     def _list_files(self) -> list[Path]:
