@@ -25,6 +25,7 @@ from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.engine.state import TrainingState
 from slipstream.reporting.terminal import training
 from slipstream.reporting.terminal.training import TrainingDisplay
+from slipstream.tools.bench.cases import get_preset
 from slipstream.training import fitting, train
 from tests.conftest import close, merged, slow, small_config, waves
 from tests.engine.steps import make_task
@@ -496,10 +497,10 @@ def test_a_stop_between_two_lines_of_the_log_leaves_the_same_log(tmp_path, monke
     sections = merged(DURABLE, {"train": {"repeats": 3}, "engine": {"log_every": 4}})
     whole = slipstream.train(configured(tmp_path / "whole", **sections), waves(400)).run
     wanted = ended(runs.open_run(whole))
-    calls = []
+    calls, build_pack = [], pack.Pack
 
     def make_stopped(*arguments):
-        made = pack.Pack(*arguments)
+        made = build_pack(*arguments)
         advance = made.advance
 
         def stopped():
@@ -589,7 +590,7 @@ def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
 ONE_BY_ONE = {
     "host": ({"engine": {"home": "host", "device": "cuda"}}, "(host: requested"),
     "loader": ({"engine": {"home": "loader", "workers": 0}}, "(loader: requested"),
-    "preset": ({"engine": {"preset": "classic", "workers": 0}}, "series that are not on the"),
+    "classic": ({"engine": get_preset("classic", on_gpu=False)}, "series that are not on the"),
     "sync": ({"engine": {"sync": True}}, "engine.sync"),
     "cache": ({"augment": {"jitter": 0.1, "cache": 2}}, "augment.cache"),
     "stream": ({"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}}, "(stream:"),

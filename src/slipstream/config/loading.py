@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Option, Text, UserError, join_messages
 from slipstream.base.run_names import OUT, find_run, is_run
 from slipstream.base.storage import is_url, parse_path, read_verified, refuse_url
 from slipstream.config.base import OptionText, Section, to_plain
@@ -36,7 +36,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zi
 """Endings of files that are data and not settings"""
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs", "prepare")
 """Settings of `[data]` that follow from a pre-trained encoder"""
-COPY_FIX = "set out to one (--out), and copy the run afterwards: slipstream copy RUN"
+COPY_FIX = "set out to one (" + Option("out") + "), and copy the run afterwards:"
 PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
 ENCODER = (("train", "init_from"),)
@@ -63,14 +63,18 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
     _map_paths(settings, _make_absolute)
     _map_join_paths(settings, _make_absolute)
-    refuse_url(settings.get("out", OUT), "a run is trained in a folder of this machine", COPY_FIX)
+    where = "a run is trained in a folder of this machine"
+    refuse_url(settings.get("out", OUT), where, COPY_FIX, Command("copy", "RUN"))
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
-        return Config.model_validate(settings)
+        config = Config.model_validate(settings)
     except ValidationError as error:
         problems = explain(error, Config)
         raise ConfigError(origin.format_problems(problems), problems) from None
+    if isinstance(source, Config):
+        _keep_notes(source, config)
+    return config
 
 
 def replace_settings(
@@ -108,9 +112,18 @@ def replace_settings(
                 )
         inner[key] = value
     try:
-        return Config.model_validate(result)
+        changed = Config.model_validate(result)
     except ValidationError as error:
-        raise UserError("; ".join(one.message for one in explain(error, Config))) from None
+        raise UserError(join_messages(one.message for one in explain(error, Config))) from None
+    if not reset_engine:
+        _keep_notes(config, changed)
+    return changed
+
+
+def _keep_notes(old: Config, new: Config) -> None:
+    """Give a config that is made from another the other's notes on old names."""
+    if notes := tuple(dict.fromkeys((*old.engine.notes, *new.engine.notes))):
+        new.engine.__dict__["notes"] = notes
 
 
 def _replace_entry(
@@ -154,7 +167,7 @@ def list_differences(one: Config, other: Config) -> list[str]:
 
 
 def to_toml(config: Config, *, only_set: bool = False) -> str:
-    """Format every setting as TOML, or those that were set: a preset fills in the others."""
+    """Format every setting as TOML, or those that were set."""
     settings = config.model_dump(exclude_none=True, exclude_unset=only_set)
     if config.tune == Tune():  # the run is no search
         settings.pop("tune", None)
@@ -332,8 +345,8 @@ def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path}: has no [data] or no [model]; it is not the config of a run")
     if ":" in str(model.get("kind")):  # a run from elsewhere must not name a module to import
         raise UserError(
-            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes a '
-            "run of slipstream pretrain"
+            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes '
+            "a run of " + Command("pretrain")
         )
     data = {key: value for key, value in data.items() if key in ENCODER_SETTINGS}
     if (folder / "model").is_dir():
@@ -359,7 +372,7 @@ def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
-def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], str]:
+def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], Text]:
     """Apply one override; return its setting and the option or argument that it comes from."""
     origin = override.option if isinstance(override, OptionText) else "overrides"
     dotted, equals, text = override.partition("=")
@@ -373,6 +386,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str,
         settings = settings.setdefault(key, {})
         if not isinstance(settings, dict):
             raise UserError(f'{origin}: {override}: "{key}" is a setting, not a section')
+    if keys == ["engine", "cudnn"]:
+        settings.pop("rnn", None)  # its name of today, which the override replaces
     value = text = text.strip()  # what is no TOML value (number, list, quoted text) stays text
     with suppress(ValueError, RecursionError):
         value = tomllib.loads(f"value = {text}")["value"]
@@ -381,7 +396,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str,
 
 
 def list_unused(config: Config) -> list[str]:
-    """Say of each setting that differs from its default and has no effect why it has none."""
+    """Say of each setting that differs from its default and has no effect why it has none, and of
+    each that was given by an older name what it is now."""
     unused = [*_find_in_train(config), *_find_in_data(config)]
     if "model.kind" not in config.tune.space:
         unused = [*_find_in_model(config), *unused]
@@ -391,9 +407,12 @@ def list_unused(config: Config) -> list[str]:
         if not getattr(config.augment, kind)
     ]
     return [
-        f"{name} = {format_setting(config, name)} has no effect: {why}"
-        for name, why in unused
-        if _is_changed(config, name)
+        *config.engine.notes,
+        *(
+            f"{name} = {format_setting(config, name)} has no effect: {why}"
+            for name, why in unused
+            if _is_changed(config, name)
+        ),
     ]
 
 

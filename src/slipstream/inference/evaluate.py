@@ -14,10 +14,11 @@ import pyarrow as pa
 import torch
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import DATA_FILE, Option, UserError
 from slipstream.base.statistics import compute_percentile_interval
 from slipstream.config import Config
 from slipstream.config.errors import format_value
+from slipstream.config.model import SPECS
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series, WindowChunk
@@ -30,8 +31,8 @@ from slipstream.inference.trained import (
     load_own_sets,
     load_trained,
 )
-from slipstream.models.cost import count_multiply_adds
 from slipstream.models.losses import select_point
+from slipstream.models.shapes import count_multiply_adds
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import (
     CoverageCounter,
@@ -105,8 +106,8 @@ def load_evaluation(
     dataset, predictors, members = trained.bind(datasets, [which])
     if len(dataset.folds) > len(predictors):
         raise UserError(
-            f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have them "
-            "all, or pass data with --data"
+            f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have "
+            "them all, or pass data with " + Option("data")
         )
     folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
     count = len(folds)
@@ -129,13 +130,19 @@ def _load_datasets(
         options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
         return [one.load_new(data, **options) for one in trained.members]
     if joins:
-        raise UserError("joins are for new data; pass the rows to score as well (--data)")
+        raise UserError(
+            "joins are for new data; pass the rows to score as well (" + Option("data") + ")"
+        )
     runs.require_data(
         trained.run,
         trained.first.config,
         data,
-        "pass the rows to score with --data FILE, or a file with that whole table, of which the "
-        "test set is scored, with --set data.path=FILE",
+        (
+            "pass the rows to score with "
+            + DATA_FILE
+            + ", or a file with that whole table, of which the test set is scored, with "
+            + Option("set", "data.path=FILE")
+        ),
     )
     return load_own_sets(trained.members)
 
@@ -147,7 +154,6 @@ WITHOUT_WINDOW = {
     "normalize": ("none", "it needs all rows of a window"),
 }
 """Settings of `[model]`: the value that a carried state works with, and why not with others"""
-KINDS = ("lstm", "gru", "tcn")
 
 
 def explain_refusal(trained: TrainedRun) -> str | None:
@@ -160,8 +166,9 @@ def explain_refusal(trained: TrainedRun) -> str | None:
 def find_obstacle(config: Config) -> str | None:
     """Say which setting of a config rules out a carried state."""
     model = config.model
-    if model.kind not in KINDS:
-        return f'model.kind = "{model.kind}" has no state to carry on ({", ".join(KINDS)} have)'
+    if not model.spec.carries_state:
+        kinds = ", ".join(kind for kind, spec in SPECS.items() if spec.carries_state)
+        return f'model.kind = "{model.kind}" has no state to carry on ({kinds} have)'
     for name, (value, why) in WITHOUT_WINDOW.items():
         actual = getattr(model, name)
         if actual != value:
@@ -510,7 +517,7 @@ def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
     if dataset.memory is None:
         raise UserError(
             "a stream is scored over whole series, but these stay on disk; pass "
-            "--set engine.home=host"
+            + Option("set", "engine.home=host")
         )
     refusal = explain_refusal(trained)
     with trained.first.plan.flags():

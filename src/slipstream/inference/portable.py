@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.storage import compute_sha256, read_verified
 from slipstream.config import Config, Signature
@@ -20,13 +20,13 @@ from slipstream.data.prepare.chain import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.models.files import (
     WEIGHTS_FILE,
-    Weights,
     load_run_config,
     parse_description,
     parse_limits,
     parse_weights,
 )
-from slipstream.models.numpy_networks import verify_shapes
+from slipstream.models.numpy_layers import Weights
+from slipstream.models.shapes import verify_shapes
 from slipstream.runs import Run
 from slipstream.runs.lanes import (
     ENSEMBLE,
@@ -236,8 +236,8 @@ def _load_member(
     config = load_changed_config(run, overrides)
     if config.model.spec.is_custom:
         raise UserError(
-            f'{run.folder}: model.kind = "{config.model.kind}" is a class of yours, which runs in '
-            "PyTorch only; use slipstream predict"
+            f'{run.folder}: model.kind = "{config.model.kind}" is a class of yours, which '
+            "runs in PyTorch only; use " + Command("predict")
         )
     files = read_verified(run.model)
     signature, scaler = parse_description(files)

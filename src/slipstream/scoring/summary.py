@@ -406,7 +406,7 @@ def restore_model(context: RunContext, weights: Mapping[str, Tensor]) -> nn.Modu
     model.load_state_dict(weights)
     model.eval()
     # a run resumed after its last step has not built the step, which does it
-    set_execution(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
+    set_execution(model, algorithms=plan.rnn, recompute=plan.recompute, compiled=plan.compile)
     return model
 
 

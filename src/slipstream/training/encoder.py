@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slipstream import runs
 from slipstream.base import storage
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.config import Config, Signature
 from slipstream.data.prepare.chain import Limits, Replay
 from slipstream.data.scaler import Scaler
@@ -21,7 +21,7 @@ from slipstream.engine import checkpoint
 from slipstream.engine.context import EncoderMatch
 from slipstream.engine.optim import CORE, is_encoder_weight
 from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
-from slipstream.models.layers import load_network
+from slipstream.models.kinds import load_kind
 
 OTHER_KINDS = {"search": "a search", "ensemble": "an ensemble", "probe": "a probe"}
 
@@ -50,7 +50,7 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
     if kind != "pretrain":
         what = OTHER_KINDS.get(kind, f"a run of slipstream {kind}")
         raise UserError(
-            f'train.init_from = "{folder}": is {what}; name a run of slipstream pretrain'
+            f'train.init_from = "{folder}": is {what}; name a run of ' + Command("pretrain")
         )
     run = runs.open_run(folder)
     theirs = load_run_config(run)
@@ -80,7 +80,7 @@ def match_weights(
     order = _find_column_order(encoder.signature, signature) if not wrong else []
     ours = {name: weight for name, weight in model.named_parameters() if is_encoder_weight(name)}
     theirs = {name: weight for name, weight in encoder.weights.items() if name.startswith(CORE)}
-    weights, network = {}, load_network(config.model)
+    weights = {}
     for name in sorted(ours.keys() | theirs.keys()):
         if name not in theirs or name not in ours:
             where = "the encoder" if name not in theirs else "this model"
@@ -90,7 +90,8 @@ def match_weights(
             wrong.append(f"{name} is {shapes[0]} here and {shapes[1]} there")
         else:
             weight = theirs[name]
-            if order and network.input_weights.fullmatch(name):  # a patch has row after row
+            of_inputs = load_kind(config.model).input_weights if order else None
+            if of_inputs is not None and of_inputs.fullmatch(name):  # a patch has row after row
                 by_column = weight.unflatten(1, (-1, len(order)))
                 weight = by_column[:, :, torch.tensor(order)].flatten(1, 2)
             weights[name] = weight

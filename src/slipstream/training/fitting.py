@@ -388,7 +388,8 @@ def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> Non
         checkpoint.save_model(aside, *content)
         raise ResumableError(
             f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
-            f"{aside.model}; make room and resume with: {runs.suggest_resume(run.folder)}"
+            f"{aside.model}",
+            fix="make room and resume with: " + runs.suggest_resume(run.folder),
         ) from None
 
 
@@ -420,6 +421,7 @@ def describe_interrupt(context: RunContext, fit: FitResult, best: LaneResult | N
             epochs = format_epoch(progress.best_epoch)
             saved = f"the best weights, of epoch {epochs}, are in {run.model}"
     return Interrupted(
-        f"stopped {where}; {saved}; resume with: {runs.suggest_resume(run.folder)}",
+        f"stopped {where}; {saved}",
         signal_number=fit.signal_number,
+        fix="resume with: " + runs.suggest_resume(run.folder),
     )

@@ -19,7 +19,14 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, StorageError, UserError
+from slipstream.base.errors import (
+    Command,
+    Interrupted,
+    Option,
+    ResumableError,
+    StorageError,
+    UserError,
+)
 from slipstream.base.phases import EARLIER
 from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE
@@ -35,18 +42,13 @@ from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.runs.watching import start_follower
 from slipstream.scoring import masked, summary
 from slipstream.scoring.summary import BaselineSums, FoldLanes, FoldSums
-from slipstream.training import advice, fitting, resuming, trained_lanes
+from slipstream.training import advice, fitting, parallel, resuming, shares, trained_lanes
 from slipstream.training.fitting import FIT_PHASES
 from slipstream.training.overview import summarize_data
-from slipstream.training.parallel import follower, meeting
-from slipstream.training.parallel import launcher as rank_launcher
-from slipstream.training.parallel.meeting import Together
+from slipstream.training.parallel import RankLeader
 from slipstream.training.request import FinishedRun, TrainRequest
 from slipstream.training.resuming import NothingToTrainError
-from slipstream.training.shares import launcher
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
-
-RESUME_WITH = "resume with:"
 
 
 def train(request: TrainRequest) -> FinishedRun:
@@ -70,31 +72,31 @@ def _launch_ranks(request: TrainRequest) -> FinishedRun:
     """Train one model in several processes, which this one starts."""
     config = request.load_config()
     request.permit_classes(config)
-    rank_launcher.check_job(config, request.data)
-    launcher.place_workers(request.workers, request.on, config, request.data)  # refuses several
-    return rank_launcher.launch(rank_launcher.describe_ranks(request, config), request.watch)
+    parallel.check_job(config, request.data)
+    shares.place_workers(request.workers, request.on, config, request.data)  # refuses several
+    return parallel.launch(parallel.describe_ranks(request, config), request.watch)
 
 
 def _train_as_rank(request: TrainRequest, place: RankPlace) -> FinishedRun:
     """Train with the other processes: the first one as if it were alone, the others with it."""
-    meeting.check_size(request.count_processes(), place)
+    parallel.check_size(request.count_processes(), place)
     if request.load_config().trains_lanes:
         raise UserError(
-            f"torchrun has started {format_count(place.size, 'process')} for one model, and this "
-            "run trains several (train.repeats, data.split.walk_forward), which are faster side by "
-            f"side: start it without torchrun, with --workers {place.size}"
+            f"torchrun has started {format_count(place.size, 'process')} for one model, and "
+            "this run trains several (train.repeats, data.split.walk_forward), which are "
+            "faster side by side: start it without torchrun, with " + Option("workers", place.size)
         )
     request = request.for_rank(place)
     config = request.load_config()
     request.permit_classes(config)
-    with meeting.meet(config, place) as ranks:
+    with parallel.join_ranks(config, place) as ranks:
         if not place.is_leader:
-            return follower.follow(config, request.data, ranks, place)
-        marked = None if request.resume else meeting.find_marked_run(place, config)
+            return parallel.follow(config, request.data, ranks, place)
+        marked = None if request.resume else parallel.find_marked_run(place, config)
         if marked is not None:
             request = replace(request, resume=marked, may_be_finished=True)
         try:
-            with _open_run(request, Together(ranks, place)) as context:
+            with _open_run(request, RankLeader(ranks, place)) as context:
                 result = train_run(context)
         except NothingToTrainError as finished:
             result = finished.accept(request)
@@ -103,11 +105,11 @@ def _train_as_rank(request: TrainRequest, place: RankPlace) -> FinishedRun:
 
 
 @contextmanager
-def _open_run(request: TrainRequest, together: Together | None = None) -> Iterator[RunContext]:
+def _open_run(request: TrainRequest, leader: RankLeader | None = None) -> Iterator[RunContext]:
     """Load the data and create the run folder, or open that of the run to resume; the folder is
     locked within the block, and an error there leaves its traceback in it.
 
-    `together` are the processes of which this is the first, if there are several.
+    `leader` has the processes of which this is the first, if there are several.
     """
     if request.resume is not None:
         run = replace(request.open_run(), started_at=request.started_at)
@@ -115,22 +117,22 @@ def _open_run(request: TrainRequest, together: Together | None = None) -> Iterat
         _refuse_other_kinds(request, run)
         with runs.lock_run(run), _keep_traceback(run):
             context = resuming.load_resumed(run, request)
-            yield replace(context, ranks=together.open(run) if together else None)
+            yield replace(context, ranks=leader.open(run) if leader else None)
         return
     config = request.load_config()
     request.permit_classes(config)
-    placement = launcher.place_workers(request.workers, request.on, config, request.data)
+    placement = shares.place_workers(request.workers, request.on, config, request.data)
     # bad data are refused before there is a folder
     context = fitting.load_context(config, request.data, request.timer)
-    if together is not None:
-        meeting.check_dataset(config, context.dataset)
+    if leader is not None:
+        parallel.check_dataset(config, context.dataset)
     files = {"config.toml": runs.format_config(config)}
     created = runs.create_locked(
         config.name, out=config.out, files=files, folder=request.folder, watch=request.watch
     )
     with created as run, _keep_traceback(run):
         run = replace(run, started_at=request.started_at)
-        ranks = together.open(run) if together else None
+        ranks = leader.open(run) if leader else None
         context = replace(context, run=run, ranks=ranks, started_at=request.started_at)
         yield replace(context, **placement._asdict())
 
@@ -141,38 +143,38 @@ def _refuse_other_kinds(request: TrainRequest, run: Run) -> None:
         raise UserError(f"{run.folder}: is an ensemble; there is nothing to train further")
     if any(event["event"] == "search" for event in runs.read_events(run)):
         raise UserError(
-            f"{run.folder}: is a search; resume with: slipstream tune --resume {run.folder}"
+            f"{run.folder}: is a search; resume with: " + Command("tune", resume=run.folder)
         )
     if request.pretrain and request.config is None and not runs.load_config(run).masked:
         raise UserError(
-            f"{run.folder}: is not a pre-training run; resume with: "
-            f"{runs.suggest_resume(run.folder)}"
+            f"{run.folder}: is not a pre-training run",
+            fix="resume with: " + runs.suggest_resume(run.folder),
         )
 
 
 @contextmanager
 def _keep_traceback(run: Run) -> Iterator[None]:
     """Write the traceback of an internal error into the run folder; the run can be resumed."""
-    advice = f"{RESUME_WITH} {runs.suggest_resume(run.folder)}"
+    fix = "resume with: " + runs.suggest_resume(run.folder)
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
-        if isinstance(stop, Interrupted) and RESUME_WITH in str(stop):
+        if isinstance(stop, Interrupted) and stop.fix is not None:
             raise
         # before or after training, which ends by itself
         number = stop.signal_number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        raise Interrupted(f"interrupted; {advice}", signal_number=number) from None
+        raise Interrupted("interrupted", signal_number=number, fix=fix) from None
     except ResumableError as error:
         if str(error) == LOST:
-            raise ResumableError(f"{LOST}; {advice}") from error
+            raise ResumableError(LOST, fix=fix) from error
         raise
     except StorageError as error:
-        raise ResumableError(f"{error}; {advice}") from None
+        raise ResumableError(error.message, fix=fix) from None
     except UserError:
         raise
     except OSError as error:
-        room = "make room and " if error.errno in DISK_FULL else ""
-        raise ResumableError(f"the run had to stop: {error}; {room}{advice}") from error
+        fix = "make room and " + fix if error.errno in DISK_FULL else fix
+        raise ResumableError(f"the run had to stop: {error}", fix=fix) from error
     except Exception:
         with suppress(OSError):
             runs.write_text(run.folder / "crash.txt", traceback.format_exc())
@@ -184,7 +186,7 @@ def train_run(
     context: RunContext,
     *,
     baselines: list[BaselineSums] | None = None,
-    train_tasks: launcher.TrainTasks | None = None,
+    train_tasks: shares.TrainTasks | None = None,
 ) -> FinishedRun:
     """Train what the context has, score it and write everything: the whole run.
 
@@ -193,17 +195,17 @@ def train_run(
     """
     start_follower(context.run, context.config.follow)
     # train: workers have the lanes, or this process builds the model, plans and trains
-    spread = launcher.train_spread(context, train_tasks) if context.is_spread else None
+    spread = shares.train_spread(context, train_tasks) if context.is_spread else None
     with fitting.build_monitor(context) as monitor:
         if spread is not None:
-            context, fit = launcher.join_results(spread)
+            context, fit = shares.join_results(spread)
         else:
             context = fitting.prepare_model(context)
             context = fitting.plan_lanes(context)
             with context.plan.flags():
                 fitting.announce(context)
                 if context.ranks is not None:
-                    context.ranks.share_text(follower.describe_training(context))
+                    context.ranks.share_text(parallel.describe_training(context))
                 fit = loop.fit_lanes(context, fitting.make_events(context, monitor))
             context = fitting.record_training(context, fit)
         groups, best = _save_best(context, fit)
@@ -226,7 +228,7 @@ def train_run(
     scores |= _summarize_training(context, fit, best)
     finished = _write_summary(context, scores, detail)
     if spread is not None:
-        launcher.forget(spread)
+        shares.forget(spread)
     return finished
 
 

@@ -19,7 +19,7 @@ from slipstream.base.phases import PhaseTimer
 from slipstream.runs import Run
 from slipstream.training import fitting
 from slipstream.training.run import train_run
-from slipstream.training.shares.share import train_share
+from slipstream.training.shares import train_share
 from tests.conftest import close, merged, small_config, waves
 
 FOLDS = {"data": {"split": {"walk_forward": 3, "purge": 2}}}
