@@ -20,7 +20,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest
 from slipstream.config.base import PATTERN_WORDS, Section
 
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 """The part of a value that a message shows"""
 TYPES = {
     "int": "an integer",
@@ -125,7 +125,7 @@ class Origin:
 
     def format_problems(self, problems: Sequence[SettingProblem]) -> str:
         """Return one line per problem, each with the place to correct."""
-        return "\n  ".join(f"{self._locate(one)}: {one.message}" for one in problems)
+        return "\n  ".join(f"{self._locate(problem)}: {problem.message}" for problem in problems)
 
     def _locate(self, problem: SettingProblem) -> str:
         """Name the override, or the file and line, that sets what is wrong."""
@@ -184,11 +184,11 @@ def _explain_setting(
             section = _locate(item["loc"], root)[1]
             return f"{setting} is not a setting{_suggest_setting(path[-1], section, root)}"
         if item["type"] == "value_error":
-            return "; ".join(str(each["ctx"]["error"]) for each in items if "error" in each["ctx"])
+            return "; ".join(str(item["ctx"]["error"]) for item in items if "error" in item["ctx"])
     entries = [(_find_index(item["loc"][len(path) :]), item) for item in items]
     if any(index is not None for index, _ in entries):  # it is a list, and an entry is wrong
         index = max(index for index, _ in entries if index is not None)
-        items = [item for at, item in entries if at == index]
+        items = [item for place, item in entries if place == index]
         setting = f"{setting}: entry {index + 1}"
     return f"{setting} is {describe_mismatch(items)}"
 
@@ -260,9 +260,9 @@ def format_value(value: Any) -> str:
 
 def shorten(text: str) -> str:
     """Cut a value to what a message has room for."""
-    if len(text) <= MOST_CHARACTERS:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    return f"{text[:MOST_CHARACTERS]}... ({len(text):,} characters)"
+    return f"{text[:MAX_CHARACTERS]}... ({len(text):,} characters)"
 
 
 def _locate(loc: Sequence[int | str], root: type[Section]) -> tuple[tuple[str, ...], type[Section]]:

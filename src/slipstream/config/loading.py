@@ -60,7 +60,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     else:
         settings, text = _read_toml(Path(source))
         name = str(source)
-    origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
+    origin = Origin(name, text, dict(_apply_override(settings, text) for text in overrides))
     _map_paths(settings, _make_absolute)
     _map_join_paths(settings, _make_absolute)
     refuse_url(settings.get("out", OUT), "a run is trained in a folder of this machine", COPY_FIX)
@@ -113,7 +113,7 @@ def replace_settings(
     try:
         changed = Config.model_validate(result)
     except ValidationError as error:
-        raise UserError("; ".join(one.message for one in explain(error, Config))) from None
+        raise UserError("; ".join(problem.message for problem in explain(error, Config))) from None
     if not reset_engine:
         _keep_notes(config, changed)
     return changed
@@ -153,14 +153,14 @@ def load_demo(name: str = "demo") -> Config:
     return Config.model_validate(tomllib.loads(text))
 
 
-def list_differences(one: Config, other: Config) -> list[str]:
+def list_differences(first: Config, second: Config) -> list[str]:
     """Return the dotted names of the settings that differ."""
-    mine, theirs = one.model_dump(), other.model_dump()
+    before, after = first.model_dump(), second.model_dump()
     names = []
-    for name, value in mine.items():
+    for name, value in before.items():
         if isinstance(value, dict):
-            names += [f"{name}.{key}" for key in value if value[key] != theirs[name][key]]
-        elif value != theirs[name]:
+            names += [f"{name}.{key}" for key in value if value[key] != after[name][key]]
+        elif value != after[name]:
             names.append(name)
     return names
 
@@ -186,9 +186,9 @@ def to_json_values(value: Any) -> Any:
     if isinstance(value, Section):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
-        return {str(key): to_json_values(one) for key, one in value.items()}
+        return {str(key): to_json_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_values(one) for one in value]
+        return [to_json_values(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     is_ambiguous = isinstance(value, str) and NONFINITE_TEXT.fullmatch(value) is not None
@@ -198,9 +198,9 @@ def to_json_values(value: Any) -> Any:
 def from_json_values(value: Any) -> Any:
     """Return the settings that `to_json_values` has written."""
     if isinstance(value, Mapping):
-        return {key: from_json_values(one) for key, one in value.items()}
+        return {key: from_json_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [from_json_values(one) for one in value]
+        return [from_json_values(entry) for entry in value]
     match = NONFINITE_TEXT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -239,15 +239,15 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
     settings.setdefault("name", name or "run")
 
-    def resolve(each: str) -> str:
-        if is_url(each):
-            return each
-        beside = path.resolve().parent / each
-        return str(beside if _exists(beside) or not _exists(Path(each)) else Path(each))
+    def resolve(name: str) -> str:
+        if is_url(name):
+            return name
+        beside = path.resolve().parent / name
+        return str(beside if _exists(beside) or not _exists(Path(name)) else Path(name))
 
-    def resolve_run(each: str) -> str:
-        beside = path.resolve().parent / each
-        return str(beside) if is_run(beside) else each
+    def resolve_run(name: str) -> str:
+        beside = path.resolve().parent / name
+        return str(beside) if is_run(beside) else name
 
     _map_paths(settings, resolve)
     _map_join_paths(settings, resolve)
@@ -272,7 +272,7 @@ def _map_paths(
 ) -> None:
     """Change these paths in the settings; the names of embedded data sets stay."""
 
-    def map_one(value: Any) -> Any:
+    def change_path(value: Any) -> Any:
         is_path = isinstance(value, str) and value and not value.startswith(SIMULATED)
         return change(value) if is_path else value
 
@@ -281,7 +281,7 @@ def _map_paths(
         if isinstance(values, dict) and key in values:
             value = values[key]
             is_list = isinstance(value, (list, tuple))
-            mapped = [map_one(one) for one in value] if is_list else map_one(value)
+            mapped = [change_path(entry) for entry in value] if is_list else change_path(value)
             settings[section] = values | {key: mapped}
 
 
@@ -426,7 +426,7 @@ def format_setting(config: Config, name: str) -> str:
     section, _, key = name.partition(".")
     value = getattr(getattr(config, section), key) if key else getattr(config, section)
     if isinstance(value, tuple):
-        return f"[{', '.join(_format_value(one) for one in value)}]"
+        return f"[{', '.join(_format_value(entry) for entry in value)}]"
     return _format_value(value)
 
 
