@@ -157,9 +157,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
     value = getattr(import_module(f"slipstream.{_MODULES[name]}"), name)
     if isfunction(value) and not _MODULES[name].startswith("api."):  # a command's function as it is
-        from slipstream.api.progress import speak_python
+        from slipstream.api.progress import name_arguments
 
-        value = globals()[name] = speak_python(value)
+        value = globals()[name] = name_arguments(value)
     return value
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
 
 import psutil
 import pytest
@@ -17,7 +15,8 @@ import slipstream
 from slipstream import config as configs
 from slipstream.base.errors import UserError
 from slipstream.search import api, database
-from slipstream.search.workers import WorkerTask
+from slipstream.search.workers import SearchTask
+from slipstream.workers.child import format_task
 from tests.conftest import HUNG_S
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
@@ -137,7 +136,7 @@ def test_a_password_in_the_command_is_warned_of_and_written_nowhere(postgres, tm
 
 def test_a_worker_that_crashes_writes_no_password(postgres, tmp_path):
     folder = tmp_path / "worker"
-    task = WorkerTask(
+    task = SearchTask(
         folder=str(folder),
         index=0,
         config_toml=configs.to_toml(make_config(tmp_path)),
@@ -145,10 +144,10 @@ def test_a_worker_that_crashes_writes_no_password(postgres, tmp_path):
         study_name=None,  # which nobody passes: a bug
         parallel="x",
     )
-    command = [sys.executable, "-m", "slipstream.search.worker_main"]
+    command = [sys.executable, "-m", "slipstream.workers"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-        process.stdin.write(json.dumps(asdict(task)) + "\n")
+        process.stdin.write(format_task(task) + "\n")
         process.stdin.flush()
         assert process.wait(HUNG_S) == 1  # with stdin open: it stops where its parent is gone
         output = process.stdout.read() + process.stderr.read()

@@ -21,8 +21,8 @@ from slipstream.search import api, sharing
 from slipstream.search.storage import NOTES
 from slipstream.search.study import open_study
 from slipstream.search.summary import FinishedSearch
-from slipstream.search.workers import MODULE, WorkerTask
-from slipstream.workers.processes import WorkerEvent, WorkerProcess
+from slipstream.search.workers import SearchTask
+from slipstream.workers.launcher import Message, Outcome, WorkerProcess
 from tests.conftest import HUNG_S, small_config, waves
 
 
@@ -113,14 +113,14 @@ class WorkerGroup:
 
     def __init__(self, config: Config, url: str, folder: Path, *, parallel: int) -> None:
         self.study = open_study(config, folder, url, "several")
-        self.events: queue.Queue[WorkerEvent] = queue.Queue()
+        self.events: queue.Queue[tuple[int, Message]] = queue.Queue()
         self.url, self.folder, self.parallel = url, folder, parallel
         self.config_toml = configs.to_toml(config)
         self.workers: list[WorkerProcess] = []
 
     def start(self) -> WorkerProcess:
         index = len(self.workers)
-        task = WorkerTask(
+        task = SearchTask(
             folder=str(self.folder / f"worker-{index}"),
             index=index,
             config_toml=self.config_toml,
@@ -130,7 +130,7 @@ class WorkerGroup:
             seed_offset=index,
             heartbeat=(1, 8),
         )
-        self.workers.append(WorkerProcess(MODULE, task, {}, self.events))
+        self.workers.append(WorkerProcess(task, {}, self.events))
         return self.workers[-1]
 
     def wait_for(self, index: int, event: str | None) -> None:
@@ -138,9 +138,13 @@ class WorkerGroup:
         until = time.monotonic() + HUNG_S
         while True:
             worker, received = self.events.get(timeout=max(until - time.monotonic(), 0.1))
-            if worker == index and (received or {}).get("event") == event:
+            if worker != index:
+                continue
+            name = received.get("event") if isinstance(received, dict) else None
+            has_ended = isinstance(received, Outcome)
+            if has_ended if event is None else name == event:
                 return
-            assert worker != index or received is not None, "the worker ended before"
+            assert not has_ended, "the worker ended before"
 
     def kill(self) -> None:
         for worker in self.workers:

@@ -1,28 +1,21 @@
-"""A worker whose code prints, as a network of the user's may: `python -m tests.workers.noisy`."""
+"""A task whose code prints, as a network of the user's may."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass
 
-from slipstream.workers import child
-from slipstream.workers.child import Send
+from slipstream.workers.child import Send, WorkerTask
 
 PRINTED = '5\n{"loss": 1}\nno line break'
 
 
-def main() -> int:
-    child.read_task()
-    return child.run_task(work)
-
-
-def work(send: Send) -> None:
-    send({"event": "start"})
-    sys.stdout.write(PRINTED)
-    sys.stdout.flush()
-    subprocess.run([sys.executable, "-c", "print('from a program')"], check=True)
-    send({"event": "end", "what": "é"})
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@dataclass(frozen=True)
+class NoisyTask(WorkerTask):
+    def run(self, send: Send) -> None:
+        send({"event": "start"})
+        sys.stdout.write(PRINTED)
+        sys.stdout.flush()
+        subprocess.run([sys.executable, "-c", "print('from a program')"], check=True)
+        send({"event": "end", "what": "é"})

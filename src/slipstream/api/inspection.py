@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.api.arguments import Overrides, parse_overrides
-from slipstream.api.progress import speak_python
+from slipstream.api.progress import name_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Inspection:
-    """What `inspect` found: it prints as a table of the columns, and in a notebook with plots.
+    """The findings of `inspect`. They print as a table of the columns, in a notebook with plots.
 
     Attributes:
         path: The file, folder or pattern.
@@ -24,7 +24,7 @@ class Inspection:
         columns: Each column with `name`, `type`, `unit`, `role`, `missing` (a share), `constant`;
             numbers also have `low`, `high`, `mean`, `deviation` and `course`, the time `first`,
             `last`, `step` and `gaps`.
-        problems: What is suspicious: `column` (None where it is about files) and `message`.
+        problems: Suspicious data, each with `column` (None if it concerns files) and `message`.
         config: Settings to begin with, as a dict that `slipstream.train` accepts.
         toml: The same as the text of a config file, with the reason for each choice.
         summary: The object that `slipstream inspect --json` prints.
@@ -48,7 +48,7 @@ class Inspection:
         self.config: dict[str, Any] = findings.proposal.config
         self.toml: str = self.summary["toml"]
 
-    @speak_python
+    @name_arguments
     def write(self, file: str | os.PathLike[str], *, force: bool = False) -> Path:
         """Write the config to a file; an existing one is replaced only with `force`."""
         from slipstream import runs
@@ -61,7 +61,7 @@ class Inspection:
         runs.write_text(path, self._findings.format_config(path))
         return path
 
-    @speak_python
+    @name_arguments
     def to_html(self, file: str | os.PathLike[str]) -> Path:
         """Write a page with a plot per column."""
         from slipstream.reporting.page import write_inspection
@@ -98,7 +98,7 @@ def _escape(page: str) -> str:
     return page.replace("&", "&amp;").replace('"', "&quot;")
 
 
-@speak_python
+@name_arguments
 def inspect(path: str | os.PathLike[str], *, overrides: Overrides = ()) -> Inspection:
     """Look at files without a config: columns, gaps, suspicious values, and a config to begin with.
 

@@ -82,7 +82,7 @@ def check_form(
             if config.tune.sampler == "grid":
                 search_space.make_grid(search_space.make_space(config))
     except ConfigError as error:
-        return Checked(None, {".".join(one.path): one.message for one in error.problems})
+        return Checked(None, {".".join(one.path): str(one.message) for one in error.problems})
     except UserError as error:
         return Checked(None, {find_setting(str(error), command): str(error)})
     return Checked(config, {})

@@ -6,7 +6,7 @@ from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError, Wording
 from slipstream.base.storage import refuse_url
 
 OUT = "runs"
@@ -46,7 +46,7 @@ def find_run(
 
 
 def _find_folder(name: str | Path, out: str | PathLike[str], kinds: Collection[str]) -> Path:
-    refuse_url(name, "is in object storage", "copy the run first: slipstream copy")
+    refuse_url(name, "is in object storage", "copy the run first:", Command("copy"))
     path = Path(name)
     if is_run(path):
         return path
@@ -63,8 +63,10 @@ def _find_folder(name: str | Path, out: str | PathLike[str], kinds: Collection[s
         raise UserError(_describe_ambiguity(name, candidates))
     if not candidates and not _is_folder(path):
         raise UserError(
-            f"{name}: there is no such run folder, and no run in {parent} has a name that begins "
-            f"with it; `slipstream runs {parent}` lists the runs"
+            f"{name}: there is no such run folder, and no run in {parent} has a name that "
+            "begins with it; "
+            + Wording(f"`slipstream runs {parent}`", Command("runs", parent).render("python"))
+            + " lists the runs"
         )
     return candidates[0] if candidates else path
 
@@ -160,10 +162,10 @@ def find_kind(folder: Path) -> str:
     return "pretrain" if '\nobjective = "masked"\n' in config else "train"
 
 
-def suggest_resume(folder: Path) -> str:
+def suggest_resume(folder: Path) -> Command:
     """Return the command that resumes a training, a pre-training or a search."""
     verb = {"pretrain": "pretrain", "search": "tune"}.get(find_kind(folder), "train")
-    return f"slipstream {verb} --resume {folder}"
+    return Command(verb, resume=folder)
 
 
 def _logs_search(folder: Path) -> bool:

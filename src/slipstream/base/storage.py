@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple
 
-from slipstream.base.errors import StorageError, UserError
+from slipstream.base.errors import Command, StorageError, Text, UserError
 
 URL = re.compile(r"(?P<scheme>s3|gs|gcs|az|abfs|abfss|file):/+(?P<rest>.*)", re.DOTALL)
 """A path in object storage; `pathlib` makes one slash of two. `file://` is a folder of this machine
@@ -252,12 +252,16 @@ def parse_path(text: str | os.PathLike[str]) -> AnyPath:
     return ObjectPath(scheme, rest)
 
 
-def refuse_url(text: str | os.PathLike[str], what: str, fix: str) -> None:
+def refuse_url(
+    text: str | os.PathLike[str], what: str, fix: Text, command: Command | None = None
+) -> None:
     """Refuse a path in object storage where only one of this machine works; `fix` ends before the
-    path."""
+    path, or before a command that takes it."""
     if is_url(text):
         url = parse_path(text)
-        raise UserError(f"{url}: {what}; {fix} {url}")
+        raise UserError(
+            f"{url}: {what}", fix=fix + " " + (command.take(url) if command else f"{url}")
+        )
 
 
 def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:

@@ -333,7 +333,7 @@ def _train_share(
     with TrainingDisplay(output.quiet) as display:
         display.say(LOADING)
         with import_modules():
-            from slipstream.training.shares.batch import ShareNumber, train_share_of
+            from slipstream.training.array_jobs import ShareNumber, train_share_of
 
         share = ShareNumber(int(number), int(of))
         result = train_share_of(loaded, folder, share, watch=display.show, timer=timer)

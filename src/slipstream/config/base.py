@@ -11,6 +11,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from slipstream.base.errors import Text
+
 
 def _parse_infinity(value: Any) -> Any:
     """Return the number that the text "inf" stands for in JSON, which has no other way to write it;
@@ -101,9 +103,9 @@ def read_descriptions(section: type[Any]) -> dict[str, str]:
 class OptionText(str):
     """A `section.key=value` from the command line; messages name its option."""
 
-    option: str
+    option: Text
 
-    def __new__(cls, text: str, option: str = "--set") -> Self:
+    def __new__(cls, text: str, option: Text = "--set") -> Self:
         self = super().__new__(cls, text)
         self.option = option
         return self

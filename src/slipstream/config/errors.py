@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_origin
 
 from pydantic import ValidationError
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Message, Text, UserError, join_messages
 from slipstream.base.text import find_nearest
 from slipstream.config.base import PATTERN_WORDS, Section
 
@@ -101,13 +101,13 @@ class SettingProblem(NamedTuple):
 
     path: tuple[str, ...]
     """The setting, or the section whose settings do not fit each other"""
-    message: str
+    message: Text
 
 
 class ConfigError(UserError):
     """Settings that are wrong, one by one."""
 
-    def __init__(self, message: str, problems: Sequence[SettingProblem]) -> None:
+    def __init__(self, message: Text, problems: Sequence[SettingProblem]) -> None:
         super().__init__(message)
         self.problems = problems
 
@@ -120,21 +120,23 @@ class Origin:
     """The config file, or "config" """
     text: str = ""
     """The file's TOML"""
-    overrides: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    overrides: Mapping[tuple[str, ...], Text] = field(default_factory=dict)
     """The option or argument of each override, by its setting"""
 
-    def format_problems(self, problems: Sequence[SettingProblem]) -> str:
+    def format_problems(self, problems: Sequence[SettingProblem]) -> Message:
         """Return one line per problem, each with the place to correct."""
-        return "\n  ".join(f"{self._locate(problem)}: {problem.message}" for problem in problems)
+        lines = (Message(self._locate(problem), ": ", problem.message) for problem in problems)
+        return join_messages(lines, "\n  ")
 
-    def _locate(self, problem: SettingProblem) -> str:
+    def _locate(self, problem: SettingProblem) -> Text:
         """Name the override, or the file and line, that sets what is wrong."""
-        named = [tuple(name.split(".")) for name in DOTTED.findall(problem.message)]
+        text = str(problem.message)
+        named = [tuple(name.split(".")) for name in DOTTED.findall(text)]
         for path in (problem.path, *named):
             for key, option in self.overrides.items():
                 if key == path or (len(path) > 1 and key[: len(path)] == path[: len(key)]):
                     return option
-        if step := STEP.search(problem.message):
+        if step := STEP.search(text):
             headings = re.finditer(STEP_HEADING, self.text, re.MULTILINE)
             match = next(itertools.islice(headings, int(step[1]) - 1, None), None)
             if match:
@@ -177,20 +179,26 @@ def explain(error: ValidationError, root: type[Section]) -> list[SettingProblem]
 
 def _explain_setting(
     path: tuple[str, ...], items: Sequence[Mapping[str, Any]], root: type[Section]
-) -> str:
+) -> Text:
     setting = ".".join(path)
     for item in items:
         if item["type"] == "extra_forbidden":
             section = _locate(item["loc"], root)[1]
             return f"{setting} is not a setting{_suggest_setting(path[-1], section, root)}"
         if item["type"] == "value_error":
-            return "; ".join(str(item["ctx"]["error"]) for item in items if "error" in item["ctx"])
+            errors = (other["ctx"].get("error") for other in items)
+            return join_messages(_get_message(error) for error in errors if error is not None)
     entries = [(_find_index(item["loc"][len(path) :]), item) for item in items]
     if any(index is not None for index, _ in entries):  # it is a list, and an entry is wrong
         index = max(index for index, _ in entries if index is not None)
         items = [item for place, item in entries if place == index]
         setting = f"{setting}: entry {index + 1}"
     return f"{setting} is {describe_mismatch(items)}"
+
+
+def _get_message(error: ValueError) -> Text:
+    """Return what a validator raised, with its parts."""
+    return error.args[0] if isinstance(error.args[0], Message) else str(error)
 
 
 def _find_index(loc: Sequence[int | str]) -> int | None:

@@ -15,7 +15,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Option, Text, UserError, join_messages
 from slipstream.base.run_names import OUT, find_run, is_run
 from slipstream.base.storage import is_url, parse_path, read_verified, refuse_url
 from slipstream.config.base import OptionText, Section, to_plain
@@ -36,7 +36,7 @@ TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zi
 """Endings of files that are data and not settings"""
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs", "prepare")
 """Settings of `[data]` that follow from a pre-trained encoder"""
-COPY_FIX = "set out to one (--out), and copy the run afterwards: slipstream copy RUN"
+COPY_FIX = "set out to one (" + Option("out") + "), and copy the run afterwards:"
 PATHS = (("data", "path"), ("data", "labels"))
 """Settings that name files and folders to read"""
 ENCODER = (("train", "init_from"),)
@@ -63,7 +63,8 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     origin = Origin(name, text, dict(_apply_override(settings, text) for text in overrides))
     _map_paths(settings, _make_absolute)
     _map_join_paths(settings, _make_absolute)
-    refuse_url(settings.get("out", OUT), "a run is trained in a folder of this machine", COPY_FIX)
+    where = "a run is trained in a folder of this machine"
+    refuse_url(settings.get("out", OUT), where, COPY_FIX, Command("copy", "RUN"))
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
@@ -113,7 +114,7 @@ def replace_settings(
     try:
         changed = Config.model_validate(result)
     except ValidationError as error:
-        raise UserError("; ".join(problem.message for problem in explain(error, Config))) from None
+        raise UserError(join_messages(one.message for one in explain(error, Config))) from None
     if not reset_engine:
         _keep_notes(config, changed)
     return changed
@@ -239,15 +240,15 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
     settings.setdefault("name", name or "run")
 
-    def resolve(name: str) -> str:
-        if is_url(name):
-            return name
-        beside = path.resolve().parent / name
-        return str(beside if _exists(beside) or not _exists(Path(name)) else Path(name))
+    def resolve(each: str) -> str:
+        if is_url(each):
+            return each
+        beside = path.resolve().parent / each
+        return str(beside if _exists(beside) or not _exists(Path(each)) else Path(each))
 
-    def resolve_run(name: str) -> str:
-        beside = path.resolve().parent / name
-        return str(beside) if is_run(beside) else name
+    def resolve_run(each: str) -> str:
+        beside = path.resolve().parent / each
+        return str(beside) if is_run(beside) else each
 
     _map_paths(settings, resolve)
     _map_join_paths(settings, resolve)
@@ -272,7 +273,7 @@ def _map_paths(
 ) -> None:
     """Change these paths in the settings; the names of embedded data sets stay."""
 
-    def change_path(value: Any) -> Any:
+    def map_one(value: Any) -> Any:
         is_path = isinstance(value, str) and value and not value.startswith(SIMULATED)
         return change(value) if is_path else value
 
@@ -281,7 +282,7 @@ def _map_paths(
         if isinstance(values, dict) and key in values:
             value = values[key]
             is_list = isinstance(value, (list, tuple))
-            mapped = [change_path(entry) for entry in value] if is_list else change_path(value)
+            mapped = [map_one(one) for one in value] if is_list else map_one(value)
             settings[section] = values | {key: mapped}
 
 
@@ -344,8 +345,8 @@ def _read_encoder(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise UserError(f"{path}: has no [data] or no [model]; it is not the config of a run")
     if ":" in str(model.get("kind")):  # a run from elsewhere must not name a module to import
         raise UserError(
-            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes a '
-            "run of slipstream pretrain"
+            f'{path}: model.kind = "{model["kind"]}" is not an encoder; train.init_from takes '
+            "a run of " + Command("pretrain")
         )
     data = {key: value for key, value in data.items() if key in ENCODER_SETTINGS}
     if (folder / "model").is_dir():
@@ -371,7 +372,7 @@ def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
-def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], str]:
+def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], Text]:
     """Apply one override; return its setting and the option or argument that it comes from."""
     origin = override.option if isinstance(override, OptionText) else "overrides"
     dotted, equals, text = override.partition("=")

@@ -159,7 +159,7 @@ class Model(Section):
     hidden: Width | Sizes = 128
     """Width of each layer, or a list with one width per layer."""
     layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] = 2
-    """Number of layers; with a list in `hidden` it follows from that."""
+    """Number of layers; leave it out if `hidden` is a list."""
     bidirectional: bool = False
     """LSTM and GRU: read the window in both directions."""
     layer_norm: bool = False
@@ -167,13 +167,12 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of activations dropped between layers during training."""
     patch: Count = 1
-    """Rows that make one token, of every kind but mlp and linear: 16 means 16 times fewer time
-    steps."""
+    """Rows per token, for every kind but mlp and linear: 16 means 16 times fewer time steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
-    """How a sequence becomes one vector, of every kind but mlp and linear."""
+    """How a sequence is reduced to one vector, for every kind but mlp and linear."""
     normalize: Literal["none", "last", "window"] = "none"
-    """Per window: subtract its last row, or its mean and divide by its deviation; undone on the
-    output."""
+    """Per window: `"last"` subtracts the last row; `"window"` subtracts the mean and divides by the
+    standard deviation. Undone on the output."""
     heads: Annotated[int, Field(ge=1, le=1_024)] = 4
     """Transformer: attention heads."""
     positions: Literal["learned", "sinusoidal"] = "learned"
@@ -187,9 +186,9 @@ class Model(Section):
     token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""
 
     output_range: Interval | None = None
-    """Limits of the predictions, lowest and highest, in the units of the data: `[0, 100]`. What the
-    model predicts beyond them becomes the limit, in scores, predictions, quantiles and intervals;
-    the loss sees the model's own output, so that it still learns there."""
+    """Limits of the predictions, lowest and highest, in the units of the data: `[0, 100]`.
+    Predictions are clipped to them, in scores, predictions, quantiles and intervals. The loss uses
+    the unclipped output, so that its gradient does not vanish there."""
 
     @property
     def spec(self) -> ModelSpec:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from slipstream import config as configs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.base.text import find_nearest
 from slipstream.config import Config, Range
 
@@ -57,11 +57,11 @@ def check_config(config: Config) -> None:
         (
             "engine.data_parallel",
             config.engine.data_parallel > 1,
-            "GPUs train different trials: search with --workers auto",
+            "GPUs train different trials: search with " + Option("workers", "auto"),
         ),
     ):
         if is_set:
-            raise UserError(f"{name} is not supported in a search; {fix}")
+            raise UserError(f"{name} is not supported in a search", fix=fix)
 
 
 def make_default_space(config: Config) -> dict[str, Any]:

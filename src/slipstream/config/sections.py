@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from slipstream.base.errors import Option
 from slipstream.base.text import holds_secret
 from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, match_pattern
 from slipstream.config.data import Data
@@ -91,14 +92,14 @@ HIGHEST_ORDER = {"savgol": 5, "butterworth": 10}
 
 
 class Predict(Section):
-    """What happens to predictions; it can still be changed when a trained model is used."""
+    """Post-processing of predictions; it can be changed on a trained run."""
 
     filter: PredictFilter = PredictFilter()
     """A filter, as in `{ kind = "ema", rows = 10 }`; `"none"` removes it."""
 
 
 class Follow(Section):
-    """Sends what the run logs to a tracker, by a process of its own."""
+    """Send the log of a run to a tracker, from a separate process."""
 
     to: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Tracker; each needs the extra of its name."""
@@ -242,7 +243,7 @@ class Config(Section):
             what = "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
             raise ValueError(
                 f"{setting} is for one model, and {what} trains several, which are faster side by "
-                f"side: train with --workers, {way_out}"
+                "side: train with " + Option("workers") + f", {way_out}"
             )
         if self.train.state == "carried":
             raise ValueError(

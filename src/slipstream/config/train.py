@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
+from slipstream.base.errors import Command
 from slipstream.config.base import (
     CLASS_LOSSES,
     MAX_MODELS,
@@ -50,9 +51,9 @@ class Train(Section):
     quantiles: Annotated[
         tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=1_000)
     ] = (0.1, 0.5, 0.9)
-    """Levels for the quantile loss, in increasing order. Predicted quantiles are sorted, since
-    those of a network may cross. The point prediction is the median; without 0.5 among the levels
-    it is interpolated between those around it (of 0.1 and 0.9: their mean)."""
+    """Levels for the quantile loss, in increasing order. Predicted quantiles are sorted, since a
+    network's quantiles may cross. The point prediction is the median; without the level 0.5 it is
+    interpolated between the nearest levels (for 0.1 and 0.9: their mean)."""
     huber_delta: PositiveOrInf = 1.0
     """Error at which the Huber loss turns from quadratic to linear, in scaled units."""
     focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
@@ -60,9 +61,9 @@ class Train(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """For classes: the fraction of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] | Weights = "none"
-    """For classes: weights in the loss; `"balanced"` weighs rare classes more, by the training
-    windows (of the first fold, where there are several); a list is in the order of the classes. It
-    shifts the probabilities too."""
+    """For classes: weights in the loss; `"balanced"` gives rare classes more weight, by the
+    training windows (with several folds, of the first); a list is in the order of the classes.
+    Weights also shift the predicted probabilities."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimizer."""
     lr: PositiveFloat = 1e-3
@@ -90,8 +91,8 @@ class Train(Section):
     restart_growth: Annotated[int, Field(ge=1, le=1_000)] = 2
     """restarts: factor by which each cycle is longer than the one before."""
     batch: Annotated[int, Field(ge=1, le=2**24)] | Literal["auto"] = 256
-    """Windows in one forward pass; `"auto"` takes the largest that fits and increases
-    throughput."""
+    """Windows in one forward pass; `"auto"` doubles it as long as it fits into memory and
+    throughput grows."""
     accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Forward passes in one step: the effective batch is `batch` times this."""
     epochs: Count = 50
@@ -102,12 +103,12 @@ class Train(Section):
     """Stop after this many validations without improvement."""
     exploit_epochs: CountOrZero = 0
     """Epochs at a low learning rate after `patience` has run out, from the best weights so far and
-    with a new optimizer state; 0 is none. They come on top of `epochs`, and all of them are
-    trained. The best weights of both phases are the model."""
+    with a new optimizer state; 0 turns this off. They are added to `epochs`, without early
+    stopping. The model has the best weights of both phases."""
     exploit_lr: PositiveFloat = 1e-5
     """Learning rate at the start of these epochs."""
     exploit_lr_min: NonNegative = 1e-7
-    """Learning rate at their end; it falls along a cosine."""
+    """Learning rate at the end of these epochs; it falls along a cosine."""
     min_delta: NonNegative = 0.0
     """An improvement is a validation loss lower than the best by more than this."""
     validate_every: Count = 1
@@ -116,31 +117,32 @@ class Train(Section):
     """Validation metric for early stopping and the best weights: the training loss, or an error of
     the point prediction in standardised units."""
     minutes: PositiveOrInf | None = None
-    """Stop training after this time, also in mid-epoch; a run resumed with more continues there.
-    Where the time ends before the epochs do, warm-up and cosine follow the time: the learning rate
-    reaches its end when the time does, and the result depends on the speed of the machine."""
+    """Stop training after this time, also in mid-epoch; a run that is resumed with more minutes
+    continues there. If the time ends before the epochs, warm-up and cosine follow the time, so that
+    the learning rate reaches its final value when the time is up; the result then depends on the
+    speed of the machine."""
     repeats: Annotated[int, Field(ge=1, le=MAX_MODELS)] = 1
     """Number of models to train, from the seeds `seed`, `seed + 1` and so on. The one with the
     lowest validation loss is the run's model; all of them form an ensemble."""
     state: Literal["windows", "carried"] = "windows"
-    """LSTM and GRU: the state that a window begins with, in training, scores and predictions.
-    `"windows"`: zero. `"carried"`: what the rows before it have left; it is zero at the start of a
+    """LSTM and GRU: the initial state of a window, in training, scores and predictions.
+    `"windows"`: zero. `"carried"`: the state after the rows before it; zero at the start of a
     series and after a gap. Training then reads each series in chunks of `data.context` rows,
-    `batch` pieces side by side, and the gradient ends at the start of a chunk (truncated
+    `batch` streams in parallel, and the gradient ends at the start of a chunk (truncated
     backpropagation through time)."""
     order_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the order of batches, if not `seed`. Repeats then see the same batches and differ
     only by initial weights and dropout."""
     init_from: str | None = None
     """A run of `slipstream pretrain` whose encoder this run starts from. Settings of `[model]` that
-    are left out come from there, and inputs are scaled as they were there."""
+    are left out are taken from that run, and inputs are scaled as in it."""
     freeze_epochs: CountOrZero = 10
     """With `init_from`: epochs at the start in which the encoder is frozen."""
     encoder_lr: PositiveFloat = 0.3
     """With `init_from`: the encoder's learning rate afterwards, as a multiple of `lr`."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With `init_from`: factor of that rate from each layer of the encoder to the one below it; 1
-    trains all alike."""
+    trains all layers at the same rate."""
 
     @property
     def max_epochs(self) -> int:
@@ -283,7 +285,7 @@ LAYER_WORDS = {
 
 
 class Engine(Section):
-    """How training runs; results do not depend on it, beyond rounding."""
+    """How training runs; results are the same within rounding."""
 
     plan: Literal["cached", "measure", "off"] = "cached"
     """Choose by timing real steps: once per machine and shape, every time, or not at all (rules of
@@ -323,9 +325,9 @@ class Engine(Section):
     sync: bool = False
     """Synchronise with the device after every step, as loops with `.item()` do."""
     data_parallel: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Processes that train one model together, each on a GPU of its own, or on a CPU: each computes
-    its share of every batch, and the gradients are added up once a step. Pays only where a share of
-    the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
+    """Number of processes that train one model together, each on its own GPU, or on a CPU: each
+    computes a part of every batch, and one all-reduce per step adds up the gradients. Pays only if
+    a part of the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
     threads: Annotated[int, Field(ge=1, le=1_024)] | Literal["auto"] = "auto"
     """CPU threads for one operation (torch, OMP and MKL alike)."""
     workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
@@ -435,7 +437,8 @@ class Tune(Section):
     trained and scaled on earlier rows only. The trial's score is their mean. The device holds a
     copy of the series for each."""
     parallel: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
-    """Trials in training at a time. More train faster, but the sampler knows less about each."""
+    """Trials in training at a time. With more, the search is faster, but the sampler knows fewer
+    results when it proposes a trial."""
     retrain: Annotated[int, Field(ge=0, le=1_000)] = 5
     """Number of best trials to retrain from other seeds, together with the original settings."""
     retrain_seeds: Annotated[int, Field(ge=2, le=1_000)] = 3
@@ -467,7 +470,7 @@ def _parse_entry(name: str, value: Any) -> Any:
         try:
             return Range.model_validate(value)
         except ValidationError as error:
-            problems = [problem.message for problem in explain(error, Range)]
+            problems = [str(problem.message) for problem in explain(error, Range)]
             unknown = [message for message in problems if "is not a setting" in message]
             raise ValueError(f"{where}: {'; '.join(unknown or problems)}") from None
     if isinstance(value, (Range, list, tuple)) and value:
@@ -478,7 +481,7 @@ def _parse_entry(name: str, value: Any) -> Any:
     )
 
 
-PRETRAIN_OVERRIDE = OptionText("train.objective=masked", "slipstream pretrain")
+PRETRAIN_OVERRIDE = OptionText("train.objective=masked", Command("pretrain"))
 """The override that turns any config into one of pre-training"""
 DEFAULTS: dict[str, dict[str, Any]] = {
     "data": {"split": {"train": 0.9, "val": 0.1}},
@@ -511,8 +514,8 @@ class Pretrain(Section):
     """Rows of a patch. The offset of the grid of patches varies between windows, where the context
     leaves room."""
     ratio: Fraction = 0.15
-    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, and the
-    same number in every window."""
+    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, the same
+    number in every window."""
     variance: NonNegative = 0.0
     """Weight of a penalty against collapse, when the encoder maps all windows of a batch to the
     same vector: the mean of relu(1 - standard deviation) over its units. 0.1 is usual."""

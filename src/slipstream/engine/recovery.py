@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from slipstream.base import machine
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import ResumableError, Text, UserError
 from slipstream.config import Config, Signature
 from slipstream.config.errors import format_value
 from slipstream.models.shapes import count_parameters
@@ -40,7 +40,7 @@ def explain_shortage(error: BaseException) -> str:
 
 
 @contextmanager
-def explain_out_of_memory(more: str = "") -> Iterator[None]:
+def explain_out_of_memory(more: Text = "") -> Iterator[None]:
     """Turn memory that runs out into a UserError that says what to lower; `more` is another way."""
     try:
         yield
@@ -53,7 +53,7 @@ def explain_out_of_memory(more: str = "") -> Iterator[None]:
         f"out of memory ({why}); {machine.get_available_memory() / 1e9:.1f} GB are left to this "
         "process: end other programs, raise its limit (ulimit -v, or the container's), or lower "
         "what it needs: engine.threads = 1, engine.workers = 0, a smaller train.batch, fewer "
-        f'columns in data.inputs, or Parquet files with engine.home = "stream"{more}'
+        'columns in data.inputs, or Parquet files with engine.home = "stream"' + more
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from torch import nn
 
 from slipstream import __version__, runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.base.run_names import EXPORT_FILE
 from slipstream.base.storage import compute_sha256
 from slipstream.exporting.formats import (
@@ -80,7 +80,7 @@ def export_run(
         write = chosen.load_writer()
     except ModuleNotFoundError as error:
         raise UserError(
-            f'--to {to} needs the package {error.name}: pip install "slipstream[onnx]"'
+            Option("to", to) + f' needs the package {error.name}: pip install "slipstream[onnx]"'
         ) from None
     data, interface = load_verification_data(trained, options.data), make_interface(portable)
     source = ExportSource(
@@ -168,7 +168,9 @@ def refuse_folder(folder: Path, *, force: bool) -> None:
         raise UserError(f"{folder}: is not empty, and no export; name another folder")
     if not force:
         raise UserError(
-            f"{folder}: holds an export; pass --force to replace it, or name another folder"
+            f"{folder}: holds an export; pass "
+            + Option("force", True)
+            + " to replace it, or name another folder"
         )
 
 

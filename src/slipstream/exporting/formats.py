@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.base.text import find_nearest, format_count
 from slipstream.config import Model, Signature
 from slipstream.config.prepare import name_step
@@ -405,7 +405,7 @@ def find_format(name: str) -> ExportFormat:
         return FORMATS[name]
     nearest = find_nearest(name, FORMATS)
     hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(FORMATS)}"
-    raise UserError(f'--to: there is no format "{name}"; {hint}')
+    raise UserError(Option("to") + f': there is no format "{name}"; {hint}')
 
 
 def refuse_settings(name: str, settings: Iterable[str]) -> None:
@@ -413,8 +413,8 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
     for setting in settings:
         if setting not in FORMATS[name].settings:
             others = [key for key, other in FORMATS.items() if setting in other.settings]
-            owner = f"is for --to {' or '.join(others)}" if others else "is no option"
-            raise UserError(f"--{setting.replace('_', '-')} {owner}; remove it")
+            owner = "is for " + Option("to", " or ".join(others)) if others else "is no option"
+            raise UserError(Option(setting.replace("_", "-")) + " " + owner, fix="remove it")
 
 
 def refuse_unsupported(name: str, run: PortableRun) -> None:
@@ -423,8 +423,10 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
     if run.signature.state == "carried" and chosen.why_no_state:
         others = [key for key, other in FORMATS.items() if not other.why_no_state]
         raise UserError(
-            f'{run.run.folder}: was trained with train.state = "carried", which --to {name} does '
-            f"not hold: {chosen.why_no_state}; use --to {' or '.join(others)}"
+            f'{run.run.folder}: was trained with train.state = "carried", which '
+            + Option("to", name)
+            + f" does not hold: {chosen.why_no_state}; use "
+            + Option("to", " or ".join(others))
         )
     for member in run.members:
         model = member.first.config.model
@@ -432,7 +434,9 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
             others = [key for key, other in FORMATS.items() if other.holds(model)]
             what = "a class of your own" if model.is_custom else f'"{model.kind}"'
             what += "" if model.is_custom else f": {load_kind(model).why_no_c}"
-            hint = f"; use --to {' or '.join(others)}" if others else ""
             raise UserError(
-                f"{member.run.folder}: --to {name} does not know model.kind = {what}{hint}"
+                f"{member.run.folder}: "
+                + Option("to", name)
+                + f" does not know model.kind = {what}",
+                fix="use " + Option("to", " or ".join(others)) if others else None,
             )

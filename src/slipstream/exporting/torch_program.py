@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from torch.overrides import TorchFunctionMode
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.data import windows
 from slipstream.data.scaler import Scaler
 from slipstream.exporting.formats import ExportSource, Interface, Runner, WrittenExport, to_inputs
@@ -324,14 +324,16 @@ def write_own_class(source: ExportSource, path: Path) -> None:
             )
     except ModuleNotFoundError as error:
         raise UserError(
-            f"--to onnx needs the package {error.name} for a network of your own: pip install "
+            Option("to", "onnx")
+            + f" needs the package {error.name} for a network of your own: pip install "
             '"slipstream[onnx]"'
         ) from None
     except Exception as error:  # torch's own kinds of errors
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         kind = source.run.first.config.model.kind
         raise UserError(
-            f'model.kind = "{kind}": PyTorch cannot write it as ONNX: {reason}; use --to torch'
+            f'model.kind = "{kind}": PyTorch cannot write it as ONNX: {reason}; use '
+            + Option("to", "torch")
         ) from error
     assert exported is not None
     model = exported.model_proto

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import DATA_FILE, Option, UserError
 from slipstream.base.statistics import select_median
 from slipstream.data.dataset import Dataset
 from slipstream.data.scaler import Scaler
@@ -70,15 +70,18 @@ def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
             trained.run,
             trained.first.config,
             data,
-            "an export is verified on windows before it is written: pass rows with the same "
-            "columns with --data FILE",
+            (
+                "an export is verified on windows before it is written: pass rows with the same "
+                "columns with " + DATA_FILE
+            ),
         )
         try:
             datasets, which = load_own_sets(trained.members), OWN_SET
         except UserError as error:
             raise UserError(
-                f"{error}\nAn export is verified on windows before it is written: on those of the "
-                "run's test set, or on new rows with the same columns (--data FILE)"
+                error.message
+                + "\nAn export is verified on windows before it is written: on those of the run's "
+                "test set, or on new rows with the same columns (" + DATA_FILE + ")"
             ) from None
     bound = trained.bind(datasets, [which])
     joint, fold = bound.dataset, bound.folds[-1]
@@ -401,8 +404,9 @@ class ErrorComparison:
         """Return both errors; refuse an export whose error is larger by more than this share."""
         if not self._count:
             raise UserError(
-                "there is no test set to measure the loss of int8 on; export without --int8, or "
-                "where the run's own data are"
+                "there is no test set to measure the loss of int8 on; export without "
+                + Option("int8", True)
+                + ", or where the run's own data are"
             )
         model, export = self.model / self._count, self.export / self._count
         loss = export / model - 1 if model else float(export > 0)
@@ -410,7 +414,7 @@ class ErrorComparison:
             raise UserError(
                 f"the test error grows by {100 * loss:.2g} % (from {model:.4g} to {export:.4g}), "
                 f"which is more than {100 * largest:g} %; nothing was written: export without "
-                "--int8"
+                + Option("int8", True)
             )
         what = "share of wrong classes" if self._signature.classes else "mae over the spread"
         return {
@@ -502,7 +506,7 @@ def verify(
     every = (main, *others.values())
     windows = max(one.windows for one in every)
     if not windows:
-        raise UserError("there are no windows to verify the export on; pass some with --data FILE")
+        raise UserError("there are no windows to verify the export on; pass some with " + DATA_FILE)
     for name, differences in {"the exported files": main, **others}.items():
         differences.refuse(name, differences.windows)
     largest = written.largest_loss

@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import DATA_FILE, Option, UserError
 from slipstream.base.statistics import compute_percentile_interval
 from slipstream.config import Config
 from slipstream.config.errors import format_value
@@ -106,8 +106,8 @@ def load_evaluation(
     dataset, predictors, members = trained.bind(datasets, [which])
     if len(dataset.folds) > len(predictors):
         raise UserError(
-            f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have them "
-            "all, or pass data with --data"
+            f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have "
+            "them all, or pass data with " + Option("data")
         )
     folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
     count = len(folds)
@@ -130,13 +130,19 @@ def _load_datasets(
         options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
         return [one.load_new(data, **options) for one in trained.members]
     if joins:
-        raise UserError("joins are for new data; pass the rows to score as well (--data)")
+        raise UserError(
+            "joins are for new data; pass the rows to score as well (" + Option("data") + ")"
+        )
     runs.require_data(
         trained.run,
         trained.first.config,
         data,
-        "pass the rows to score with --data FILE, or a file with that whole table, of which the "
-        "test set is scored, with --set data.path=FILE",
+        (
+            "pass the rows to score with "
+            + DATA_FILE
+            + ", or a file with that whole table, of which the test set is scored, with "
+            + Option("set", "data.path=FILE")
+        ),
     )
     return load_own_sets(trained.members)
 
@@ -511,7 +517,7 @@ def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
     if dataset.memory is None:
         raise UserError(
             "a stream is scored over whole series, but these stay on disk; pass "
-            "--set engine.home=host"
+            + Option("set", "engine.home=host")
         )
     refusal = explain_refusal(trained)
     with trained.first.plan.flags():

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.storage import compute_sha256, read_verified
 from slipstream.config import Config, Signature
@@ -239,8 +239,8 @@ def _load_member(
     config = load_changed_config(run, overrides)
     if config.model.spec.is_custom:
         raise UserError(
-            f'{run.folder}: model.kind = "{config.model.kind}" is a class of yours, which runs in '
-            "PyTorch only; use slipstream predict"
+            f'{run.folder}: model.kind = "{config.model.kind}" is a class of yours, which '
+            "runs in PyTorch only; use " + Command("predict")
         )
     files = read_verified(run.model)
     signature, scaler = parse_description(files)

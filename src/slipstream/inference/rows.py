@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config, Data, Signature, Split
 from slipstream.data import labels, series, splits
@@ -343,8 +343,8 @@ def _needs_resampling(index: SeriesIndex, signature: Signature, resample: bool) 
     if not resample:
         raise UserError(
             f"the rows are {index.step:g} apart, those that the model was trained on "
-            f"{signature.step:g} (seconds, or the time column's unit); resample them to that step, "
-            "or pass --resample"
+            f"{signature.step:g} (seconds, or the time column's unit); resample them to that "
+            "step, or pass " + Option("resample", True)
         )
     return True
 

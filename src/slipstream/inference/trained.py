@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
@@ -61,8 +61,8 @@ def verify_own_data(
         raise UserError(
             "the data of this run have changed since training: the classes now are "
             f"{', '.join(dataset.signature.classes[:20])}, then "
-            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, pass "
-            "them with --data"
+            f"{', '.join(signature.classes[:20])}; to score the model on them as new data, "
+            "pass them with " + Option("data")
         )
     if any(dataset.left_out.values()) and "left_out" not in files.read_origin(run):
         note = (
@@ -82,7 +82,7 @@ def verify_own_data(
             raise UserError(
                 f'the data of this run have changed since training: column "{name}" now has '
                 f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
-                "the model on them as new data, pass them with --data"
+                "the model on them as new data, pass them with " + Option("data")
             )
     if has_changed(run, config, dataset):
         note = (
@@ -195,7 +195,7 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         if dataset.memory is None and len(members) > 1:
             raise UserError(
                 f"{member.run.folder}: its data are streamed, but an ensemble needs them in "
-                "memory; pass --set engine.home=host"
+                "memory; pass " + Option("set", "engine.home=host")
             )
         result.append(verify_own_data(member.run, member.config, trained, dataset, table))
     return result

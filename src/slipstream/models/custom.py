@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream import config as configs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Message, UserError, Wording
 from slipstream.config import Config, Model
 from slipstream.models.layers import split_future
 from slipstream.models.noise import Noise
@@ -72,14 +72,15 @@ def _list_classes(config: Config) -> set[str]:
     return {kind for kind in (config.model.kind, *map(str, choices)) if ":" in kind}
 
 
-def _format_refusal(kind: str) -> str:
+def _format_refusal(kind: str) -> Message:
     module = kind.partition(":")[0]
     files = list_module_files(module)
     what = " and ".join(files) if files else f'the module "{module}", which is not found here'
     return (
-        f'{KIND} = "{kind}" would run {what}; a run may come from anybody, so look at that first: '
-        "if you trust it, pass --allow-code (in Python allow_code=True), or the config that you "
-        "trained with"
+        f'{KIND} = "{kind}" would run {what}; a run may come from anybody, so look at '
+        "that first: if you trust it, pass "
+        + Wording("--allow-code (in Python allow_code=True)", "allow_code=True")
+        + ", or the config that you trained with"
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.base.run_names import CONFIGS, OUT, find_run, is_run
 from slipstream.base.storage import (
     BLOCK_BYTES,
@@ -363,8 +363,8 @@ def _read_known(target: ObjectPath, identity: str, wanted: dict[str, CopiedFile]
         raise UserError(f"{target}: is the copy of another run of this name; copy elsewhere")
     if LOG in known.files and LOG in wanted and known.files[LOG].bytes > wanted[LOG].bytes:
         raise UserError(
-            f"{target}: is the copy of a later state of this run, which was resumed elsewhere; "
-            f"copy it here: slipstream copy {target}"
+            f"{target}: is the copy of a later state of this run, which was resumed "
+            "elsewhere; copy it here: " + Command("copy", target)
         )
     return known
 
@@ -463,9 +463,9 @@ def copy_run(
 
     Args:
         run: A run, or the URL of a copy, such as s3://bucket/runs/job-20260131T120000Z.
-        to: The place that the run's folder is put into: a URL, such as s3://bucket/runs, or the
-            folder of runs on this machine.
-        show: Is called with the bytes that are copied and those to copy.
+        to: The destination of the run's folder: a URL, such as s3://bucket/runs, or a folder of
+            runs on this machine.
+        show: A function that is called with the bytes copied so far and the bytes in total.
 
     Returns:
         A dict: `run`, `to`, `files` and `bytes` of the whole run, and `copied_files` and

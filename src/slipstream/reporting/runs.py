@@ -827,7 +827,7 @@ def suggest_command(files: RunFiles) -> str | None:
     if files.kind == "probe" and not (run / "encoder").exists():
         return None  # of an encoder that was named on the command line
     if files.kind == "search":
-        return studies.suggest_resume(run, studies.read_storage(run))
+        return str(studies.suggest_resume(run, studies.read_storage(run)))
     if files.kind == "probe":
         return RESUME_PROBE.format(run=run, repeats=make_row(files).repeats)
-    return None if files.kind == "ensemble" else suggest_resume(run)
+    return None if files.kind == "ensemble" else str(suggest_resume(run))

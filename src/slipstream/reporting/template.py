@@ -11,9 +11,8 @@ import jinja2
 from markupsafe import Markup
 
 from slipstream import runs
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import Command, ResumableError, UserError
 from slipstream.base.text import escape_controls, format_number
-from slipstream.reporting.plots.classification import format_time
 from slipstream.reporting.wording import (
     describe_step,
     format_metric,
@@ -21,6 +20,7 @@ from slipstream.reporting.wording import (
     format_plural,
     format_seconds,
     format_step,
+    format_time,
     format_value,
 )
 
@@ -78,10 +78,10 @@ def write_report(page: str, *, of: Path, to: Path) -> Path:
     except OSError as error:
         why = f"{path}: cannot be written ({error.strerror})"
         if error.errno in runs.DISK_FULL:
-            fix = f"make room and draw it again: slipstream report {of}"
-            raise ResumableError(f"{why}; the rest of the run is complete; {fix}") from None
-        fix = f"write it elsewhere: slipstream report {of} --out FOLDER"
-        raise UserError(f"{why}; {fix}") from None
+            fix = "make room and draw it again: " + Command("report", of)
+            raise ResumableError(f"{why}; the rest of the run is complete", fix=fix) from None
+        fix = "write it elsewhere: " + Command("report", of, out="FOLDER")
+        raise UserError(why, fix=fix) from None
     return path
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from slipstream.base.errors import Command, Reader
 from slipstream.base.statistics import BETTER, HIGHER_IS_BETTER, NO_DIFFERENCE, WORSE
 from slipstream.base.text import format_count, format_number
 
@@ -60,6 +61,16 @@ def format_seconds(value: float) -> str:
 
 def format_plural(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
+
+
+def format_time(window: dict[str, Any]) -> str:
+    """Format the time of a window, or its row number."""
+    if window["time"] is None:
+        return f"row {window['row']:,}"
+    if isinstance(window["time"], str):
+        day, _, hour = window["time"].partition("T")
+        return day if hour == "00:00:00.000000" else f"{day} {hour[:8]}"
+    return f"{window['time']:.10g}"
 
 
 def format_moment(value: float, is_date: bool) -> str:
@@ -601,7 +612,7 @@ def describe_settings(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{short[name]} {format_value(value)}" for name, value in params.items())
 
 
-def describe_search_verdict(summary: Mapping[str, Any]) -> str:
+def describe_search_verdict(summary: Mapping[str, Any], reader: Reader = "terminal") -> str:
     """State how much better the chosen settings are than the defaults, given seed noise."""
     comparison, best = summary["comparison"], summary["best"]
     if comparison is None:
@@ -610,7 +621,7 @@ def describe_search_verdict(summary: Mapping[str, Any]) -> str:
             f"{format_number(best['value'])}."
         )
         if summary.get("pending"):
-            resume = f"slipstream tune --resume {summary['run']}"
+            resume = Command("tune", resume=summary["run"]).render(reader)
             return f"{lowest} The search is not complete: {summary['pending']}; resume: {resume}"
         wanted = summary.get("retraining", {}).get("of_trials")
         reason = "tune.minutes left no time" if wanted else "tune.retrain = 0"

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Message, Option, Text, UserError, Wording
 from slipstream.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ CHANGEABLE_ON_RESUME = {
     *("engine.async_checkpoints", "engine.monitor", "follow.to", "follow.out", "follow.project"),
 }
 """Settings that may change when a run is resumed"""
-SAME_ROWS = "pass the same rows again: --set data.path=FILE (in Python data=TABLE)"
+SAME_ROWS = Wording(
+    "pass the same rows again: --set data.path=FILE (in Python data=TABLE)", "pass data=TABLE"
+)
 """What to do about a run whose data came from Python, where it needs them as they were"""
 
 
@@ -72,7 +74,7 @@ def load_config(
     if trained_with is not None:
         _refuse_changes(run, text, trained_with, CHANGEABLE_ON_RESUME if intact else ())
     elif intact is False:
-        raise UserError(f"{path}: was changed since the run began; {_suggest_fix(run)}")
+        raise UserError(f"{path}: was changed since the run began", fix=_suggest_fix(run))
     return configs.load(path, overrides)
 
 
@@ -92,24 +94,27 @@ def _refuse_changes(run: Run, now: str, then: str, may_change: Iterable[str]) ->
     ]
     if changed:
         raise UserError(
-            f"{path}: was changed since the run was trained ({'; '.join(changed)}); "
-            f"{_suggest_fix(run)}"
+            f"{path}: was changed since the run was trained ({'; '.join(changed)})",
+            fix=_suggest_fix(run),
         )
 
 
-def _suggest_fix(run: Run) -> str:
+def _suggest_fix(run: Run) -> Message:
     return (
-        "undo that, and pass other settings with --set, or train a new run: slipstream train "
-        f"{run.folder / 'config.toml'}"
+        "undo that, and pass other settings with "
+        + Option("set")
+        + ", or train a new run: "
+        + Command("train", run.folder / "config.toml")
     )
 
 
-def require_data(run: Run, config: Config, data: Any, way_out: str) -> None:
+def require_data(run: Run, config: Config, data: Any, fix: Text) -> None:
     """Refuse a run that was trained on a table from Python, unless its data are passed again."""
     if data is None and not config.data.paths:
         raise UserError(
             f"{run.folder}: was trained on a table that was passed from Python, not on files that "
-            f"could be read again; {way_out}"
+            "could be read again",
+            fix=fix,
         )
 
 

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.run_names import find_run
 from slipstream.base.storage import MANIFEST, compute_sha256
 from slipstream.base.text import mask_argument
@@ -197,7 +197,7 @@ def _explain_failure(out: str, error: OSError) -> Exception:
         return UserError(f"out = {out!r}: is not a folder")
     return UserError(
         f"out = {out!r}: cannot create a folder there ({error.strerror}); choose another "
-        "with --set out=FOLDER"
+        "with " + Option("set", "out=FOLDER")
     )
 
 

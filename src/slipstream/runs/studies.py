@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Message, Option, UserError
 from slipstream.runs.folder import Run
 from slipstream.runs.log import parse_line
 
@@ -26,7 +26,7 @@ def find_path(url: str) -> Path:
     if name.startswith("///"):  # as in the URL of a SQLite file
         name = name[2:]
     if not name or name.startswith("//"):
-        raise UserError(f"--storage {url}: names no file; use journal:/shared/study.log")
+        raise UserError(Option("storage", url) + ": names no file; use journal:/shared/study.log")
     return Path(name).expanduser().resolve()
 
 
@@ -52,18 +52,18 @@ def find_storage(stated: str) -> str | None:
     return os.environ.get(ENV_VARIABLE) or None
 
 
-def suggest_resume(folder: Path, storage: str | None) -> str:
+def suggest_resume(folder: Path, storage: str | None) -> Command:
     """Return the command that resumes a search whose study is in `storage`, None for its folder."""
-    command = f"slipstream tune --resume {folder}"
+    command = Command("tune", resume=folder)
     if storage is None or find_storage(storage):
         return command
-    return f"{command} --storage {f'{PREFIX}FILE' if is_journal(storage) else 'URL'}"
+    return command.add(storage=f"{PREFIX}FILE" if is_journal(storage) else "URL")
 
 
-def explain_missing(folder: Path, stated: str) -> str:
+def explain_missing(folder: Path, stated: str) -> Message:
     """Say how to resume a search whose storage has to be named."""
     how = f"; with the same password, set {ENV_VARIABLE}, or"
     if is_journal(stated):
         how = ", which does not exist here; if it was moved,"
     command = suggest_resume(folder, stated)
-    return f"{folder}: its study is in {stated}{how} resume with: {command}"
+    return f"{folder}: its study is in {stated}{how} resume with: " + command

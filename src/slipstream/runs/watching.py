@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from slipstream.base.errors import Command
 from slipstream.runs.files import to_json
 from slipstream.runs.folder import Run
 
@@ -71,9 +72,9 @@ def start_follower(run: Run, settings: FollowSettings) -> None:
         options += ["--out", str(Path(settings.out).absolute()) if is_folder else settings.out]
     if find_spec(EXTRAS[settings.to]) is None:
         run.warn(
-            f'follow.to = "{settings.to}": {EXTRAS[settings.to]} is missing, so that nothing is '
-            f"sent; pip install 'slipstream[{settings.to}]', then: slipstream follow {run.folder} "
-            f"--to {settings.to}"
+            f'follow.to = "{settings.to}": {EXTRAS[settings.to]} is missing, so that nothing '
+            f"is sent; pip install 'slipstream[{settings.to}]', then: "
+            + str(Command("follow", run.folder, to=settings.to))
         )
         return
     try:

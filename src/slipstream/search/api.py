@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import machine
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import Interrupted, Message, Option, ResumableError, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.rank import find_place
 from slipstream.base.run_names import is_run
@@ -68,8 +67,8 @@ def tune(
     timer = timer or PhaseTimer()
     if find_place() is not None:
         raise UserError(
-            "torchrun starts processes that train one model together, and each of them would make "
-            "a search of its own: start it without torchrun, with --workers N"
+            "torchrun starts processes that train one model together, and each of them would "
+            "make a search of its own: start it without torchrun, with " + Option("workers", "N")
         )
     if model is not None:
         overrides = (*overrides, f"model.kind={custom.format_class_path(model)}")
@@ -119,8 +118,8 @@ def _load_resumed_config(
     is_logged = any(event["event"] == "start" for event in runs.read_events(run))
     if is_logged or (run.folder / "model").exists():  # an export of a run has no log
         raise UserError(
-            f"{run.folder}: is a training run, not a search; resume with: "
-            f"{runs.suggest_resume(run.folder)}"
+            f"{run.folder}: is a training run, not a search",
+            fix="resume with: " + runs.suggest_resume(run.folder),
         )
     return settings
 
@@ -178,21 +177,21 @@ def _count_done(study: TimedStudy) -> int:
 @contextmanager
 def _explain_resume(run: Run, launcher: Launcher) -> Iterator[None]:
     """Add the command that resumes the search to whatever error stopped it."""
-    advice = f"resume with: {studies.suggest_resume(run.folder, launcher.storage)}"
+    fix = "resume with: " + studies.suggest_resume(run.folder, launcher.storage)
     try:
         yield
     except Interrupted as stop:
-        raise Interrupted(f"{stop}; {advice}", signal_number=stop.signal_number) from None
-    except ResumableError as error:  # a test run gives the advice for itself alone
-        message = re.sub(r"(?s);[^;]*resume with: .*", "", str(error))
+        raise Interrupted(stop.reason, signal_number=stop.signal_number, fix=fix) from None
+    except ResumableError as error:
+        message = error.reason  # a test run's fix is for itself alone
     except StorageInternalError as error:
-        message = str(make_storage_error(launcher.get_storage_url(run), error))
+        message = make_storage_error(launcher.get_storage_url(run), error).message
     except OSError as error:
-        message = f"{run.folder}: the search had to stop ({error})"
-        advice = f"free some space, or correct what else failed, and {advice}"
+        message = Message(f"{run.folder}: the search had to stop ({error})")
+        fix = "free some space, or correct what else failed, and " + fix
     else:
         return
-    raise ResumableError(f"{message}; {advice}")
+    raise ResumableError(message, fix=fix)
 
 
 def count_parallel_trials(config: Config, device: str, num_workers: int = 1) -> int:

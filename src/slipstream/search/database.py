@@ -14,7 +14,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from sqlalchemy import exc
 
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.text import mask_secrets, mask_url
 
 
@@ -27,9 +27,10 @@ def parse_url(url: str) -> sqlalchemy.URL:
     # an unescaped @ ends the password too early
     if address is None or "@" in (address.host or ""):
         raise UserError(
-            f"--storage {mask_url(url)}: is not the URL of a database; use journal:FILE, "
-            "sqlite:///FILE or postgresql://USER@HOST:PORT/DATABASE with a numeric PORT; in "
-            "a name or a password, write @ : / ? % as %40 %3A %2F %3F %25"
+            Option("storage", mask_url(url))
+            + ": is not the URL of a database; use journal:FILE, sqlite:///FILE or "
+            "postgresql://USER@HOST:PORT/DATABASE with a numeric PORT; in a name or a "
+            "password, write @ : / ? % as %40 %3A %2F %3F %25"
         )
     if address.drivername in ("postgresql", "postgres"):
         return address.set(drivername="postgresql+psycopg2")
@@ -43,8 +44,9 @@ def refuse_in_memory(url: str) -> None:
     in_memory = not name or ":memory:" in name or address.query.get("mode") == "memory"
     if in_memory and address.get_backend_name() == "sqlite":
         raise UserError(
-            f"--storage {mask_url(url)}: is a database in memory, which other workers cannot see "
-            "and which ends with this process; name a file: sqlite:///FILE"
+            Option("storage", mask_url(url))
+            + ": is a database in memory, which other workers cannot see and which ends with "
+            "this process; name a file: sqlite:///FILE"
         )
 
 
@@ -103,7 +105,9 @@ def open_storage(url: str, heartbeat: tuple[int, int] = HEARTBEAT) -> RDBStorage
                 raise _make_open_error(url, error) from None
             time.sleep(0.2 * attempt)  # another process creates the same tables
         except RuntimeError as error:  # from Optuna: the tables have another version
-            raise UserError(f"--storage {mask_url(url)}: {mask_secrets(str(error), url)}") from None
+            raise UserError(
+                Option("storage", mask_url(url)) + f": {mask_secrets(str(error), url)}"
+            ) from None
         except Exception as error:  # drivers raise anything for the options of a URL
             raise _make_open_error(url, error) from None
     if backend == "sqlite":  # readers do not wait for writers in WAL mode
@@ -147,7 +151,9 @@ def _make_driver_error(url: str, address: sqlalchemy.URL) -> UserError:
     fix = "use sqlite:///FILE or postgresql://..."
     if kind == "postgresql":
         fix = "install it with: pip install 'slipstream[postgres]'"
-    return UserError(f"--storage {mask_url(url)}: the driver for {kind} is not installed; {fix}")
+    return UserError(
+        Option("storage", mask_url(url)) + f": the driver for {kind} is not installed; {fix}"
+    )
 
 
 def _make_open_error(url: str, error: Exception) -> Exception:
@@ -156,6 +162,7 @@ def _make_open_error(url: str, error: Exception) -> Exception:
     if "disk is full" in reason:
         return ResumableError(f"{mask_url(url)}: {reason}; free some space")
     return UserError(
-        f"--storage {mask_url(url)}: cannot open the database ({reason}); check that the server is "
-        "running and that this user may write to it"
+        Option("storage", mask_url(url))
+        + f": cannot open the database ({reason}); check that the server is running and "
+        "that this user may write to it"
     )

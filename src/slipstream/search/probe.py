@@ -7,7 +7,6 @@ labels; other labels would be another question.
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,14 @@ from typing import Any
 from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.base import statistics as stats
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import (
+    SAME_COMMAND,
+    Interrupted,
+    Option,
+    ResumableError,
+    UserError,
+    Wording,
+)
 from slipstream.config import Config
 from slipstream.reporting.wording import beats_majority, describe_probe
 from slipstream.runs import Event
@@ -62,7 +68,9 @@ def probe(
     started_at = time.perf_counter()
     run = None if run is None else runs.find_run(run, kinds=("pretrain",))
     if seeds < 2:
-        raise UserError(f"--seeds is {seeds}; an interval takes at least 2, and 10 are usual")
+        raise UserError(
+            Option("seeds") + f" is {seeds}; an interval takes at least 2, and 10 are usual"
+        )
     pretrain_config = _load_encoder_config(encoder, run, overrides)
     label_config = _load_label_config(labels, (*label_overrides, f"train.repeats={seeds}"))
     if run is not None and not (runs.open_run(run).folder / "metrics.json").is_file():
@@ -97,9 +105,8 @@ def _explain_resume(folder: Path) -> Iterator[None]:
     try:
         yield
     except (Interrupted, ResumableError) as error:
-        reason = re.sub(r"(?s);[^;]*resume with: .*", "", str(error))
-        advice = f"resume the probe with the same command and --resume {folder}"
-        error.args = (f"{reason}; {advice}", *error.args[1:])
+        again = Wording(f"--resume {folder}", f'folder="{folder}"')
+        error.fix = "resume the probe with " + SAME_COMMAND + " and " + again
         raise
 
 
@@ -108,7 +115,9 @@ def _load_encoder_config(
 ) -> Config:
     if (encoder is None) == (run is None):
         raise UserError(
-            "a probe takes a config to pre-train from, or the run of an encoder (--encoder RUN)"
+            "a probe takes a config to pre-train from, or the run of an encoder ("
+            + Option("encoder", "RUN")
+            + ")"
         )
     source = encoder if run is None else runs.open_run(run).folder / "config.toml"
     assert source is not None

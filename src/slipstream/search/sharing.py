@@ -22,7 +22,7 @@ from slipstream.config import Config
 from slipstream.runs import Run
 from slipstream.search import storage
 from slipstream.search.packs import NOT_STARTED
-from slipstream.search.storage import NOTES
+from slipstream.search.storage import LOST, NOTES
 from slipstream.search.study import TimedStudy
 
 OWNER = "slipstream.worker"
@@ -75,8 +75,9 @@ def is_retry(trial: FrozenTrial) -> bool:
 
 
 def is_surplus(trial: FrozenTrial) -> bool:
-    """Whether it was never trained, since other workers had all trials or the time was over."""
-    return trial.user_attrs.get(NOTES, {}).get("stopped") in (SURPLUS, NOT_STARTED)
+    """Whether it was never trained, since other workers had all trials or the time was over, or is
+    lost with a part of the study; another one replaces it."""
+    return trial.user_attrs.get(NOTES, {}).get("stopped") in (SURPLUS, NOT_STARTED, LOST)
 
 
 def exceeds_limit(trial: Trial, trials: Sequence[FrozenTrial], limit: int) -> bool:

@@ -34,7 +34,7 @@ from slipstream.config import Config, Range, Tune
 from slipstream.config import search_space as spaces
 from slipstream.search import storage as shared
 from slipstream.search.database import HEARTBEAT
-from slipstream.search.storage import CUT_OFF, JOURNAL, NOTES, ChecksummedJournal, name_state
+from slipstream.search.storage import CUT_OFF, JOURNAL, NOTES, Journal, name_state
 
 PRUNED = "pruned"
 REASSIGNED = "reassigned to another worker, because this one had sent no heartbeat for too long"
@@ -54,7 +54,7 @@ def open_study(
     tune, space = config.tune, spaces.make_space(config)
     storage: BaseStorage
     if url is None:
-        storage = JournalStorage(ChecksummedJournal(str(folder / JOURNAL)))
+        storage = JournalStorage(Journal(folder / JOURNAL))
     else:
         storage = shared.open_storage(url, heartbeat)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -94,7 +94,7 @@ class TimedStudy:
         self.study, self.space = study, space
         self.storage: Any = study._storage
         backend = getattr(self.storage, "_backend", None)
-        self.journal = backend if isinstance(backend, ChecksummedJournal) else None
+        self.journal = backend if isinstance(backend, Journal) else None
         self.distributions = make_distributions(space)
         self.spent_s = 0.0
 
@@ -113,9 +113,13 @@ class TimedStudy:
     def ask(self) -> Trial:
         with self.measure_time():
             trial = self.study.ask(self.distributions)
-            if self.journal is not None:
-                self.journal.flush()
+            self._flush()
             return trial
+
+    def _flush(self) -> None:
+        """Have the disk store a new trial, or a result, so that a power failure loses neither."""
+        if self.journal is not None:
+            self.journal.flush()
 
     def reopen(self, number: int) -> Trial:
         """Return a running trial by its number. A kill may have interrupted the sampling of its
@@ -144,6 +148,7 @@ class TimedStudy:
             try:
                 trial.set_user_attr(NOTES, dict(notes))
                 frozen = self.study.tell(trial, value, state=state, skip_if_finished=True)
+                self._flush()
             except UpdateFinishedTrialError:
                 return None
         return frozen if frozen.state == state else None

@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import statistics
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.base.text import format_count
 from slipstream.config import Config
@@ -199,9 +199,9 @@ def _make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:
     reasons = {trial.user_attrs.get(NOTES, {}).get("stopped") for trial in trials}
     reason = "; ".join(sorted(filter(None, reasons))[:3])
     return UserError(
-        f"no trial finished ({reason or 'none started'}); {run.folder / 'trials.json'} lists every "
-        "trial; correct tune.space or tune.minutes and start a new search, or add trials and "
-        f"resume with: slipstream tune --resume {run.folder} --set tune.trials=N"
+        f"no trial finished ({reason or 'none started'}); {run.folder / 'trials.json'} "
+        "lists every trial; correct tune.space or tune.minutes and start a new search, "
+        "or add trials and resume with: " + Command("tune", resume=run.folder, set="tune.trials=N")
     )
 
 

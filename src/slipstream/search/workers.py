@@ -8,17 +8,17 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from optuna.exceptions import StorageInternalError
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
+from slipstream.base.errors import Command, Interrupted, Option, ResumableError, UserError
 from slipstream.base.signals import catch_signals
 from slipstream.base.text import mask_secrets, mask_url
 from slipstream.config import Config
@@ -37,8 +37,8 @@ from slipstream.search.storage import JOURNAL
 from slipstream.search.study import TimedStudy, make_distributions, open_study, rank_trials
 from slipstream.search.trials import OptunaSearch
 from slipstream.workers import ray, resources
-from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED
-from slipstream.workers.processes import STDERR, WorkerProcess, WorkerProcesses
+from slipstream.workers.child import REFUSED, STOPPED, Send, WorkerTask
+from slipstream.workers.launcher import STDERR, LocalWorkers, RestartRules, Workers, run_workers
 from slipstream.workers.resources import Bundle, WorkerCount
 
 PAUSE_S = 1.0
@@ -52,12 +52,10 @@ GIVEN_UP = f"the others retry its unfinished trials in about {HEARTBEAT[1]} s"
 
 
 @dataclass(frozen=True)
-class WorkerTask:
-    """What a worker process is started with; plain values, since they travel as JSON."""
+class SearchTask(WorkerTask):
+    """One worker of a search, by its run folder and number: what it is started with."""
 
-    folder: str
-    """The worker's own run folder"""
-    index: int
+    cluster_events: ClassVar = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
     config_toml: str
     storage_url: str
     study_name: str
@@ -69,6 +67,12 @@ class WorkerTask:
     setup_s: float = 0.0
     """What its start-up and loading took"""
     heartbeat: tuple[int, int] = HEARTBEAT
+
+    def run(self, send: Send) -> None:
+        run_worker(self, send)
+
+    def mask(self, text: str) -> str:
+        return mask_secrets(text, self.storage_url)
 
 
 def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
@@ -115,7 +119,7 @@ def get_budget(config: Config) -> dict[str, Any]:
     return {"trials": config.tune.trials, "minutes": config.tune.minutes}
 
 
-def run_worker(task: WorkerTask, watch: Callable[[Event], None] | None) -> None:
+def run_worker(task: SearchTask, watch: Callable[[Event], None] | None) -> None:
     """Run one of several workers from start to end."""
     folder = Path(task.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,9 +181,8 @@ class WorkerResults:
         elif kind not in INTERNAL:
             self.run.notify(event | {"worker": worker})
 
-    def log(self, worker: int, what: str, **values: Any) -> None:
-        """Log that a worker started or died."""
-        self.run.append("worker", worker=worker, what=what, **values)
+    def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
+        self.run.append("worker", worker=task.index, what=what, **values)
 
     def merge(self) -> dict[str, Any]:
         """Merge the results. Workers run at the same time, so the longest time in Optuna counts."""
@@ -202,61 +205,6 @@ def copy_best_model(run: Run, study: TimedStudy) -> None:
                 shutil.copytree(folder / "best", temporary)
 
 
-MODULE = "slipstream.search.worker_main"
-MAX_STARTS = 2
-"""Starts of one worker before its trials are left to the others"""
-
-
-def run_local_workers(
-    run: Run, tasks: Sequence[WorkerTask], envs: Sequence[Mapping[str, str]]
-) -> dict[str, Any]:
-    """Run the workers until no trial is left; return their merged results."""
-    results = WorkerResults(run)
-    with WorkerProcesses(MODULE) as processes:
-        for task, env in zip(tasks, envs, strict=True):
-            worker = processes.start(task, env)
-            results.log(task.index, "started", pid=worker.process.pid)
-        for worker, event in processes.watch():
-            if event is not None:
-                results.add(worker.task.index, event)
-            elif not processes.stop.requested:
-                _restart(results, processes, worker)
-        _check_exits(run, processes)
-    return results.merge()
-
-
-def _restart(results: WorkerResults, processes: WorkerProcesses, worker: WorkerProcess) -> None:
-    """Restart a worker that has died, once."""
-    if worker.exit_code in (0, EXIT_USER_ERROR):
-        return
-    index, reason = worker.task.index, worker.describe_exit()
-    if worker.num_starts == MAX_STARTS:
-        results.log(index, "died", why=reason, remedy=GIVEN_UP)
-        return
-    processes.restart(worker)
-    results.log(index, "died", why=reason, remedy="started again", pid=worker.process.pid)
-
-
-def _check_exits(run: Run, processes: WorkerProcesses) -> None:
-    """Raise an error unless at least one worker found the study complete."""
-    stop, workers = processes.stop, list(processes.workers.values())
-    if stop.requested:
-        raise Interrupted("stopped", signal_number=stop.signal_number)
-    for worker in workers:
-        if worker.exit_code == EXIT_USER_ERROR:
-            # the first start accepted the same config, so a later refusal is not a user error
-            error_type = UserError if worker.num_starts == 1 else ResumableError
-            raise error_type(worker.error)
-    if all(worker.exit_code != 0 for worker in workers):
-        raise ResumableError(
-            f"every worker died ({workers[0].describe_exit()}; see {run.folder}/workers/*/{STDERR})"
-        )
-
-
-SENT_EVENTS = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
-"""Events that are worth sending over the network"""
-
-
 def choose_workers(
     requested: WorkerCount, storage: str | None, config: Config
 ) -> tuple[int, Bundle]:
@@ -265,37 +213,35 @@ def choose_workers(
     nodes = ray.list_nodes()
     if len(nodes) > 1 and (storage is None or shared.needs_one_machine(storage)):
         raise UserError(
-            f"--on ray: the cluster has {len(nodes)} machines, which need a study that all of "
-            "them reach; give --storage postgresql://... or, on a shared drive, journal:FILE"
+            Option("on", "ray")
+            + f": the cluster has {len(nodes)} machines, which need a study that all of them "
+            "reach; give "
+            + Option("storage", "postgresql://...")
+            + " or, on a shared drive, journal:FILE"
         )
     num_workers = resources.count_ray_workers(requested, nodes, config.engine.device)
     return num_workers, resources.choose_bundle(num_workers, nodes, config.engine.device)
 
 
-def run_ray_workers(
-    run: Run, tasks: Sequence[WorkerTask], bundle: Bundle, recover: Callable[[int], None]
+def run_search_workers(
+    run: Run,
+    tasks: Sequence[SearchTask],
+    opened: AbstractContextManager[Workers],
+    recover: Callable[[int], None],
 ) -> dict[str, Any]:
     """Run the workers until no trial is left; return their merged results.
 
-    `recover` is called when a worker has died, before it is started again.
+    `recover` is called with the number of a worker that has died, before it is started again.
     """
     results = WorkerResults(run)
-    mask = functools.partial(mask_secrets, url=tasks[0].storage_url)
-    job = ray.ClusterJob(run_task, bundle, mask, recover, GIVEN_UP)
-    outcomes = ray.run_tasks(run, tasks, job, results)
+    rules = RestartRules(progress=("trial",), given_up=GIVEN_UP, recover=recover)
+    with opened as workers:
+        outcomes = run_workers(workers, tasks, rules, results)
     if all(outcome.kind != "done" for outcome in outcomes.values()):
-        raise ResumableError(f"every worker died ({outcomes[0].what}; see {run.folder}/workers)")
+        raise ResumableError(
+            f"every worker died ({outcomes[0].what}; see {run.folder}/workers/*/{STDERR})"
+        )
     return results.merge()
-
-
-def run_task(task: WorkerTask, send: Callable[[Event], None]) -> None:
-    """Run one worker on its node."""
-
-    def send_some(event: Event) -> None:
-        if event["event"] in SENT_EVENTS:
-            send(event)
-
-    run_worker(task, send_some)
 
 
 STUDY_NAME = "search"
@@ -338,8 +284,9 @@ class Launcher:
         elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
             raise UserError(
                 f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
-                f"{mask_url(self.storage)}; correct --storage, or {studies.ENV_VARIABLE} in the "
-                "environment"
+                f"{mask_url(self.storage)}; correct "
+                + Option("storage")
+                + f", or {studies.ENV_VARIABLE} in the environment"
             )
         offset = self._get_seed_offset(run)
         return open_study(self.config, run.folder, url, name, seed_offset=offset)
@@ -369,12 +316,13 @@ class Launcher:
         for index in range(self.num_workers):
             _refresh_heartbeats(run, study, index)
         tasks = self._make_tasks(run, study, scheduler.pool.parallel, budget)
+        workers: AbstractContextManager[Workers]
         if self.bundle is not None:
-            recover = functools.partial(_refresh_heartbeats, run, study)
-            result = run_ray_workers(run, tasks, self.bundle, recover)
+            workers = ray.RayWorkers(run, tasks, self.bundle)
         else:
-            envs = resources.assign_gpus(self.config, self.num_workers)
-            result = run_local_workers(run, tasks, envs)
+            workers = LocalWorkers(resources.assign_gpus(self.config, self.num_workers))
+        recover = functools.partial(_refresh_heartbeats, run, study)
+        result = run_search_workers(run, tasks, workers, recover)
         copy_best_model(run, study)
         seconds = budget.spent_s + time.perf_counter() - started_at
         result |= {"seconds": seconds, "asked": get_budget(self.config)}
@@ -383,7 +331,7 @@ class Launcher:
 
     def _make_tasks(
         self, run: Run, study: TimedStudy, parallel: int, budget: SearchBudget
-    ) -> list[WorkerTask]:
+    ) -> list[SearchTask]:
         url = self.get_storage_url(run)
         assert url is not None
         config = self.config
@@ -394,7 +342,7 @@ class Launcher:
             url = shared.add_password(url)
         config_toml = configs.to_toml(config)
         return [
-            WorkerTask(
+            SearchTask(
                 folder=str(run.folder / "workers" / str(index)),
                 index=index,
                 config_toml=config_toml,
@@ -416,8 +364,9 @@ class Launcher:
 def _refresh_heartbeats(run: Run, study: TimedStudy, index: int) -> None:
     """Record a heartbeat for the trials of a worker that is about to start again."""
     folder = run.folder / "workers" / str(index)
-    if folder.exists():
-        sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(folder))])
+    with suppress(StorageInternalError):  # the worker itself says that the storage does not answer
+        if folder.exists():
+            sharing.refresh_heartbeats(study, [sharing.read_worker_id(Run(folder))])
 
 
 def make_launcher(
@@ -443,7 +392,10 @@ def make_launcher(
             if folder and (folder / name).exists():
                 raise UserError(
                     f"{folder}: its study is in {name}, not in {mask_url(storage)}; leave out "
-                    f"--storage and resume with: slipstream tune --resume {folder}"
+                    + Option("storage")
+                    + " and"
+                    + " resume with: "
+                    + Command("tune", resume=folder)
                 )
         storage = shared.make_absolute(storage)
     on = on or earlier.get("on")
@@ -484,8 +436,8 @@ def _resumes_journal(run: Run, *, several: bool) -> bool:
     has_journal = (run.folder / JOURNAL).exists()
     if has_journal and several:
         raise UserError(
-            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; start "
-            f"a new search, or resume with: slipstream tune --resume {run.folder} --workers 1"
+            f"{run.folder}: its study is in {JOURNAL}, which only one process may write to; "
+            "start a new search, or resume with: " + Command("tune", resume=run.folder, workers=1)
         )
     # a search that was killed before it had a study creates one now
     return has_journal or not (several or shared.has_run_storage(run.folder))

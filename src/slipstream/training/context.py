@@ -274,7 +274,8 @@ def save_model(run: Run, weights: Mapping[str, Tensor], dataset: Dataset) -> Non
         checkpoint.save_model(aside, *content)
         raise ResumableError(
             f"{run.folder}: cannot be written to any more ({error}); the best weights are in "
-            f"{aside.model}; make room and resume with: {runs.suggest_resume(run.folder)}"
+            f"{aside.model}",
+            fix="make room and resume with: " + runs.suggest_resume(run.folder),
         ) from None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from slipstream import runs
 from slipstream.base import storage
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.config import Config, Signature
 from slipstream.data.prepare.chain import Limits, Replay
 from slipstream.data.scaler import Scaler
@@ -60,7 +60,7 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
     if kind != "pretrain":
         what = OTHER_KINDS.get(kind, f"a run of slipstream {kind}")
         raise UserError(
-            f'train.init_from = "{folder}": is {what}; name a run of slipstream pretrain'
+            f'train.init_from = "{folder}": is {what}; name a run of ' + Command("pretrain")
         )
     run = runs.open_run(folder)
     theirs = load_run_config(run)

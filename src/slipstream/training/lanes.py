@@ -126,7 +126,7 @@ def describe_interrupt(
     if best is not None:
         where = f"the best weights so far are in {run.model}"
     return Interrupted(
-        f"stopped in epoch {math.ceil(far)} with {done} of {num_lanes} lanes done; {where}; "
-        f"resume with: {runs.suggest_resume(run.folder)}",
+        f"stopped in epoch {math.ceil(far)} with {done} of {num_lanes} lanes done; {where}",
         signal_number=fit.signal_number,
+        fix="resume with: " + runs.suggest_resume(run.folder),
     )

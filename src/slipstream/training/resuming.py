@@ -9,7 +9,7 @@ import torch
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, Message, Option, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.text import format_count
 from slipstream.config import Config
@@ -21,12 +21,9 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.state import split_rows
 from slipstream.models.forecaster import build
 from slipstream.runs import Run
-from slipstream.training import fitting
+from slipstream.training import fitting, shares
 from slipstream.training.context import RunContext, load_start
-from slipstream.training.parallel.job import TrainingJob
-from slipstream.training.parallel.meeting import Together
-from slipstream.training.shares import launcher
-from slipstream.training.shares.division import (
+from slipstream.training.division import (
     Division,
     find_workers,
     forget_shares,
@@ -34,6 +31,7 @@ from slipstream.training.shares.division import (
     sum_parts,
     wait_for_shares,
 )
+from slipstream.training.parallel import RankLeader, TrainingJob
 
 LIVE_WEIGHTS = "live.model."
 """The start of the names of a checkpoint's weights"""
@@ -45,7 +43,7 @@ class NothingToTrainError(UserError):
     """The run to resume is finished."""
 
 
-def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | None) -> RunContext:
+def load_resumed(run: Run, job: TrainingJob, clock: Clock, leader: RankLeader | None) -> RunContext:
     """Return what a run continues from; its log is cut to the checkpoint's end."""
     timer, began = clock
     division = read_division(run)
@@ -68,7 +66,7 @@ def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | 
             forget_shares(run)
         runs.truncate_log(run, 0)
         run.append("resume", **at, differs="", spent_s=context.spent_s)
-        return replace(context, ranks=together.open(run) if together else None)
+        return replace(context, ranks=leader.open(run) if leader else None)
     if start.fingerprint != saved.metadata["data"]:
         raise UserError(_explain_other_data(run, changed))
     if changed:
@@ -82,27 +80,27 @@ def load_resumed(run: Run, job: TrainingJob, clock: Clock, together: Together | 
     else:
         differences = configs.list_differences(was, settings)
         goes_on = any(name.startswith("train.") for name in differences)
-        context = launcher.take_up(context, division, changed=goes_on)
+        context = shares.take_up(context, division, changed=goes_on)
     for problem in wrong:
         run.append("fallback", what="an older checkpoint is used", why=problem)
     differs = _describe_differences(then, now, changed)
     run.append("resume", **at, differs=differs, spent_s=context.spent_s)
-    return replace(context, ranks=together.open(run) if together else None)
+    return replace(context, ranks=leader.open(run) if leader else None)
 
 
-def _place_workers(run: Run, job: TrainingJob, settings: Config) -> launcher.Placement:
+def _place_workers(run: Run, job: TrainingJob, settings: Config) -> shares.Placement:
     """Return where a run goes on: where it was, unless the job says otherwise."""
     num_workers, cluster = find_workers(run)
     moves = job.on is not None and job.on != cluster
     workers = job.workers or (None if moves else num_workers)
-    return launcher.place_workers(workers, job.on or cluster, settings, job.data)
+    return shares.place_workers(workers, job.on or cluster, settings, job.data)
 
 
 def _read_newest(run: Run, division: Division | None) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest checkpoint, None if the run has written none yet, and what is wrong with
     later ones. Where the lanes are divided among workers, it is that of all of them."""
     if division is not None:
-        return launcher.read_merged(run), []
+        return shares.read_merged(run), []
     had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
     if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
         return checkpoint.read_newest(run)
@@ -142,22 +140,23 @@ def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[s
     differences = configs.list_differences(was, config)
     changed = [name for name in differences if name not in runs.CHANGEABLE_ON_RESUME]
     if changed and (several or not force):
-        way_out = "start a new run" if several else "start a new run, or pass --force"
+        forced = "start a new run, or pass " + Option("force", True)
         raise UserError(
             f"{run.folder}: cannot be resumed with other settings than it began with "
-            f"({', '.join(changed)}); {way_out}"
+            f"({', '.join(changed)})",
+            fix="start a new run" if several else forced,
         )
     return changed
 
 
-def _explain_other_data(run: Run, changed: list[str]) -> str:
+def _explain_other_data(run: Run, changed: list[str]) -> Message:
     """Say why a run is not resumed with other data, whatever is forced, and what to do."""
     settings = [name for name in changed if name.startswith("data.")]
     why = f" ({', '.join(settings)} was changed)" if settings else ""
     return (
-        f"{run.folder}: the data are not those that it began with{why}, and its weights were "
-        "trained for the scaling of those; resume with the data as they were, or start a new run: "
-        f"slipstream train {run.folder / 'config.toml'}"
+        f"{run.folder}: the data are not those that it began with{why}, and its weights "
+        "were trained for the scaling of those; resume with the data as they were, or "
+        "start a new run: " + Command("train", run.folder / "config.toml")
     )
 
 

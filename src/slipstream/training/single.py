@@ -128,7 +128,7 @@ def _describe_interrupt(run: Run, fit: FitResult) -> Interrupted:
     if result.weights:
         best = f"the best weights, of epoch {format_epoch(at.best_epoch)}, are in {run.model}"
     return Interrupted(
-        f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; {best}; resume with: "
-        f"{runs.suggest_resume(run.folder)}",
+        f"stopped at step {at.step}, in epoch {math.ceil(at.epoch)}; {best}",
         signal_number=fit.signal_number,
+        fix="resume with: " + runs.suggest_resume(run.folder),
     )

@@ -15,7 +15,14 @@ from torch import nn
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, StorageError, UserError
+from slipstream.base.errors import (
+    Command,
+    Interrupted,
+    Option,
+    ResumableError,
+    StorageError,
+    UserError,
+)
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE, is_run
@@ -28,20 +35,13 @@ from slipstream.models import custom
 from slipstream.runs import DISK_FULL, Event, Run
 from slipstream.runs.watching import start_follower
 from slipstream.scoring.summary import BaselineSums
-from slipstream.training import fitting, lanes, single, trained_lanes
+from slipstream.training import fitting, lanes, parallel, shares, single, trained_lanes
 from slipstream.training.context import RunContext, RunStart, load_start
-from slipstream.training.parallel import launcher as rank_launcher
-from slipstream.training.parallel import meeting
-from slipstream.training.parallel.follower import follow
-from slipstream.training.parallel.job import TrainingJob
-from slipstream.training.parallel.meeting import Together
+from slipstream.training.parallel import RankLeader, TrainingJob, follow
 from slipstream.training.result import FinishedRun
 from slipstream.training.resuming import Clock, NothingToTrainError, load_resumed
-from slipstream.training.shares import launcher
 from slipstream.training.trained_lanes import LoadedData, TrainedLane
 from slipstream.workers.resources import WorkerCount
-
-RESUME_WITH = "resume with:"
 
 
 def train(
@@ -88,35 +88,35 @@ def _launch_ranks(job: TrainingJob) -> FinishedRun:
     """Train one model in several processes, which this one starts."""
     settings = job.load_settings()
     job.permit_classes(settings)
-    rank_launcher.check_job(settings, job.data)
-    launcher.place_workers(job.workers, job.on, settings, job.data)  # refuses several
-    return rank_launcher.launch(job.describe_ranks(settings), job.watch)
+    parallel.check_job(settings, job.data)
+    shares.place_workers(job.workers, job.on, settings, job.data)  # refuses several
+    return parallel.launch(job.describe_ranks(settings), job.watch)
 
 
 def _train_together(job: TrainingJob, place: RankPlace, clock: Clock) -> FinishedRun:
     """Train with the other processes: the first one as if it were alone, the others with it."""
-    meeting.check_size(job.count_processes(), place)
+    parallel.check_size(job.count_processes(), place)
     if fitting.trains_lanes(job.load_settings()):
         raise UserError(
-            f"torchrun has started {format_count(place.size, 'process')} for one model, and this "
-            "run trains several (train.repeats, data.split.walk_forward), which are faster side by "
-            f"side: start it without torchrun, with --workers {place.size}"
+            f"torchrun has started {format_count(place.size, 'process')} for one model, and "
+            "this run trains several (train.repeats, data.split.walk_forward), which are "
+            "faster side by side: start it without torchrun, with " + Option("workers", place.size)
         )
     job = job.for_place(place)
     settings = job.load_settings()
     job.permit_classes(settings)
-    with meeting.meet(settings, place) as ranks:
+    with parallel.join_ranks(settings, place) as ranks:
         if not place.is_leader:
             return follow(settings, job.data, ranks, place)
-        marked = None if job.resume else meeting.find_marked_run(place, settings)
+        marked = None if job.resume else parallel.find_marked_run(place, settings)
         if marked is not None:
             job = replace(job, resume=marked, may_be_finished=True)
-        result = _train(job, clock, Together(ranks, place))
+        result = _train(job, clock, RankLeader(ranks, place))
         ranks.share_text(str(result.run))
         return result
 
 
-def _train(job: TrainingJob, clock: Clock, together: Together | None = None) -> FinishedRun:
+def _train(job: TrainingJob, clock: Clock, leader: RankLeader | None = None) -> FinishedRun:
     """Train or resume in this process."""
     timer, began = clock
     if job.resume is not None:
@@ -125,24 +125,24 @@ def _train(job: TrainingJob, clock: Clock, together: Together | None = None) -> 
         _refuse_other_kinds(earlier)
         with runs.lock_run(earlier), _keep_traceback(earlier):
             try:
-                return _run(load_resumed(earlier, job, clock, together))
+                return _run(load_resumed(earlier, job, clock, leader))
             except NothingToTrainError:
                 if not job.may_be_finished:
                     raise
                 return FinishedRun(earlier.folder, runs.read_metrics(earlier.folder), False)
     settings = job.load_settings()
     job.permit_classes(settings)
-    placement = launcher.place_workers(job.workers, job.on, settings, job.data)
+    placement = shares.place_workers(job.workers, job.on, settings, job.data)
     dataset, start = load_start(settings, job.data, timer)
-    if together is not None:
-        meeting.check_dataset(settings, dataset)
+    if leader is not None:
+        parallel.check_dataset(settings, dataset)
     files = {"config.toml": runs.format_config(settings)}
     created = runs.create_locked(
         settings.name, out=settings.out, files=files, folder=job.folder, watch=job.watch
     )
     with created as run, _keep_traceback(run):
         run = replace(run, started_at=began)
-        ranks = together.open(run) if together else None
+        ranks = leader.open(run) if leader else None
         context = RunContext(run, settings, dataset, start, timer, began)
         return _run(replace(context, ranks=ranks, **placement._asdict()))
 
@@ -168,8 +168,8 @@ def pretrain(
         _refuse_other_kinds(earlier)
         if not runs.load_config(earlier).masked:
             raise UserError(
-                f"{earlier.folder}: is not a pre-training run; resume with: "
-                f"{runs.suggest_resume(earlier.folder)}"
+                f"{earlier.folder}: is not a pre-training run",
+                fix="resume with: " + runs.suggest_resume(earlier.folder),
             )
         resume = earlier.folder
     options: dict[str, Any] = {"overrides": overrides, "resume": resume, "force": force}
@@ -249,7 +249,7 @@ def _refuse_other_kinds(run: Run) -> None:
         raise UserError(f"{run.folder}: is an ensemble; there is nothing to train further")
     if any(event["event"] == "search" for event in runs.read_events(run)):
         raise UserError(
-            f"{run.folder}: is a search; resume with: slipstream tune --resume {run.folder}"
+            f"{run.folder}: is a search; resume with: " + Command("tune", resume=run.folder)
         )
 
 
@@ -260,33 +260,33 @@ def _run(context: RunContext) -> FinishedRun:
         return single.train_encoder(context)
     if fitting.trains_lanes(context.config):
         several = context.num_workers > 1 or context.bundle is not None
-        return launcher.train_spread(context) if several else lanes.train_lanes(context)
+        return shares.train_spread(context) if several else lanes.train_lanes(context)
     return single.train_single(context)
 
 
 @contextmanager
 def _keep_traceback(run: Run) -> Iterator[None]:
     """Write the traceback of an internal error into the run folder; the run can be resumed."""
-    advice = f"{RESUME_WITH} {runs.suggest_resume(run.folder)}"
+    fix = "resume with: " + runs.suggest_resume(run.folder)
     try:
         yield
     except (KeyboardInterrupt, Interrupted) as stop:
-        if isinstance(stop, Interrupted) and RESUME_WITH in str(stop):
+        if isinstance(stop, Interrupted) and stop.fix is not None:
             raise
         # before or after training, which ends by itself
         number = stop.signal_number if isinstance(stop, Interrupted) else int(signal.SIGINT)
-        raise Interrupted(f"interrupted; {advice}", signal_number=number) from None
+        raise Interrupted("interrupted", signal_number=number, fix=fix) from None
     except ResumableError as error:
         if str(error) == LOST:
-            raise ResumableError(f"{LOST}; {advice}") from error
+            raise ResumableError(LOST, fix=fix) from error
         raise
     except StorageError as error:
-        raise ResumableError(f"{error}; {advice}") from None
+        raise ResumableError(error.message, fix=fix) from None
     except UserError:
         raise
     except OSError as error:
-        room = "make room and " if error.errno in DISK_FULL else ""
-        raise ResumableError(f"the run had to stop: {error}; {room}{advice}") from error
+        fix = "make room and " + fix if error.errno in DISK_FULL else fix
+        raise ResumableError(f"the run had to stop: {error}", fix=fix) from error
     except Exception:
         with suppress(OSError):
             runs.write_text(run.folder / "crash.txt", traceback.format_exc())

@@ -1,2 +1,3 @@
-"""Worker processes on this machine: how many, where each runs, how they are started, watched and
-stopped. Each reads a task as JSON from stdin and writes its events to stdout."""
+"""Worker processes: one launcher that starts, watches and restarts them, on this machine or on Ray.
+
+A batch system such as SLURM starts its processes itself; each calls the same task there."""

@@ -1,4 +1,4 @@
-"""Ray: the connection, tasks, and folders that every node sees."""
+"""Workers on a Ray cluster: the connection, their folders, and their tasks."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import threading
 import time
 import traceback
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Self
 
 import slipstream
 from slipstream import runs
-from slipstream.base.errors import Interrupted, ResumableError, UserError
-from slipstream.base.signals import catch_signals
+from slipstream.base.errors import Interrupted, Option, ResumableError, Text, UserError
+from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.base.text import format_count
 from slipstream.runs import Event, Run
-from slipstream.workers.processes import STDERR
+from slipstream.workers.child import Send, WorkerTask
+from slipstream.workers.launcher import STDERR, Message, Outcome, Started
 from slipstream.workers.resources import Bundle, Node, count_places, describe_nodes
 
 ADDRESS, AUTH_MODE = "RAY_ADDRESS", "RAY_AUTH_MODE"
@@ -45,7 +45,8 @@ def connect() -> Any:
     """Return the module `ray`, connected to the running cluster."""
     if importlib.util.find_spec("ray") is None:
         raise UserError(
-            "--on ray: Ray is not installed; install it with: pip install 'slipstream[ray]'"
+            Option("on", "ray")
+            + ": Ray is not installed; install it with: pip install 'slipstream[ray]'"
         )
     if "ray" in sys.modules and importlib.import_module("ray").is_initialized():
         return importlib.import_module("ray")
@@ -59,8 +60,9 @@ def connect() -> Any:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"--on ray: {_name_cluster(address)} does not accept this machine ({reason}); the "
-            "command has to run on a node of the cluster, with its version of Ray and Python"
+            Option("on", "ray")
+            + f": {_name_cluster(address)} does not accept this machine ({reason}); the command "
+            "has to run on a node of the cluster, with its version of Ray and Python"
         ) from None
     return ray
 
@@ -88,16 +90,18 @@ def _check_address(address: str) -> None:
     match = re.fullmatch(r"\[?([^/]+?)\]?:(\d+)", address)
     if match is None:
         raise UserError(
-            f"--on ray: {ADDRESS}={address}: expected HOST:PORT of the cluster's head node, 6379 "
-            "by default, as `ray start --head` prints it; a client from outside the cluster "
+            Option("on", "ray")
+            + f": {ADDRESS}={address}: expected HOST:PORT of the cluster's head node, 6379 by "
+            "default, as `ray start --head` prints it; a client from outside the cluster "
             "(ray://) and the dashboard (http://) are not supported"
         )
     try:
         socket.create_connection((match[1], int(match[2])), ANSWER_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"--on ray: no Ray cluster answers at {ADDRESS}={address} ({error}); {START}, or "
-            f"correct or unset {ADDRESS}"
+            Option("on", "ray")
+            + f": no Ray cluster answers at {ADDRESS}={address} ({error}); {START}, or correct "
+            f"or unset {ADDRESS}"
         ) from None
 
 
@@ -110,7 +114,8 @@ def _find_auth_mode(address: str) -> str:
     token = _find_token()
     if requested == "token" and token is None:
         raise UserError(
-            f"--on ray: {AUTH_MODE}=token, but this machine has no token; {_explain_token()}"
+            Option("on", "ray")
+            + f": {AUTH_MODE}=token, but this machine has no token; {_explain_token()}"
         )
     modes = [requested] if requested else ["disabled", "token"]
     for mode in modes if token else modes[:1]:
@@ -119,14 +124,14 @@ def _find_auth_mode(address: str) -> str:
             return mode
         if "AuthenticationError" not in problem:
             raise UserError(_describe_problem(address, problem))
-    refused = f"--on ray: {_name_cluster(address)}"
+    refused = Option("on", "ray") + f": {_name_cluster(address)}"
     if token is None:
         raise UserError(
-            f"{refused} asks for a token, and this machine has none; {_explain_token()}"
+            refused + f" asks for a token, and this machine has none; {_explain_token()}"
         )
     if requested and requested != "token":
-        raise UserError(f"{refused} asks for a token, but {AUTH_MODE}={requested}; unset it")
-    raise UserError(f"{refused} refuses the token in {token}; {_explain_token()}")
+        raise UserError(refused + f" asks for a token, but {AUTH_MODE}={requested}; unset it")
+    raise UserError(refused + f" refuses the token in {token}; {_explain_token()}")
 
 
 def _check_health(mode: str) -> str | None:
@@ -144,14 +149,20 @@ def _check_health(mode: str) -> str | None:
     return checked.stderr if checked.returncode else None
 
 
-def _describe_problem(address: str, problem: str) -> str:
+def _describe_problem(address: str, problem: str) -> Text:
     """Return a message for the error of the health check."""
     errors = re.findall(r"^([\w.]+): (.+)$", problem, re.MULTILINE)
     kind, reason = errors[-1] if errors else ("", problem.strip() or "no reason")
     if kind == "ConnectionError":  # it found none
-        return f"--on ray: no Ray cluster runs on this machine; {START}, or name one with {ADDRESS}"
+        return (
+            Option("on", "ray")
+            + f": no Ray cluster runs on this machine; {START}, or name one with {ADDRESS}"
+        )
     name = _name_cluster(address)
-    return f"--on ray: {name} does not answer as expected: {reason.strip()}; see `ray status`"
+    return (
+        Option("on", "ray")
+        + f": {name} does not answer as expected: {reason.strip()}; see `ray status`"
+    )
 
 
 def _set_auth_mode(mode: str) -> None:
@@ -320,10 +331,6 @@ def release_locks(folder: Path, *, died: bool = False) -> None:
                 path.unlink(missing_ok=True)
 
 
-MAX_STARTS = 3
-"""Starts of a worker without progress in between, before it is given up"""
-PROGRESS = ("checkpoint", "trial")
-"""Events after which a worker may be started as often again"""
 ANY_BUNDLE = -1
 POLL_S = 0.5
 PATIENCE_S = 3.0
@@ -337,128 +344,79 @@ READ_THERE = (
     "; each node reads the data itself: put them under the same path on all of them, on a drive "
     "that all mount, or in object storage"
 )
-Send = Callable[[Event], None]
-Target = Callable[[Any, Send], None]
-Message = tuple[int, int, Literal["started", "event", "files"], Any]
+Parcel = tuple[int, int, Literal["started", "event", "files"], Any]
 """What a task puts into the queue: its number, the count of its starts, and an event, files or
 where it runs; plain values, so that the actor of the queue needs no Slipstream"""
-
-
-class ClusterTask(Protocol):
-    """What a worker is started with: a frozen dataclass."""
-
-    @property
-    def folder(self) -> str:
-        """The worker's folder, on the caller's machine"""
-
-    @property
-    def index(self) -> int:
-        """The worker's number"""
-
-
-class Reporter(Protocol):
-    """Receives what happens to the workers."""
-
-    def add(self, worker: int, event: Event) -> None:
-        """Log or show an event of a worker."""
-
-    def log(self, worker: int, what: str, **values: Any) -> None:
-        """Log that a worker started or died."""
-
-
-@dataclass(frozen=True)
-class ClusterJob:
-    """What the tasks of a run have in common."""
-
-    target: Target
-    bundle: Bundle
-    mask: Callable[[str], str] = str
-    """Removes secrets from messages; it travels to the nodes"""
-    recover: Callable[[int], None] = lambda _: None
-    """Called when a worker has died, before it is started again"""
-    given_up: str = "given up"
-    """What the log says of a worker that is not started again"""
 
 
 @dataclass(frozen=True)
 class Assignment:
     """One start of one worker, as it is sent to its node."""
 
-    target: Target
-    task: Any
-    start: int
+    task: WorkerTask
+    attempt: int
     """1 at first; counts the starts of this worker"""
     probe: SharedProbe
-    mask: Callable[[str], str]
     version: str = slipstream.__version__
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a task ended."""
-
-    kind: Literal["done", "refused", "interrupted", "died"]
-    what: str = ""
-
-
-def run_tasks(
-    run: Run, tasks: Sequence[ClusterTask], job: ClusterJob, reporter: Reporter
-) -> dict[int, Outcome]:
-    """Run a task per worker until all have ended; return how each did, by its number.
-
-    A task that dies is started again from the files of its folder. A UserError of a worker is
-    raised, and SIGINT or SIGTERM as Interrupted, after all workers have saved and stopped.
-    """
-    with ExitStack() as stack:
-        workers = RayWorkers(run, job, reporter, stack)
-        workers.reserve(len(tasks))
-        for place, task in enumerate(tasks):
-            workers.submit(task, place=place)
-        workers.watch()
-    return workers.outcomes
-
-
 class RayWorkers:
-    """The workers of one command; the stack stops them in the end and frees their resources."""
+    """Workers as tasks of a Ray cluster, each with a bundle of its resources.
 
-    def __init__(self, run: Run, job: ClusterJob, reporter: Reporter, stack: ExitStack) -> None:
-        self.run, self.job, self.reporter = run, job, reporter
-        self.ray = connect()
-        self.outcomes: dict[int, Outcome] = {}
+    At the end of the `with`, those that still run have a minute to save, and all resources are
+    freed.
+    """
+
+    def __init__(self, run: Run, tasks: Sequence[WorkerTask], bundle: Bundle) -> None:
+        self.run, self.bundle = run, bundle
+        self.slots = [task.index for task in tasks]
+        self.stop = StopRequest()
         self._running: dict[Any, Assignment] = {}
         """The tasks that have not ended, by Ray's reference"""
-        self._attempts: Counter[int] = Counter()
-        """Starts of each worker without progress in between"""
         self._queued: dict[int, float] = {}
         """Workers that have not started yet, and since when"""
         self._announced: set[int] = set()
         """Workers whose wait for a place was shown"""
-        self._scheduling = importlib.import_module("ray.util.scheduling_strategies")
-        self._groups = importlib.import_module("ray.util.placement_group")
+        self._deadline: float | None = None
+        """When workers that were cancelled are left to themselves"""
         self._group: Any = None
-        self._stop = stack.enter_context(catch_signals())
-        self._probe = stack.enter_context(place_probe(run.folder / "workers"))
-        self._queue = self._open_queue()
-        stack.callback(self._queue.shutdown, force=True)
-        stack.callback(self._free)
-        stack.callback(self._cancel)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.ray = connect()
+            self._scheduling = importlib.import_module("ray.util.scheduling_strategies")
+            self._groups = importlib.import_module("ray.util.placement_group")
+            stack.enter_context(catch_signals(self.stop))
+            self._probe = stack.enter_context(place_probe(self.run.folder / "workers"))
+            self._queue = self._open_queue()
+            stack.callback(self._queue.shutdown, force=True)
+            stack.callback(self._free)
+            self._reserve()
+            stack.callback(self._cancel)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
     def _open_queue(self) -> Any:
-        """Return the queue of messages; it lives here, so no other node takes it along."""
+        """Return the queue of parcels; it lives here, so no other node takes it along."""
         here = self.ray.get_runtime_context().get_node_id()
         strategy = self._scheduling.NodeAffinitySchedulingStrategy(here, soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": strategy}
         return importlib.import_module("ray.util.queue").Queue(actor_options=options)
 
-    def reserve(self, num_workers: int) -> None:
+    def _reserve(self) -> None:
         """Reserve a bundle for each worker; wait, and say so, while others use what they need."""
-        bundle = self.job.bundle
-        resources = {"CPU": bundle.cpus, "GPU": bundle.gpus}
+        num_workers = len(self.slots)
+        resources = {"CPU": self.bundle.cpus, "GPU": self.bundle.gpus}
         bundles = [{key: value for key, value in resources.items() if value}] * num_workers
         self._group = self._groups.placement_group(bundles, strategy="SPREAD")
         started_at, is_shown, ready = time.monotonic(), False, self._group.ready()
         while not self.ray.wait([ready], timeout=POLL_S)[0]:
-            self._raise_if_stopped()
+            if self.stop.requested:
+                raise Interrupted("stopped", signal_number=self.stop.signal_number)
             if not is_shown and time.monotonic() - started_at > PATIENCE_S:
                 is_shown = True
                 self._say_waiting(f"{format_count(num_workers, 'worker')} with")
@@ -471,66 +429,61 @@ class RayWorkers:
         idle = Bundle(int(free.get("CPU", 0)), int(free.get("GPU", 0))).describe() or "nothing"
         self.run.append(
             "trouble",
-            what=f"waiting for the Ray cluster: {who} {self.job.bundle.describe()} each; free now: "
+            what=f"waiting for the Ray cluster: {who} {self.bundle.describe()} each; free now: "
             f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait",
         )
 
-    def submit(self, task: ClusterTask, start: int = 1, *, place: int = ANY_BUNDLE) -> None:
+    def start(self, task: WorkerTask, slot: int, attempt: int) -> None:
         """Start a worker, with the files of its folder for a node that does not see that.
 
         At first each has a bundle of its own, so that none idles; later it takes any that is free.
         """
+        place = self.slots.index(slot) if attempt == 1 else ANY_BUNDLE
         strategy = self._scheduling.PlacementGroupSchedulingStrategy(
             self._group, placement_group_bundle_index=place
         )
-        bundle = self.job.bundle
         remote = self.ray.remote(perform).options(
-            num_cpus=bundle.cpus, num_gpus=bundle.gpus, max_retries=0, scheduling_strategy=strategy
+            num_cpus=self.bundle.cpus,
+            num_gpus=self.bundle.gpus,
+            max_retries=0,
+            scheduling_strategy=strategy,
         )
-        assignment = Assignment(self.job.target, task, start, self._probe, self.job.mask)
-        release_locks(Path(task.folder))
+        assignment = Assignment(task, attempt, self._probe)
+        release_locks(Path(task.folder), died=attempt > 1)
         files = FolderSender(Path(task.folder)).collect()
-        self._attempts[task.index] += 1
         self._queued[task.index] = time.monotonic()
         self._running[remote.remote(assignment, files, self._queue)] = assignment
 
-    def watch(self) -> None:
-        """Wait until all workers have ended; start those again that died."""
-        while self._running:
+    def watch(self) -> Iterator[tuple[int, Message]]:
+        while self._running and not self._is_too_late():
+            if self.stop.requested:
+                self.terminate()
             ended, _ = self.ray.wait(list(self._running), timeout=POLL_S)
-            self._read_messages()
-            self._raise_if_stopped()
+            yield from self._read_parcels()
             for reference in ended:
-                assignment = self._running.pop(reference)
-                self._queued.pop(assignment.task.index, None)
-                self._end(assignment, self._get_outcome(reference))
-            self._check_nodes()
+                task = self._running.pop(reference).task
+                self._queued.pop(task.index, None)
+                yield task.index, self._get_outcome(task, reference)
+            if self._deadline is None:
+                self._check_nodes()
 
-    def _end(self, assignment: Assignment, outcome: Outcome) -> None:
-        """Record how a worker ended, or start it again."""
-        task, start, reason = assignment.task, assignment.start, self.job.mask(outcome.what)
-        self.outcomes[task.index] = replace(outcome, what=reason)
-        if outcome.kind == "refused":
-            # the first start accepted the same config, so a later refusal is not a user error
-            raise UserError(reason) if start == 1 else ResumableError(reason)
-        if outcome.kind == "done":
-            return
-        if self._attempts[task.index] >= MAX_STARTS:
-            self.reporter.log(task.index, "died", why=reason, remedy=self.job.given_up)
-            return
-        self.reporter.log(task.index, "died", why=reason, remedy="started again")
-        release_locks(Path(task.folder), died=True)
-        self.job.recover(task.index)
-        self.submit(task, start + 1)
+    def terminate(self) -> None:
+        if self._deadline is None:
+            self._deadline = time.monotonic() + STOP_TIMEOUT_S
+            for reference in self._running:
+                self.ray.cancel(reference)
 
-    def _get_outcome(self, reference: Any) -> Outcome:
+    def _is_too_late(self) -> bool:
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def _get_outcome(self, task: WorkerTask, reference: Any) -> Outcome:
         try:
             outcome: Outcome = self.ray.get(reference)
         except self.ray.exceptions.RayTaskError as error:  # before the worker could start
-            return describe_failed_start(error)
+            outcome = describe_failed_start(error)
         except self.ray.exceptions.RayError as error:
-            return Outcome("died", describe_death(error))
-        return outcome
+            outcome = Outcome("died", describe_death(error))
+        return replace(outcome, what=task.mask(outcome.what))
 
     def _check_nodes(self) -> None:
         """Say which workers wait for a place; give up if none runs and no node could take one."""
@@ -540,50 +493,39 @@ class RayWorkers:
             self._say_waiting(f"{format_count(len(late), 'worker')} of a lost node with")
         if late and len(self._queued) == len(self._running):
             nodes = list_nodes()
-            if not count_places(nodes, self.job.bundle):
+            if not count_places(nodes, self.bundle):
                 raise ResumableError(
                     "the Ray cluster has no node left for a worker, which needs "
-                    f"{self.job.bundle.describe()} ({describe_nodes(nodes)})"
+                    f"{self.bundle.describe()} ({describe_nodes(nodes)})"
                 )
 
     def _is_incomplete(self) -> bool:
         """Whether resources of a lost node have not been replaced."""
         return bool(self._groups.placement_group_table(self._group)["state"] != "CREATED")
 
-    def _read_messages(self) -> None:
-        starts = {one.task.index: one.start for one in self._running.values()}
-        messages: list[Message] = self._queue.get_nowait_batch(self._queue.qsize())
-        for worker, start, kind, content in messages:
-            if start != starts.get(worker):
+    def _read_parcels(self) -> Iterator[tuple[int, Message]]:
+        """Write the files that workers have sent; yield their other messages."""
+        assignments = self._running.values()
+        current = {assignment.task.index: assignment for assignment in assignments}
+        parcels: list[Parcel] = self._queue.get_nowait_batch(self._queue.qsize())
+        for worker, attempt, kind, content in parcels:
+            assignment = current.get(worker)
+            if assignment is None or attempt != assignment.attempt:
                 continue  # of a worker that counts as dead
             match kind:
                 case "started":
                     self._queued.pop(worker, None)
-                    self.reporter.log(worker, "started", **content)
+                    yield worker, Started(content)
                 case "files":
-                    self._write_files(worker, FolderFiles(*content))
+                    write_files(Path(assignment.task.folder), FolderFiles(*content))
                 case "event":
-                    if content["event"] in PROGRESS:
-                        self._attempts[worker] = 1
-                    self.reporter.add(worker, content)
-
-    def _write_files(self, worker: int, files: FolderFiles) -> None:
-        tasks = {one.task.index: one.task for one in self._running.values()}
-        write_files(Path(tasks[worker].folder), files)
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop.requested:
-            raise Interrupted("stopped", signal_number=self._stop.signal_number)
+                    yield worker, content
 
     def _cancel(self) -> None:
-        """Let the workers that still run save their state and end."""
-        for reference in self._running:
-            self.ray.cancel(reference)
-        deadline, waiting = time.monotonic() + STOP_TIMEOUT_S, list(self._running)
-        while waiting and time.monotonic() < deadline:
-            _, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=POLL_S)
-            self._read_messages()
-        self._read_messages()
+        """Let the workers that still run, because an error ended `watch`, save their state."""
+        self.terminate()
+        for _ in self.watch():
+            pass  # nobody logs their events any more, but their files are written
 
     def _free(self) -> None:
         """Free the resources, which also ends what did not end by itself."""
@@ -624,12 +566,13 @@ def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Ou
     task, node = assignment.task, platform.node()
 
     def put(kind: Literal["started", "event", "files"], content: Any) -> None:
-        message: Message = (task.index, assignment.start, kind, content)
-        queue.put(message)
+        parcel: Parcel = (task.index, assignment.attempt, kind, content)
+        queue.put(parcel)
 
     def send(event: Event) -> None:
-        with suppress(Exception):  # the caller may be gone; its files have the results
-            put("event", event)
+        if event["event"] in task.cluster_events:
+            with suppress(Exception):  # the caller may be gone; its files have the results
+                put("event", event)
 
     if assignment.version != slipstream.__version__:
         versions = f"{slipstream.__version__}, the caller {assignment.version}"
@@ -642,20 +585,23 @@ def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Ou
             folder = stack.enter_context(
                 copy_folder(files, lambda new: put("files", (new.names, new.contents)))
             )
-        return _run_target(assignment, replace(task, folder=str(folder)), send)
+        return _run_task(replace(task, folder=str(folder)), send)
 
 
-def _run_target(assignment: Assignment, task: Any, send: Send) -> Outcome:
-    """Run the target; return its end, whatever it raises, since not all exceptions can travel."""
+def _run_task(task: WorkerTask, send: Send) -> Outcome:
+    """Run the task; return its end, whatever it raises, since not all exceptions can travel.
+
+    A full disk counts as a death: the next start may be on another node.
+    """
     try:
-        assignment.target(task, send)
+        task.run(send)
     except UserError as error:
         advice = READ_THERE if MISSING in str(error) else ""
         return Outcome("refused", f"on node {platform.node()}: {error}{advice}")
     except (Interrupted, KeyboardInterrupt):
-        return Outcome("interrupted", "stopped")
+        return Outcome("died", "stopped")
     except Exception as error:
         with suppress(OSError), (Path(task.folder) / STDERR).open("a", encoding="utf-8") as file:
-            file.write(assignment.mask(traceback.format_exc()))
+            file.write(task.mask(traceback.format_exc()))
         return Outcome("died", f"{type(error).__name__}: {error}")
     return Outcome("done")

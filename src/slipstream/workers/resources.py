@@ -11,7 +11,7 @@ import torch
 
 from slipstream import config as configs
 from slipstream.base import machine
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config
 
@@ -21,7 +21,7 @@ WorkerCount = int | Literal["auto"]
 def check_count(requested: WorkerCount) -> None:
     """Raise a UserError for a number that is not one from 1."""
     if requested != "auto" and requested < 1:
-        raise UserError(f"--workers is {requested}; give a number from 1, or auto")
+        raise UserError(Option("workers") + f" is {requested}; give a number from 1, or auto")
 
 
 def count_workers(requested: WorkerCount, config: Config) -> int:
@@ -136,9 +136,9 @@ def choose_bundle(num_workers: int, nodes: Sequence[Node], device: str) -> Bundl
     kind = "GPU" if gpus else "CPU"
     most = sum(node.gpus if gpus else node.cpus for node in nodes)
     raise UserError(
-        f"--workers {num_workers}: each worker needs one {kind}, but the Ray cluster has "
+        Option("workers", num_workers) + f": each worker needs one {kind}, but the Ray cluster has "
         f"{format_count(most, kind)} ({describe_nodes(nodes)}), so {num_workers - most} "
-        f"{'is' if num_workers - most == 1 else 'are'} missing; start at most "
+        f"{('is' if num_workers - most == 1 else 'are')} missing; start at most "
         f"{format_count(most, 'worker')}, or add nodes"
     )
 

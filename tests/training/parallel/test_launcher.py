@@ -19,7 +19,7 @@ import slipstream
 from slipstream import UserError, runs, training
 from slipstream.base.errors import Interrupted, ResumableError
 from slipstream.base.rank import RankPlace
-from slipstream.training.parallel import meeting
+from slipstream.training import parallel
 from tests.conftest import HUNG_S, close, small_config, waves
 from tests.training.parallel import nets
 
@@ -174,7 +174,7 @@ def test_a_table_is_refused(tmp_path):
 
 def test_another_number_than_torchruns_is_refused():
     with pytest.raises(UserError, match=r"data_parallel is 3, and torchrun has started 2 proc"):
-        meeting.check_size(3, RankPlace(0, 2, 0))
+        parallel.check_size(3, RankPlace(0, 2, 0))
 
 
 @pytest.mark.parametrize("command", ["train", "tune"])
@@ -191,13 +191,13 @@ def test_several_models_under_torchrun_are_refused(tmp_path, monkeypatch, comman
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(UserError, match=r"2 processes .* torch sees 1; lower engine.data_parallel"):
-        meeting.check_gpus(2)
+        parallel.check_gpus(2)
 
 
 def test_layers_that_mix_windows_are_refused():
     model = nets.Normed(4, 3, 0, 2)
     with pytest.raises(UserError, match=r"does not work with BatchNorm1d \(layers.0\)"):
-        meeting.check_model(model)
+        parallel.check_model(model)
 
 
 def test_a_restarted_torchrun_finds_its_run(tmp_path):
@@ -205,13 +205,13 @@ def test_a_restarted_torchrun_finds_its_run(tmp_path):
     named, unnamed = RankPlace(0, 2, 0, run_id="job"), RankPlace(0, 2, 0, run_id="none-1")
     restarted = RankPlace(0, 2, 0, run_id="none-1", restarts=1)
     folder = runs.create_run("a", out=str(tmp_path)).folder
-    assert meeting.find_marked_run(named, config) is None
-    meeting.mark_run(folder, named)
-    assert meeting.find_marked_run(named, config) == folder
-    assert meeting.find_marked_run(restarted, config) is None
-    meeting.mark_run(folder, unnamed)
-    assert meeting.find_marked_run(unnamed, config) is None
-    assert meeting.find_marked_run(restarted, config) == folder
+    assert parallel.find_marked_run(named, config) is None
+    parallel.mark_run(folder, named)
+    assert parallel.find_marked_run(named, config) == folder
+    assert parallel.find_marked_run(restarted, config) is None
+    parallel.mark_run(folder, unnamed)
+    assert parallel.find_marked_run(unnamed, config) is None
+    assert parallel.find_marked_run(restarted, config) == folder
     (folder / "metrics.json").write_text("{}")
-    meeting.mark_run(folder, named)
-    assert meeting.find_marked_run(named, config) is None
+    parallel.mark_run(folder, named)
+    assert parallel.find_marked_run(named, config) is None

@@ -15,8 +15,8 @@ from slipstream.reporting.page import report
 from slipstream.reporting.terminal.training import TrainingDisplay
 from slipstream.runs import Run
 from slipstream.runs.lock import hold_lock
-from slipstream.training.shares import division
-from slipstream.training.shares.batch import ShareNumber, train_share_of
+from slipstream.training import division
+from slipstream.training.array_jobs import ShareNumber, train_share_of
 from tests.conftest import merged
 from tests.test_cli import invoke
 from tests.training.shares.test_launcher import FOLDS, check_same, configured
@@ -90,7 +90,7 @@ def test_a_run_whose_shares_train_is_listed_as_running(tmp_path):
 def test_a_share_that_another_process_trains_is_waited_for(tmp_path, monkeypatch):
     config, folder, events = configured(tmp_path, **REPEATED), tmp_path / "job", []
     train_share_of(config, folder, ShareNumber(1, 2))
-    monkeypatch.setattr(division, "MOST_WAIT_S", 0.3)
+    monkeypatch.setattr(division, "MAX_WAIT_S", 0.3)
     told = f"process {os.getpid()} on .* still trains a part of this run; wait until it has ended"
     with hold_lock(folder / "workers" / "1"), pytest.raises(UserError, match=told):
         training.train(config, folder=folder, watch=events.append)

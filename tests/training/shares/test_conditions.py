@@ -18,8 +18,8 @@ from slipstream.base.errors import ResumableError
 from slipstream.engine import loop, pack
 from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.runs import Run
-from slipstream.training.shares import launcher
-from slipstream.training.shares.share import train_share
+from slipstream.training import shares
+from slipstream.training.shares import train_share
 from tests.conftest import merged, slow, waves
 from tests.labelled import CLASSIFY, states
 from tests.training.shares.test_launcher import (
@@ -36,7 +36,7 @@ WALK = merged({"train": {"repeats": 2}}, FOLDS)
 @pytest.fixture
 def without_processes(monkeypatch):
     """Train shares here, also those of runs that are resumed."""
-    monkeypatch.setattr(launcher, "train_in_processes", in_this_process)
+    monkeypatch.setattr(shares, "train_in_processes", in_this_process)
 
 
 def list_events(folder, kind):
@@ -97,11 +97,12 @@ def test_memory_that_runs_out_in_one_share(tmp_path, monkeypatch, fails_at):
     config = configured(tmp_path, **merged(WALK, {"train": {"repeats": 3}}))
     one = training.train(config)
     if fails_at == "set-up":
+        build_pack = pack.Pack
 
         def tight(places, *given):
             if places == 5:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return pack.Pack(places, *given)
+            return build_pack(places, *given)
 
         monkeypatch.setattr(pack, "Pack", tight)
     else:

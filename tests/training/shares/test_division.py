@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.training.shares.division import divide_lanes
+from slipstream.training.division import divide_lanes
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 12))

@@ -17,9 +17,9 @@ from slipstream import Interrupted, UserError, runs, training
 from slipstream.base.phases import PhaseTimer
 from slipstream.runs import Run
 from slipstream.training import context as contexts
+from slipstream.training import shares
 from slipstream.training.context import RunContext
-from slipstream.training.shares import launcher
-from slipstream.training.shares.share import train_share
+from slipstream.training.shares import train_share
 from tests.conftest import close, merged, small_config, waves
 
 FOLDS = {"data": {"split": {"walk_forward": 3, "purge": 2}}}
@@ -53,7 +53,7 @@ def train_here(config, num_workers=2, train_tasks=in_this_process):
     with runs.create_locked(config.name, out=config.out, files=files) as run:
         context = RunContext(run, config, dataset, start, timer, run.started_at)
         context = contexts.replace(context, num_workers=num_workers)
-        return launcher.train_spread(context, train_tasks)
+        return shares.train_spread(context, train_tasks)
 
 
 def lane_events(folder: Path) -> dict[tuple, tuple]:

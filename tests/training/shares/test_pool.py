@@ -9,7 +9,7 @@ import pytest
 from slipstream import runs, training
 from slipstream.base.errors import ResumableError
 from slipstream.runs import Run
-from slipstream.training.shares.pool import run_shares
+from slipstream.training.shares import run_local_shares
 from tests.test_full_disk import make_room, small_disk
 from tests.training.shares.test_launcher import check_same, configured, train_here
 
@@ -18,7 +18,7 @@ BROKEN = {"PYTHONHOME": "/nowhere"}
 
 
 def train_with(*envs):
-    return lambda context, tasks, relay: run_shares(context.run, tasks, envs, relay)
+    return lambda context, tasks, relay: run_local_shares(context.run, tasks, envs, relay)
 
 
 def list_changes(folder):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from slipstream import runs
-from slipstream.training.shares.division import Division, get_share
-from slipstream.training.shares.relay import EventRelay, rebuild_log
+from slipstream.training.division import Division, get_share
+from slipstream.training.shares import EventRelay, rebuild_log
 
 DIVISION = Division(2, [[0, 2], [1, 3]], num_lanes=4, log_bytes=0)
 

@@ -19,7 +19,7 @@ from slipstream import runs
 from slipstream.base.errors import Interrupted
 from slipstream.config import search_space as spaces
 from slipstream.runs import Run
-from slipstream.search import api
+from slipstream.search import api, sharing
 from slipstream.search import storage as journal
 from slipstream.search.packs import DatasetCache
 from slipstream.search.study import make_distributions, open_study
@@ -119,20 +119,38 @@ def test_a_journal_may_be_truncated_anywhere(done):
 
 
 def test_without_the_log_of_the_search_no_result_is_invented(done):
-    """A trial whose settings are lost has failed, one whose end is lost trains again."""
+    """What comes after the damaged line is lost then: a trial whose end is lost trains again."""
     content, draw = (done / "study.log").read_bytes(), random.Random(1)
-    wanted = {one[0]: one for one in results(trials_in(done / "study.log"))}
+    wanted = results(trials_in(done / "study.log"))
     lines = content.splitlines(keepends=True)
-    for at in range(len(lines)):
-        place = draw.randrange(len(lines[at]) - 2)
-        bad = b"".join(
-            [*lines[:at], lines[at][:place] + b"#" + lines[at][place + 1 :], *lines[at + 1 :]]
-        )
-        trials, _ = repair(done, bad, events=False)
-        assert len(trials) == 3
-        for one in results(trials):
-            assert one == wanted[one[0]] or one[1] in (TrialState.FAIL, TrialState.RUNNING)
-            assert one[1] == TrialState.FAIL or set(one[3]) == set(SPACE)
+    for index, line in enumerate(lines):
+        place = draw.randrange(len(line) - 2)
+        damaged = line[:place] + b"#" + line[place + 1 :]
+        bad = b"".join([*lines[:index], damaged, *lines[index + 1 :]])
+        trials, problems = repair(done, bad, events=False)
+        assert len(problems) == 1
+        for found, original in zip(results(trials), wanted, strict=False):
+            assert found == original or found[1] == TrialState.RUNNING
+
+
+def test_trials_under_way_that_are_lost_are_replaced(done):
+    """The log has the ends of the first and the last one; the one between them had not ended."""
+    path = done / "study.log"
+    wanted, config = results(trials_in(path)), configs.load(done / "config.toml")
+    content = path.read_bytes()
+    ends = [e for e in runs.read_events(Run(done)) if e["event"] == "trial" and e["trial"] != 1]
+    try:
+        path.write_bytes(content[:200])
+        distributions = make_distributions(spaces.make_space(config))
+        assert journal.repair(path, "search", distributions, ends)
+        trials = trials_in(path)
+        found = results(trials)
+        assert [found[0], found[2]] == [wanted[0], wanted[2]]
+        assert trials[1].state == TrialState.FAIL
+        assert sharing.count_started(trials) == len(sharing.select_counted(trials)) == 2
+    finally:
+        path.write_bytes(content)
+        (done / "study.log.damaged").unlink(missing_ok=True)
 
 
 def test_a_repaired_journal_can_be_repaired_again(done):

@@ -35,7 +35,8 @@ class Violent:
 
     def __call__(self, event: runs.Event) -> None:
         if event["event"] == "worker":
-            self.pids[event["worker"]] = event["pid"]
+            if event["what"] == "started":
+                self.pids[event["worker"]] = event["pid"]
             self.died += [event] if event["what"] == "died" else []
         if self.sent or event["event"] != "epoch":
             return

@@ -254,7 +254,7 @@ def _explain_storage(folder: Path) -> str:
     """Say how to resume a search whose study this app cannot find by itself; empty where it can."""
     storage = studies.read_storage(folder)
     is_found = storage is None or studies.find_storage(storage) is not None
-    return "" if storage is None or is_found else studies.explain_missing(folder, storage)
+    return "" if storage is None or is_found else str(studies.explain_missing(folder, storage))
 
 
 def list_trials(request: Request) -> Response:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError, Wording
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -383,8 +383,9 @@ def check_prepare(
         if not (distance <= allowed).all():
             raise UserError(
                 f'series "{series.name}": data.prepare in C differs by up to {largest:.2g} of a '
-                "column's spread; nothing was written. Pass --after-prepare to leave the steps to "
-                "the caller"
+                "column's spread; nothing was written. Pass "
+                + Option("after-prepare", True)
+                + " to leave the steps to the caller"
             )
     return {"prepare": {"rows": rows, "max_rel": largest, "limit": limit}}, first
 
@@ -401,15 +402,19 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     """Write the files, compile them, and check steps; windows are verified by the caller."""
     if len(source.run.members) > 1:
         raise UserError(
-            f"{source.run.run.folder}: is an ensemble of runs, which is too large for --to c; "
-            "export one of its members, or use --to onnx"
+            f"{source.run.run.folder}: is an ensemble of runs, which is too large for "
+            + Option("to", "c")
+            + ";"
+            + " export one of its members, or use "
+            + Option("to", "onnx")
         )
     settings = read_settings(source.options, double=source.interface.dtype == "float64")
     is_carried = source.interface.signature.state == "carried"
     if is_carried and not settings.carried:
         raise UserError(
-            f'{source.run.run.folder}: was trained with train.state = "carried", so that windows '
-            "from a state of zero are not what it predicts; remove --state windows"
+            f'{source.run.run.folder}: was trained with train.state = "carried", so that '
+            "windows from a state of zero are not what it predicts; remove "
+            + Wording("--state windows", "state windows")
         )
     layout = write_source(source, settings, folder)
     limit = INT8_LIMIT if settings.int8 else LIMIT
@@ -462,11 +467,12 @@ def read_settings(options: Mapping[str, Any], *, double: bool) -> CSettings:
     name, state = options.get("name", "slip"), options.get("state", "carried")
     if not NAME.fullmatch(name) or name == "main":
         raise UserError(
-            f'--name is "{name}"; it becomes a prefix of C names: a letter, then letters, digits '
+            Option("name")
+            + f' is "{name}"; it becomes a prefix of C names: a letter, then letters, digits '
             "and underscores, at most 31"
         )
     if state not in ("carried", "windows"):
-        raise UserError(f'--state is "{state}"; it should be carried or windows')
+        raise UserError(Option("state") + f' is "{state}"; it should be carried or windows')
     return CSettings(
         name=name,
         int8=bool(options.get("int8")),

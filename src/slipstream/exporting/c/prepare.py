@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.config.prepare import (
     ClipStep,
     FilterStep,
@@ -200,8 +200,9 @@ def prepare_in_c(model: PortableModel, name: str) -> PreparedColumns:
     problems = list(explain_refusals(model, plan))
     if problems:
         raise UserError(
-            f"{'; '.join(problems)}: C code cannot do this row by row; pass --after-prepare, and "
-            "give the code rows as they are after all steps"
+            f"{'; '.join(problems)}: C code cannot do this row by row; pass "
+            + Option("after-prepare", True)
+            + ", and give the code rows as they are after all steps"
         )
     return _write_steps(model, plan, name)
 

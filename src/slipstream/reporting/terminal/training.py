@@ -6,7 +6,7 @@ import collections
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slipstream.base.text import (
@@ -17,7 +17,6 @@ from slipstream.base.text import (
     format_number,
 )
 from slipstream.config.train import LAYER_WORDS, upgrade_plan
-from slipstream.events import Epoch
 from slipstream.reporting.terminal.console import (
     create_progress_console,
     create_text_column,
@@ -29,9 +28,6 @@ from slipstream.reporting.wording import format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress
-
-WIDTH, HEIGHT, MARGIN = 360, 120, 18
-TRAINING, VALIDATION = "#9ca3af", "#2563eb"
 
 
 def is_notebook() -> bool:
@@ -68,46 +64,6 @@ class NotebookOutput:
             self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
-
-
-def draw_losses(history: Sequence[Epoch]) -> str:
-    """Draw training and validation losses over epochs, one line a model; empty without losses."""
-    losses = [loss for one in history for loss in (one.train_loss, one.val_loss)]
-    values = [loss for loss in losses if _is_drawn(loss)]
-    if len(history) < 2 or not values:
-        return ""
-    low, high = math.log(min(values)), math.log(max(values))
-    last = max(one.epoch for one in history)
-    first = min(one.epoch for one in history)
-
-    def place(epoch: float, loss: float) -> str:
-        x = MARGIN + (WIDTH - 2 * MARGIN) * (epoch - first) / ((last - first) or 1.0)
-        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (math.log(loss) - low) / ((high - low) or 1.0)
-        return f"{x:.1f},{y:.1f}"
-
-    lines = []
-    for lane in sorted({one.lane or 0 for one in history}):
-        mine = [one for one in history if (one.lane or 0) == lane]
-        for name, colour in (("train_loss", TRAINING), ("val_loss", VALIDATION)):
-            pairs = [(one.epoch, getattr(one, name)) for one in mine]
-            points = " ".join(place(*pair) for pair in pairs if _is_drawn(pair[1]))
-            lines.append(
-                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-            )
-    best = min((one.val_loss for one in history if _is_drawn(one.val_loss)), default=math.nan)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        f'aria-label="loss curve">{"".join(lines)}'
-        f'<text x="{MARGIN}" y="12" font-size="11" fill="{TRAINING}">training loss</text>'
-        f'<text x="{MARGIN + 84}" y="12" font-size="11" fill="{VALIDATION}">validation, best '
-        f"{best:.4g}</text>"
-        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 4}" font-size="11" fill="{TRAINING}" '
-        f'text-anchor="end">epoch {last:g}</text></svg>'
-    )
-
-
-def _is_drawn(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss) and loss > 0
 
 
 LOADING = "loading torch and the data ..."

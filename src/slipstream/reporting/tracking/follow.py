@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slipstream import runs
-from slipstream.base.errors import ResumableError, UserError
+from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.run_names import get_start_time
 from slipstream.reporting.tracking.tracker import (
     WHOLE,
@@ -216,7 +216,7 @@ class Follower:
                 Point(WHOLE, name, int(max(steps, default=0)), value, at)
                 for name, value in read_figures(metrics).items()
             ]
-            with list_files(self.folder) as files:
+            with list_files(self.folder, self.tracker.pictures) as files:
                 self.tracker.finish(figures, files)
             self.state.finished_at = finished_at
 
@@ -244,10 +244,10 @@ def follow(
     show: Callable[[int], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
-    """Send what a run logs to a tracker, until the run ends; a finished run is sent at once.
+    """Send the log of a run to a tracker, until the run ends; a finished run is sent at once.
 
-    What was sent is in the run's folder: called again, it goes on where it was. A server that does
-    not answer is tried again as long as the run trains, and five minutes longer.
+    The run's folder records what was sent, so another call continues from there. If a server does
+    not answer, the call retries until five minutes after the end of the run.
 
     Args:
         run: A run folder, the beginning of its name, or "last".
@@ -259,8 +259,8 @@ def follow(
         warn: Called with a message when the server does not answer, and when it does again.
 
     Returns:
-        `to`, `run`, `where`, `points` (sent by this call) and `finished`: whether the run is, and
-        its figures, config, report, plots and model were added.
+        A dict: `to`, `run`, `where`, `points` (sent by this call) and `finished` (whether the run
+        is finished, and its metrics, config, report, plots and model were sent).
 
     Raises:
         UserError: There is no such run or tracker, a package is missing, or the server does not
@@ -272,13 +272,13 @@ def follow(
         slipstream.follow(result.run, "tensorboard", out="board")
     """
     if to not in EXTRAS:
-        raise UserError(f"--to {to}: is none of {', '.join(EXTRAS)}")
+        raise UserError(Option("to", to) + f": is none of {', '.join(EXTRAS)}")
     if to == "mlflow" and out and "@" in out:
         from slipstream.reporting.tracking.mlflow import take_password
 
         out = take_password(out)
     if to != "mlflow" and out and "://" in out:
-        raise UserError(f"--out is an address; {to} takes a folder of this machine")
+        raise UserError(Option("out") + f" is an address; {to} takes a folder of this machine")
     folder = runs.find_run(run)
     check_run(folder)
     place = folder / "follow" / _name_place(to, out)

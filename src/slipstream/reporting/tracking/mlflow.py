@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.base.text import holds_secret, mask_secrets
 from slipstream.reporting.tracking.tracker import (
     WHOLE,
@@ -47,6 +47,8 @@ NOTE = "mlflow.note.content"
 class MLflow(Tracker):
     """Sends points with `log_batch`."""
 
+    pictures = ".svg"
+
     def __init__(self, about: FollowedRun, memory: Memory) -> None:
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)
@@ -57,7 +59,9 @@ class MLflow(Tracker):
         self.address = take_password(self._secret_address)
         if not self.address:
             raise UserError(
-                "mlflow: which server? Pass --out http://HOST:PORT, or set MLFLOW_TRACKING_URI"
+                "mlflow: which server? Pass "
+                + Option("out", "http://HOST:PORT")
+                + ", or set MLFLOW_TRACKING_URI"
             )
         try:
             self._client: Any = MlflowClient(self.address)
@@ -199,11 +203,14 @@ def take_password(address: str) -> str:
     try:
         parts = urlsplit(address)
     except ValueError:  # such as a [ that is not closed
-        raise UserError("--out is not an address; write it as http://HOST:PORT") from None
+        raise UserError(
+            Option("out") + " is not an address; write it as http://HOST:PORT"
+        ) from None
     if "@" not in parts.netloc and holds_secret(address):
         raise UserError(
-            "--out: what is before the @ looks like a password; write / ? and # in a password, and "
-            "@ in a path, as %2F, %3F, %23 and %40"
+            Option("out")
+            + ": what is before the @ looks like a password; write / ? and # in a password, "
+            "and @ in a path, as %2F, %3F, %23 and %40"
         )
     if parts.username is not None:
         os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)

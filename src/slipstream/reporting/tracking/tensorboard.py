@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Option, UserError
 from slipstream.reporting.tracking.tracker import (
     WHOLE,
     FollowedRun,
@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
         if memory.is_new and self._list_files():
             raise UserError(
                 f"{self.folder}: has points already, of another run of this name or of this one; "
-                "remove the folder, or pass another --out"
+                "remove the folder, or pass another " + Option("out")
             )
 
     def _list_files(self) -> list[Path]:
@@ -97,14 +97,15 @@ class TensorBoard(Tracker):
         """Nothing says so in its files."""
 
     def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
-        from matplotlib.image import imread
+        import numpy as np
+        from PIL import Image
         from tensorboardX.summary import image
 
         self.send(figures)
         now = time.time()
         for file in files.values():
             if file.suffix == ".png":
-                picture = image(file.stem, imread(file), dataformats="HWC")
+                picture = image(file.stem, np.asarray(Image.open(file)), dataformats="HWC")
                 self._write(WHOLE, picture, step=0, at=now)
         self._flush()
 

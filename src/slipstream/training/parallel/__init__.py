@@ -1,1 +1,0 @@
-"""One model trained by several processes: who starts them, and what each does."""

@@ -1,0 +1,379 @@
+"""Starts workers, watches them, starts those again that die, and collects how each ended.
+
+`run_workers` is the one loop. Where workers run is up to a `Workers`: `LocalWorkers` for processes
+of this machine, `ray.RayWorkers` for tasks of a cluster. The processes that train one model
+together use `LocalWorkers` without the loop, since the death of one ends them all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal, Protocol, Self
+
+from slipstream.base import machine
+from slipstream.base.errors import (
+    EXIT_RESUMABLE,
+    Interrupted,
+    ResumableError,
+    UserError,
+    parse_json_error,
+)
+from slipstream.base.signals import StopRequest, catch_signals
+from slipstream.runs import Event
+from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED, WorkerTask, format_task
+
+MODULE = "slipstream.workers"
+STDERR = "stderr.txt"
+POLL_S = 0.2
+MAX_DEATHS = 3
+"""Of a worker, one after another without progress in between, before it is given up"""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker has started."""
+
+    facts: dict[str, Any]
+    """Values for the log: its process, and its machine on a cluster"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a worker ended."""
+
+    kind: Literal["done", "refused", "stopped", "died"]
+    """refused: by a UserError. stopped: it cannot go on for now, as on a full disk"""
+    what: str = ""
+    """The reason, unless it is done"""
+    error: UserError | ResumableError | None = None
+    """Where it was refused or stopped: why, and what to do"""
+
+
+Message = Started | Outcome | Event
+
+
+class Workers(Protocol):
+    """Where workers run."""
+
+    stop: StopRequest
+    """What the user has requested by a signal"""
+
+    @property
+    def slots(self) -> Sequence[int]:
+        """The numbers of the GPUs, parts of a CPU, or places on a cluster for a worker each"""
+
+    def start(self, task: WorkerTask, slot: int, attempt: int) -> None:
+        """Start a worker in a free slot; `attempt` counts the starts of this task from 1."""
+
+    def watch(self) -> Iterator[tuple[int, Message]]:
+        """Yield the messages of all workers with their numbers, the last one of each its outcome,
+        until none runs; workers may be started in between. A signal stops them all."""
+
+    def terminate(self) -> None:
+        """Have all workers save their state and stop."""
+
+
+class Reporter(Protocol):
+    """Logs and shows what happens to workers."""
+
+    def add(self, worker: int, event: Event) -> None:
+        """Log or show an event of a worker."""
+
+    def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
+        """Log that a worker started, died or took over the task of another."""
+
+
+@dataclass(frozen=True)
+class RestartRules:
+    """When a worker that has ended is started again."""
+
+    progress: Sequence[str] = ()
+    """Events after which a worker may die as often again"""
+    given_up: str = "given up"
+    """What the log says of a worker that is not started again"""
+    hands_over: bool = False
+    """Whether the task of a worker that is given up waits for the slot of another one"""
+    stops_together: bool = False
+    """Whether all have to stop where one does, as on a full disk; else it counts as dead"""
+    recover: Callable[[int], None] = field(default=lambda _: None)
+    """Is called with the number of a worker that died, before it is started again"""
+
+
+def run_workers(
+    workers: Workers, tasks: Sequence[WorkerTask], rules: RestartRules, reporter: Reporter
+) -> dict[int, Outcome]:
+    """Run the tasks until all have ended; return how each did, by its number.
+
+    A UserError of a worker is raised, and a signal as Interrupted, after all have saved and
+    stopped.
+    """
+    launch = _Launch(workers, tasks, rules, reporter)
+    launch.fill_slots()
+    for index, message in workers.watch():
+        launch.take(index, message)
+    if workers.stop.requested:
+        raise Interrupted("stopped", signal_number=workers.stop.signal_number)
+    if launch.error is not None:
+        raise launch.error
+    return launch.outcomes
+
+
+class _Launch:
+    """The tasks of one command: those that wait, the slots where others run, and how they ended."""
+
+    def __init__(
+        self,
+        workers: Workers,
+        tasks: Sequence[WorkerTask],
+        rules: RestartRules,
+        reporter: Reporter,
+    ) -> None:
+        self.workers, self.rules, self.reporter = workers, rules, reporter
+        self.tasks = {task.index: task for task in tasks}
+        self.waiting = deque(tasks)
+        self.free = list(workers.slots)
+        self.slots: dict[int, int] = {}
+        """By task: the slot where it runs"""
+        self.first_slots: dict[int, int] = {}
+        """By task: the slot where it ran first"""
+        self.attempts: Counter[int] = Counter()
+        """By task: how often it was started"""
+        self.deaths: Counter[int] = Counter()
+        """By slot, since the last progress: a broken GPU fails with every task"""
+        self.outcomes: dict[int, Outcome] = {}
+        self.error: Exception | None = None
+        """Why all have to stop"""
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.error is not None or self.workers.stop.requested
+
+    def fill_slots(self) -> None:
+        """Start each task that waits and finds a free slot."""
+        while self.waiting and self.free and not self.is_stopping:
+            task, slot = self.waiting.popleft(), self.free.pop(0)
+            self.slots[task.index] = slot
+            self.first_slots.setdefault(task.index, slot)
+            self.attempts[task.index] += 1
+            self.workers.start(task, slot, self.attempts[task.index])
+
+    def take(self, index: int, message: Message) -> None:
+        """Log a message; have the slot of a worker that has ended take the next task, or the same
+        one again."""
+        task, slot = self.tasks[index], self.slots[index]
+        match message:
+            case Started(facts):
+                first = self.first_slots[index]
+                what = "started" if first == slot else "took over"
+                others = {} if first == slot else {"of": first}
+                self.reporter.log(slot, task, what, **facts, **others)
+            case Outcome():
+                del self.slots[index]
+                self.outcomes[index] = message
+                self._end(task, slot, message)
+                self.fill_slots()
+            case event:
+                if event["event"] in self.rules.progress:
+                    self.deaths[slot] = 0
+                self.reporter.add(index, event)
+
+    def _end(self, task: WorkerTask, slot: int, outcome: Outcome) -> None:
+        if outcome.kind == "done":
+            self.free.append(slot)
+        elif outcome.kind == "refused":
+            # the first start accepted the same config, so a later refusal is not a user error
+            error_type = UserError if self.attempts[task.index] == 1 else ResumableError
+            error = outcome.error or UserError(outcome.what)
+            self._stop(error_type(error.reason, fix=error.fix))
+        elif outcome.kind == "stopped" and self.rules.stops_together:
+            self._stop(outcome.error or ResumableError(outcome.what or "a worker had to stop"))
+        elif not self.is_stopping:
+            self._recover(task, slot, outcome)
+
+    def _recover(self, task: WorkerTask, slot: int, outcome: Outcome) -> None:
+        """Have a task whose worker died start again, here or in another slot."""
+        self.deaths[slot] += 1
+        is_given_up = self.deaths[slot] >= MAX_DEATHS
+        remedy = self.rules.given_up if is_given_up else "started again"
+        self.reporter.log(slot, task, "died", why=outcome.what, remedy=remedy)
+        if not is_given_up:
+            self.rules.recover(task.index)
+            self.waiting.appendleft(task)
+            self.free.insert(0, slot)
+        elif self.rules.hands_over:
+            self.waiting.append(task)
+
+    def _stop(self, error: Exception) -> None:
+        """Have all workers save and stop; the first error counts."""
+        if not self.is_stopping:
+            self.error = error
+            self.workers.terminate()
+
+
+class LocalWorkers:
+    """Worker processes of this machine. The first SIGINT or SIGTERM becomes `stop` and is sent on
+    as SIGTERM; workers that still run at the end of the `with` are killed."""
+
+    def __init__(self, envs: Sequence[Mapping[str, str]]) -> None:
+        """`envs` has the environment of each slot, which may show a worker one GPU."""
+        self.envs = envs
+        self.stop = StopRequest()
+        self.processes: dict[int, WorkerProcess] = {}
+        """By number of the worker; those that have ended too"""
+        self._messages: queue.Queue[tuple[int, Message]] = queue.Queue()
+        self._running: set[int] = set()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(catch_signals(self.stop))
+        self._stack.callback(self._kill)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def slots(self) -> Sequence[int]:
+        return range(len(self.envs))
+
+    def start(self, task: WorkerTask, slot: int, attempt: int = 1) -> None:
+        process = WorkerProcess(task, self.envs[slot], self._messages)
+        self.processes[task.index] = process
+        self._running.add(task.index)
+
+    def watch(self) -> Iterator[tuple[int, Message]]:
+        is_stopping = False
+        while self._running:
+            if self.stop.requested and not is_stopping:
+                is_stopping = True
+                self.terminate()
+            try:
+                index, message = self._messages.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+            if isinstance(message, Outcome):
+                self._running.discard(index)
+            yield index, message
+
+    def terminate(self) -> None:
+        for index in self._running:
+            self.processes[index].send_signal(signal.SIGTERM)
+
+    def _kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+
+
+class WorkerProcess:
+    """The process of one worker, whose messages go into a queue."""
+
+    def __init__(
+        self,
+        task: WorkerTask,
+        env: Mapping[str, str],
+        messages: queue.Queue[tuple[int, Message]],
+    ) -> None:
+        self.task, self.messages = task, messages
+        self.error: UserError | ResumableError | None = None
+        """Why the worker was refused or had to stop"""
+        folder = Path(self.task.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / STDERR).open("ab") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                encoding="utf-8",
+                errors="replace",
+                env=os.environ | env,
+                start_new_session=True,  # Ctrl-C reaches it only through `LocalWorkers`
+            )
+        self._put(Started({"pid": self.process.pid}))
+        with suppress(BrokenPipeError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(format_task(task) + "\n")
+            self.process.stdin.flush()
+        self._reader = Thread(target=self._read_events, daemon=True)
+        self._reader.start()
+
+    def _put(self, message: Message) -> None:
+        self.messages.put((self.task.index, message))
+
+    def _read_events(self) -> None:
+        process = self.process
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                event = _parse_event(line)
+                if event is None:
+                    continue
+                if event["event"] == REFUSED:
+                    self.error = parse_json_error(UserError, event)
+                elif event["event"] == STOPPED:
+                    self.error = parse_json_error(ResumableError, event)
+                self._put(event)
+        process.wait()
+        with suppress(OSError):
+            assert process.stdin is not None
+            process.stdin.close()
+        self._put(self.get_outcome())
+
+    def get_outcome(self) -> Outcome:
+        """Return how the process ended."""
+        match self.exit_code:
+            case 0:
+                return Outcome("done")
+            case code if code == EXIT_USER_ERROR and self.error:  # Python's own exit code, too
+                return Outcome("refused", str(self.error), self.error)
+            case code if code == EXIT_RESUMABLE:
+                return Outcome("stopped", str(self.error or self.describe_exit()), self.error)
+        return Outcome("died", self.describe_exit())
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process, once it has ended"""
+        return self.process.returncode
+
+    def send_signal(self, number: int) -> None:
+        if os.name == "nt" and number == signal.SIGTERM:
+            # Windows would kill it; it saves its state and stops when stdin is closed
+            with suppress(OSError):
+                assert self.process.stdin is not None
+                self.process.stdin.close()
+            return
+        machine.signal_process_group(self.process.pid, number)
+
+    def kill(self) -> None:
+        """End the process at once, if it still runs, and take its last messages."""
+        if self.process.poll() is None:
+            machine.kill_process_group(self.process.pid)
+        self._reader.join()
+
+    def describe_exit(self) -> str:
+        """Say how the process ended, with the last line of its stderr."""
+        text = ""
+        with suppress(OSError):
+            text = (Path(self.task.folder) / STDERR).read_text(encoding="utf-8", errors="replace")
+        return machine.describe_exit(self.exit_code, text)
+
+
+def _parse_event(line: str) -> Event | None:
+    """Return the event of a line; None for a line that a kill has truncated, or that something has
+    printed before the worker began."""
+    try:
+        event = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
