@@ -16,6 +16,7 @@ import slipstream
 from slipstream import runs, training
 from slipstream.base import machine
 from slipstream.config import Model, Signature
+from slipstream.config.model import SPECS
 from slipstream.data import dataset as datasets
 from slipstream.engine import loop, optim, planning, recovery
 from slipstream.engine.lanes import EpochStart
@@ -359,7 +360,7 @@ def draw_job(number):
         return {"data": {"context": 96}, "model": model, "train": {"batch": 64}}
     draw = np.random.default_rng(number)
     kind, pick = str(draw.choice(KINDS)), draw.choice
-    sizes = [8, 24, 48, 64, 96, 128] if kind in ("transformer", "tcn") else [7, 32, 48, 100, 130]
+    sizes = [8, 24, 48, 64, 96, 128] if SPECS[kind].has_one_width else [7, 32, 48, 100, 130]
     model = {
         "kind": kind,
         "hidden": int(pick(sizes)),

@@ -60,7 +60,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(to_plain(one) for one in value)
+        return type(value)(to_plain(entry) for entry in value)
     return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
 
 
@@ -86,9 +86,9 @@ def read_descriptions(section: type[Any]) -> dict[str, str]:
     Pydantic would read the source of every section for them at import, which takes 0.1 s.
     """
     result: dict[str, str] = {}
-    for one in reversed(section.__mro__):
-        if one.__module__.partition(".")[0] == "slipstream":
-            (body,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
+    for base in reversed(section.__mro__):
+        if base.__module__.partition(".")[0] == "slipstream":
+            (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
             assert isinstance(body, ast.ClassDef)
             for field, text in itertools.pairwise(body.body):
                 match field, text:

@@ -42,11 +42,11 @@ def check_encoding(name: str) -> str:
 
 def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
     """Return the folder that a pattern begins with, and what matches below it, in order of name."""
-    at = next((i for i, part in enumerate(pattern.parts) if WILDCARD.search(part)), None)
-    if at is None:
+    first = next((i for i, part in enumerate(pattern.parts) if WILDCARD.search(part)), None)
+    if first is None:
         return pattern, []
-    folder = Path(*pattern.parts[:at])
-    return folder, sorted(folder.glob("/".join(pattern.parts[at:])))
+    folder = Path(*pattern.parts[:first])
+    return folder, sorted(folder.glob("/".join(pattern.parts[first:])))
 
 
 class Split(Section):

@@ -60,7 +60,7 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     else:
         settings, text = _read_toml(Path(source))
         name = str(source)
-    origin = Origin(name, text, dict(_apply_override(settings, each) for each in overrides))
+    origin = Origin(name, text, dict(_apply_override(settings, text) for text in overrides))
     _map_paths(settings, _make_absolute)
     _map_join_paths(settings, _make_absolute)
     where = "a run is trained in a folder of this machine"
@@ -154,14 +154,14 @@ def load_demo(name: str = "demo") -> Config:
     return Config.model_validate(tomllib.loads(text))
 
 
-def list_differences(one: Config, other: Config) -> list[str]:
+def list_differences(first: Config, second: Config) -> list[str]:
     """Return the dotted names of the settings that differ."""
-    mine, theirs = one.model_dump(), other.model_dump()
+    before, after = first.model_dump(), second.model_dump()
     names = []
-    for name, value in mine.items():
+    for name, value in before.items():
         if isinstance(value, dict):
-            names += [f"{name}.{key}" for key in value if value[key] != theirs[name][key]]
-        elif value != theirs[name]:
+            names += [f"{name}.{key}" for key in value if value[key] != after[name][key]]
+        elif value != after[name]:
             names.append(name)
     return names
 
@@ -187,9 +187,9 @@ def to_json_values(value: Any) -> Any:
     if isinstance(value, Section):
         value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
-        return {str(key): to_json_values(one) for key, one in value.items()}
+        return {str(key): to_json_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_values(one) for one in value]
+        return [to_json_values(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     is_ambiguous = isinstance(value, str) and NONFINITE_TEXT.fullmatch(value) is not None
@@ -199,9 +199,9 @@ def to_json_values(value: Any) -> Any:
 def from_json_values(value: Any) -> Any:
     """Return the settings that `to_json_values` has written."""
     if isinstance(value, Mapping):
-        return {key: from_json_values(one) for key, one in value.items()}
+        return {key: from_json_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [from_json_values(one) for one in value]
+        return [from_json_values(entry) for entry in value]
     match = NONFINITE_TEXT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return value
@@ -427,7 +427,7 @@ def format_setting(config: Config, name: str) -> str:
     section, _, key = name.partition(".")
     value = getattr(getattr(config, section), key) if key else getattr(config, section)
     if isinstance(value, tuple):
-        return f"[{', '.join(_format_value(one) for one in value)}]"
+        return f"[{', '.join(_format_value(entry) for entry in value)}]"
     return _format_value(value)
 
 

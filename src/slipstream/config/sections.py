@@ -79,15 +79,15 @@ class PredictFilter(Section):
         if order > highest:
             raise ValueError(f'{name}: order is {order}; kind = "{kind}" takes at most {highest}')
         fewest = {"savgol": order + 1, "butterworth": 3}.get(kind, 1)
-        if self.rows is not None and not fewest <= self.rows <= MOST_ROWS[kind]:
+        if self.rows is not None and not fewest <= self.rows <= MAX_ROWS[kind]:
             raise ValueError(
                 f'{name}: rows is {self.rows}; kind = "{kind}" takes from {fewest} to '
-                f"{MOST_ROWS[kind]:,} here"
+                f"{MAX_ROWS[kind]:,} here"
             )
         return self
 
 
-MOST_ROWS = {"moving_average": 10_000, "ema": 1_000_000, "savgol": 1001, "butterworth": 1_000_000}
+MAX_ROWS = {"moving_average": 10_000, "ema": 1_000_000, "savgol": 1001, "butterworth": 1_000_000}
 HIGHEST_ORDER = {"savgol": 5, "butterworth": 10}
 
 

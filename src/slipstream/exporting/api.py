@@ -145,7 +145,7 @@ def _describe_custom(trained: TrainedRun) -> PortableRun:
     widths = None
     if (half_widths := member.trained.folds[-1].half_widths) is not None:
         sizes = [scaler.size[name] for name in signature.targets]
-        widths = {level: one.double().numpy() * sizes for level, one in half_widths.items()}
+        widths = {level: width.double().numpy() * sizes for level, width in half_widths.items()}
     model = PortableModel(member.config, signature, scaler, {})
     described = PortableMember(
         member.name, member.run, (model,), member.trained.describe_on_new_data(), widths

@@ -135,19 +135,21 @@ class Interface:
 
 def make_interface(run: PortableRun) -> Interface:
     """Return the inputs and outputs of a run."""
-    members = [one.first for one in run.members]
+    members = [member.first for member in run.members]
     _refuse_other_members(run)
     ordered = [run.first, *members]
-    contexts = {one.signature.context for one in members}
+    contexts = {model.signature.context for model in members}
     return Interface(
         signature=run.signature,
-        inputs=_join(one.signature.inputs for one in ordered),
-        static=_join(one.signature.static for one in ordered),
-        future=_join(one.signature.future for one in ordered if one.signature.future_shape[0]),
+        inputs=_join(model.signature.inputs for model in ordered),
+        static=_join(model.signature.static for model in ordered),
+        future=_join(
+            model.signature.future for model in ordered if model.signature.future_shape[0]
+        ),
         context=max(contexts),
         fixed_length=len(contexts) > 1
-        or any(has_fixed_length(one.config.model) for one in members),
-        patch=int(np.lcm.reduce([one.config.model.patch for one in members])),
+        or any(has_fixed_length(model.config.model) for model in members),
+        patch=int(np.lcm.reduce([model.config.model.patch for model in members])),
         dtype="float32" if all(map(keeps_digits, members)) else "float64",
         levels=tuple(run.half_widths or ()),
         before=name_steps(run.first),
@@ -212,7 +214,7 @@ def name_filter(model: PortableModel) -> tuple[str, ...]:
 
 
 def _join(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for some in names for name in some))
+    return tuple(dict.fromkeys(name for columns in names for name in columns))
 
 
 def _refuse_other_members(run: PortableRun) -> None:
@@ -410,7 +412,7 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
     """Refuse options that are for other formats."""
     for setting in settings:
         if setting not in FORMATS[name].settings:
-            others = [other for other, one in FORMATS.items() if setting in one.settings]
+            others = [key for key, other in FORMATS.items() if setting in other.settings]
             owner = "is for " + Option("to", " or ".join(others)) if others else "is no option"
             raise UserError(Option(setting.replace("_", "-")) + " " + owner, fix="remove it")
 
@@ -419,7 +421,7 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
     """Refuse a model that the format cannot hold."""
     chosen = FORMATS[name]
     if run.signature.state == "carried" and chosen.why_no_state:
-        others = [other for other, one in FORMATS.items() if not one.why_no_state]
+        others = [key for key, other in FORMATS.items() if not other.why_no_state]
         raise UserError(
             f'{run.run.folder}: was trained with train.state = "carried", which '
             + Option("to", name)
@@ -429,7 +431,7 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
     for member in run.members:
         model = member.first.config.model
         if not chosen.holds(model):
-            others = [name for name, other in FORMATS.items() if other.holds(model)]
+            others = [key for key, other in FORMATS.items() if other.holds(model)]
             what = "a class of your own" if model.is_custom else f'"{model.kind}"'
             what += "" if model.is_custom else f": {load_kind(model).why_no_c}"
             raise UserError(

@@ -62,7 +62,9 @@ def write_servable(run: PortableRun, folder: Path) -> None:
 def choose_packages(run: PortableRun) -> tuple[str, ...]:
     """Return the packages that serving this run needs."""
     configs = [member.first.config for member in run.members]
-    has_steps = any(one.data.prepare or one.predict.filter.kind != "none" for one in configs)
+    has_steps = any(
+        config.data.prepare or config.predict.filter.kind != "none" for config in configs
+    )
     return (*PACKAGES, *FOR_STEPS) if has_steps else PACKAGES
 
 
@@ -83,9 +85,9 @@ def pin_packages(names: tuple[str, ...]) -> list[str]:
         pinned[name] = f"{name}=={package.version}"
         needs = [Requirement(line) for line in package.requires or ()]
         waiting += [
-            _normalize(one.name)
-            for one in needs
-            if one.marker is None or one.marker.evaluate({"extra": ""})
+            _normalize(need.name)
+            for need in needs
+            if need.marker is None or need.marker.evaluate({"extra": ""})
         ]
     return sorted(pinned.values())
 
@@ -102,17 +104,17 @@ def write_standalone(run: PortableRun, folder: Path) -> None:
     config = strip_config(runs.load_config(run.run))
     (folder / "config.toml").write_text(runs.format_config(config), encoding="utf-8")
     content = runs.read_json(run.run.folder / ENSEMBLE_FILE)
-    for member in content["members"]:
-        member["run"] = Path(member["run"]).name
+    for described in content["members"]:
+        described["run"] = Path(described["run"]).name
     if list(run.weights) != content["folds"][-1]["weights"]:  # the best member was chosen
         for fold in content["folds"]:
             fold["weights"] = [float(number == fold["best"]) for number in range(len(run.members))]
             fold["reach"][ENSEMBLE] = fold["reach"][MODEL]
     runs.write_json(folder / ENSEMBLE_FILE, content)
-    for number, one in enumerate(run.members, start=1):
+    for number, member in enumerate(run.members, start=1):
         inner = folder / MEMBERS / str(number)
         inner.mkdir(parents=True)
-        _write_member(one, inner)
+        _write_member(member, inner)
 
 
 def strip_config(config: Config) -> Config:

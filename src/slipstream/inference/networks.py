@@ -153,11 +153,11 @@ def average(
     if len(predictions) == 1:
         return predictions[0]
     shares = weights or [1 / len(predictions)] * len(predictions)
-    used = [(one, share) for one, share in zip(predictions, shares, strict=True) if share]
+    used = [(values, share) for values, share in zip(predictions, shares, strict=True) if share]
     if classes:
-        every = [np.exp(log_softmax(one)) * np.float32(share) for one, share in used]
-        return np.asarray(np.log(np.maximum(sum(every), np.finfo(np.float32).tiny)))
-    return np.asarray(sum(one * np.float32(share) for one, share in used), dtype=np.float32)
+        parts = [np.exp(log_softmax(logits)) * np.float32(share) for logits, share in used]
+        return np.asarray(np.log(np.maximum(sum(parts), np.finfo(np.float32).tiny)))
+    return np.asarray(sum(values * np.float32(share) for values, share in used), dtype=np.float32)
 
 
 def restore_outputs(outputs: Sequence[Array], signature: Signature, scaler: Scaler) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from slipstream.base.errors import Command, UserError
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.storage import compute_sha256, read_verified
 from slipstream.config import Config, Signature
-from slipstream.data.prepare.chain import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.models.files import (
     WEIGHTS_FILE,
@@ -37,6 +36,9 @@ from slipstream.runs.lanes import (
     read_lanes,
     select_lane,
 )
+
+if TYPE_CHECKING:
+    from slipstream.data.prepare.chain import Limits  # it imports scipy
 
 MEMBERS = "members"
 
@@ -59,7 +61,7 @@ def save_mixture(
     content = {
         "reference": reference,
         "members": list(members),
-        "folds": [one._asdict() for one in folds],
+        "folds": [fold._asdict() for fold in folds],
     }
     runs.write_json(run.folder / ENSEMBLE_FILE, content)
 
@@ -72,7 +74,7 @@ def read_mixture(run: Run) -> dict[str, Any] | None:
     runs.verify_files(run.folder, ENSEMBLE_FILE)
     content = runs.read_json(path)
     try:
-        folds = [FoldMixture(**one) for one in content["folds"]]
+        folds = [FoldMixture(**fold) for fold in content["folds"]]
         return {**content, "folds": folds}
     except (KeyError, TypeError) as error:
         raise UserError(f"{path}: is damaged ({error!r}); restore it from a copy") from None
@@ -158,7 +160,7 @@ class PortableRun:
     """What the model is to the run; empty where it is the run's own"""
     members: tuple[PortableMember, ...]
     weights: tuple[float, ...]
-    """One for each member; they add up to one"""
+    """The share of each member in the mean; they add up to 1"""
     half_widths: Widths | None
     """Of the intervals; None where the run has none"""
     reference: int
@@ -180,9 +182,9 @@ class PortableRun:
     @property
     def signature(self) -> Signature:
         """The reference's columns; quantiles and the output range where all members share them."""
-        every = [member.first.signature for member in self.members]
-        quantiles = {one.quantiles for one in every}
-        ranges = {one.output_range for one in every}
+        signatures = [member.first.signature for member in self.members]
+        quantiles = {signature.quantiles for signature in signatures}
+        ranges = {signature.output_range for signature in signatures}
         common = {
             "quantiles": quantiles.pop() if len(quantiles) == 1 else (),
             "output_range": ranges.pop() if len(ranges) == 1 else None,
@@ -204,9 +206,10 @@ def load_portable(
         return PortableRun(opened, owner, (member,), (1.0,), widths, 0, what, hashes)
     members = []
     hashes = {ENSEMBLE_FILE: compute_sha256(opened.folder / ENSEMBLE_FILE)}
-    for number, one in enumerate(content["members"], start=1):
+    for number, described in enumerate(content["members"], start=1):
         inner = f"{MEMBERS}/{number}"
-        member, files = _load_member(Run(opened.folder / inner), one["name"], overrides, None)
+        folder = Run(opened.folder / inner)
+        member, files = _load_member(folder, described["name"], overrides, None)
         members.append(member)
         hashes |= {f"{inner}/{name}": value for name, value in files.items()}
     mixture: FoldMixture = content["folds"][-1]
@@ -258,9 +261,9 @@ def _load_member(
     hashes |= {
         f"{LANES_FOLDER}/{path.name}": compute_sha256(path) for path in sorted(folder.iterdir())
     }
-    every = parse_weights(lanes.weights, lanes.path)
+    stacked = parse_weights(lanes.weights, lanes.path)
     fold = lanes.folds[-1]
-    models = tuple(make(select_lane(every, lane), lanes.path) for lane in fold.lanes)
+    models = tuple(make(select_lane(stacked, lane), lanes.path) for lane in fold.lanes)
     what = f"{lanes.description} of the last fold" if len(lanes.folds) > 1 else lanes.description
     return PortableMember(
         name, run, models, what, _to_arrays(fold.reach, signature.targets)

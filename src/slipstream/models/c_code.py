@@ -61,7 +61,7 @@ class ConstArrays:
             return f"{{{name}, {rows}, {columns}}}"
         values, scales = quantize(matrix)
         flat = to_blocks(values)
-        self._add("int8_t", name, (str(one) for one in flat.tolist()), flat.nbytes)
+        self._add("int8_t", name, (str(value) for value in flat.tolist()), flat.nbytes)
         self.num_weights += flat.size
         self.add_floats(f"{name}_scale", scales)
         self.num_weights -= scales.size
@@ -75,10 +75,11 @@ class ConstArrays:
         return f"{{{weight}, {self.add_floats(f'{name}_bias', bias)}}}"
 
     def _add(self, kind: str, name: str, values: Iterable[str], num_bytes: int) -> None:
-        every = list(values)
-        lines = [", ".join(every[at : at + PER_LINE]) for at in range(0, len(every), PER_LINE)]
+        texts = list(values)
+        starts = range(0, len(texts), PER_LINE)
+        lines = [", ".join(texts[start : start + PER_LINE]) for start in starts]
         body = ",\n    ".join(lines)
-        self.lines.append(f"static const {kind} {name}[{len(every)}] = {{\n    {body}}};\n")
+        self.lines.append(f"static const {kind} {name}[{len(texts)}] = {{\n    {body}}};\n")
         self.num_bytes += num_bytes
 
 
@@ -118,8 +119,8 @@ def format_double(value: float) -> str:
 
 def format_list(values: Iterable[Any], *, double: bool = False) -> str:
     """Return the initializer of a small array."""
-    every = [format_double(float(value)) for value in values] if double else format_floats(values)
-    return f"{{{', '.join(every)}}}"
+    texts = [format_double(float(value)) for value in values] if double else format_floats(values)
+    return f"{{{', '.join(texts)}}}"
 
 
 def format_integers(values: Iterable[Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import safetensors.numpy
@@ -16,10 +16,12 @@ from slipstream.base.errors import UserError
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.storage import read_verified
 from slipstream.config import Config, Signature
-from slipstream.data.prepare.chain import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.models.numpy_layers import Weights
 from slipstream.runs import Run
+
+if TYPE_CHECKING:
+    from slipstream.data.prepare.chain import Limits  # it imports scipy
 
 Content = TypeVar("Content")
 WEIGHTS_FILE, SIGNATURE_FILE, SCALER_FILE = "weights.safetensors", "signature.json", "scaler.json"

@@ -73,11 +73,11 @@ def average_predictions(
     The weights add up to one; without any, all count the same.
     """
     if classes:
-        every = torch.stack([torch.log_softmax(one, dim=-1) for one in predictions])
+        logs = torch.stack([torch.log_softmax(logits, dim=-1) for logits in predictions])
         if weights is None:
-            return every.logsumexp(dim=0) - math.log(len(predictions))
-        shares = every.new_tensor(weights).log().view(-1, *[1] * predictions[0].ndim)
-        return (every + shares).logsumexp(dim=0)
+            return logs.logsumexp(dim=0) - math.log(len(predictions))
+        shares = logs.new_tensor(weights).log().view(-1, *[1] * predictions[0].ndim)
+        return (logs + shares).logsumexp(dim=0)
     total = predictions[0] if weights is None else predictions[0] * weights[0]
     for number, another in enumerate(predictions[1:], start=1):
         total = total + (another if weights is None else another * weights[number])

@@ -133,11 +133,11 @@ class OnnxNetwork(NamedTuple):
             case "relu":
                 return add("Relu", value)
             case "gelu":
-                one, half, root = (
+                unit, half, root = (
                     self.graph.constant(np.float32(x)) for x in (1, 0.5, math.sqrt(0.5))
                 )
                 error = add("Erf", add("Mul", value, root))
-                return add("Mul", add("Mul", value, half), add("Add", error, one))
+                return add("Mul", add("Mul", value, half), add("Add", error, unit))
             case "silu":
                 return add("Mul", value, add("Sigmoid", value))
             case "elu":

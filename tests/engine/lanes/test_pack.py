@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from slipstream import UserError
+from slipstream.config.model import SPECS
 from slipstream.data import windows
 from slipstream.engine import pack as flat_optim
 from slipstream.engine import pack as packs
@@ -44,7 +45,7 @@ def configured(change=None, device="cpu", **common):
             both = isinstance(value, dict) and name in together
             together[name] = together[name] | value if both else value
     kind = together.get("model", {}).get("kind")
-    if kind in ("transformer", "tcn"):
+    if kind in SPECS and SPECS[kind].has_one_width:
         together["model"]["hidden"] = 8
     return small_config(**together)
 

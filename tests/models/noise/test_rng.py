@@ -132,7 +132,7 @@ def test_a_gpu_drops_what_a_cpu_drops(dtype):
 INTERPRETED = """
 import itertools, torch
 from slipstream.kernels import dropout as drops
-from slipstream.models.noise import rng as d
+from slipstream.models import noise as d
 
 def fused(x, noise, site, directions):
     how = drops.DropoutHash(d.MIX, d.UNIT, d._hash_unit_site(site), d.LAST, d.DIRECTION)

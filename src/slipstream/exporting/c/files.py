@@ -45,9 +45,9 @@ from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.stream import Stream, StreamPrediction
 from slipstream.models.c_code import format_double, format_floats
 
-MOST_WINDOWS, MOST_NUMBERS = 8, 20_000
+MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
 """How much a self-test holds at most; one window at least"""
-MOST_ROWS = 200
+MAX_ROWS = 200
 """Rows of a series that the steps of `data.prepare` are tested on"""
 ROWS_AFTER_CONTEXT = 50
 """Rows with predictions that count, where the state is carried on"""
@@ -56,7 +56,7 @@ ROWS_AFTER_CONTEXT = 50
 def count_windows(layout: CLayout) -> int:
     """Return how many windows the self-test has."""
     signature = layout.model.signature
-    return max(min(MOST_NUMBERS // (signature.context * len(signature.inputs)), MOST_WINDOWS), 1)
+    return max(min(MAX_NUMBERS // (signature.context * len(signature.inputs)), MAX_WINDOWS), 1)
 
 
 def write_selftest(
@@ -90,12 +90,12 @@ def write_selftest(
     if series is not None:
         deviations = measure_spreads(signature.inputs, scaler)[None]
         if not double:
-            prepared = np.nan_to_num(np.abs(series.prepared[:MOST_ROWS]))
+            prepared = np.nan_to_num(np.abs(series.prepared[:MAX_ROWS]))
             limit = float(widen_limit(limit, prepared / deviations).max())
         values |= {
             "limit": f"{limit:g}",
-            "raw_rows": _format_rows(series.raw[:MOST_ROWS], double=double),
-            "prepared_rows": _format_rows(series.prepared[:MOST_ROWS], double=True),
+            "raw_rows": _format_rows(series.raw[:MAX_ROWS], double=double),
+            "prepared_rows": _format_rows(series.prepared[:MAX_ROWS], double=True),
             "input_spread": _format_rows(deviations, double=True)[0],
         }
     return render("main.c.j2", values)
@@ -108,7 +108,7 @@ def count_rows(layout: CLayout) -> int:
     outputs = signature.steps_out * len(signature.targets) * signature.outputs
     columns = layout.prepared.columns if layout.prepared else signature.inputs
     width = len(columns) + ahead + outputs
-    return max(min(MOST_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
+    return max(min(MAX_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
 
 
 def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:

@@ -15,7 +15,7 @@ from slipstream.kernels.native import library
 from slipstream.kernels.rnn.weights import ONE_BACKWARD, LayerWeights
 
 KERNELS = ["rnn_forward", "rnn_backward"]
-SLICE, MOST_SLICES = 32, 16
+SLICE, MAX_SLICES = 32, 16
 """Windows whose weight gradients are summed by themselves, and the most such sums: they depend on
 the batch alone, so that results do not depend on the number of threads"""
 
@@ -100,7 +100,7 @@ class _NativeRnn(torch.autograd.Function):
         grads = [torch.empty_like(weight) for weight in weights]
         call = _describe(ctx.is_lstm, x, weights, y, saved)
         call.before = _locate(ctx.before)
-        call.slices = min(max(-(-call.B // SLICE), 1), MOST_SLICES)
+        call.slices = min(max(-(-call.B // SLICE), 1), MAX_SLICES)
         call.dy, call.dy_lane, call.dy_row = dy.data_ptr(), dy.stride(0), dy.stride(-2)
         call.dy_time = 0 if ctx.last else dy.stride(1)
         call.dx = _locate(dx)
