@@ -69,7 +69,9 @@ def open_study(
     except ModuleNotFoundError as error:
         message = f'tune.sampler = "{tune.sampler}" needs the package {error.name}'
         raise UserError(f'{message}; install it, or use "tpe"') from None
-    return TimedStudy(study, space)
+    opened = TimedStudy(study, space)
+    opened.flush()
+    return opened
 
 
 def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
@@ -113,11 +115,11 @@ class TimedStudy:
     def ask(self) -> Trial:
         with self.measure_time():
             trial = self.study.ask(self.distributions)
-            self._flush()
+            self.flush()
             return trial
 
-    def _flush(self) -> None:
-        """Have the disk store a new trial, or a result, so that a power failure loses neither."""
+    def flush(self) -> None:
+        """Have the disk store a new study, trial or result, so that a power failure loses none."""
         if self.journal is not None:
             self.journal.flush()
 
@@ -148,7 +150,7 @@ class TimedStudy:
             try:
                 trial.set_user_attr(NOTES, dict(notes))
                 frozen = self.study.tell(trial, value, state=state, skip_if_finished=True)
-                self._flush()
+                self.flush()
             except UpdateFinishedTrialError:
                 return None
         return frozen if frozen.state == state else None
