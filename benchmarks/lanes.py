@@ -196,7 +196,7 @@ def build_case(name: str) -> Case:
 def measure_steps(case: Case, *, with_lightning: bool) -> Iterator[ResultRow]:
     steps = {CUDNN: build_single_step(case, precision="fp16")}
     if case.config.model.spec.is_recurrent:
-        steps[OWN] = build_single_step(case, precision="fp16", cudnn="off")
+        steps[OWN] = build_single_step(case, precision="fp16", rnn="slipstream")
     else:
         steps = {"one model": steps[CUDNN]}
     sizes = dict.fromkeys(steps, 1)

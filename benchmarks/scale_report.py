@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cluster
-import matplotlib as mpl
 import numpy as np
 import scale_inputs as inputs
 from cluster import Outcome
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter
 from scale_inputs import ASSUMED, Model
 
-from slipstream.reporting.figure_style import MUTED, STYLE
+from slipstream.reporting.charts import MUTED, Chart, Scale, number_places, render_svg
 from slipstream.tools.bench.results import ResultRow, ResultTable
 
 
@@ -187,40 +183,32 @@ CAUSE_COLOURS = {
 }
 
 
-def draw_speed_ups(axes: Axes, lines: Mapping[str, list[Run]], title: str, top: int) -> None:
+def draw_speed_ups(lines: Mapping[str, list[Run]], title: str, top: int) -> Chart:
     """Draw speed-up against GPUs, one line per storage or job, beside the ideal line."""
-    axes.plot([1, top], [1, top], color=MUTED, lw=1, ls=(0, (4, 3)), label="ideal")
+    ticks = tuple((4.0**power, f"{4.0**power:,.4g}") for power in range(-1, 6) if 4**power <= top)
+    x = Scale(0.8, 1.2 * top, log=True, ticks=tuple(tick for tick in ticks if tick[0] >= 1))
+    y = Scale(0.18, 1.3 * top, log=True, ticks=ticks)
+    chart = Chart(x, y, "GPUs", "times as fast as one GPU", 250, title=title)
+    chart.line([1, top], [1, top], MUTED, width=1, dash="4 3", label="ideal")
     for name, runs in lines.items():
-        xs, ys = [run.outcome.gpus for run in runs], [run.speed_up for run in runs]
-        front = {"zorder": 3, "ls": (0, (2, 1.5))} if name == "SQLite" else {}
-        axes.plot(xs, ys, color=COLOURS[name], marker="o", ms=3, label=name, **front)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    ticks = [4**power for power in range(-1, 6) if 4**power <= top]
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator(ticks))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
-        axis.set_minor_locator(FixedLocator([]))
-    axes.set_xlim(left=0.8)
-    axes.set_ylim(0.18, 1.3 * top)
-    axes.set_title(title)
-    axes.set_xlabel("GPUs")
-    axes.legend(loc="upper left", handlelength=1.6)
+        points = [run.outcome.gpus for run in runs], [run.speed_up for run in runs]
+        # two storages end up on the same line
+        chart.line(*points, COLOURS[name], dash="3 2" if name == "SQLite" else "", label=name)
+        chart.dots(*points, COLOURS[name], size=4)
+    return chart
 
 
-def draw_shares(axes: Axes, runs: list[Run], title: str) -> None:
+def draw_shares(runs: list[Run], title: str) -> Chart:
     """Draw what the GPUs do with their time, by their number."""
-    bottom = np.zeros(len(runs))
-    places = np.arange(len(runs))
+    x = number_places([f"{run.outcome.gpus:,}" for run in runs])
+    chart = Chart(x, Scale(0.0, 100.0), "GPUs", "% of the GPUs' time", 220, title=title)
+    floor, places = np.zeros(len(runs)), np.arange(len(runs))
     for cause, colour in CAUSE_COLOURS.items():
         shares = np.array([100 * run.outcome.compute_shares()[cause] for run in runs])
-        axes.bar(places, shares, bottom=bottom, width=0.8, color=colour, label=cause)
-        bottom += shares
-    axes.set_xticks(places, [f"{run.outcome.gpus:,}" for run in runs])
-    axes.set_ylim(0, 100)
-    axes.set_title(title)
-    axes.set_xlabel("GPUs")
-    axes.grid(False)
+        chart.boxes((places - 0.4, places + 0.4), (floor, floor + shares), colour)
+        chart.name("full", colour, cause)
+        floor = floor + shares
+    return chart
 
 
 def select_lines(runs: list[Run], job: str) -> dict[str, list[Run]]:
@@ -233,23 +221,19 @@ def select_lines(runs: list[Run], job: str) -> dict[str, list[Run]]:
 
 def draw_picture(runs: list[Run], path: Path) -> None:
     top, jobs = max(run.outcome.gpus for run in runs), ("large models", "small models")
-    with mpl.rc_context({**STYLE, "svg.hashsalt": "scale"}):
-        figure = Figure(figsize=(11.4, 6.8), layout="constrained")
-        upper, lower = figure.subplots(2, 3)
-        for axes, job in zip(upper, jobs, strict=False):
-            title = f"Search of {ASSUMED['trials']:,} {job}"
-            draw_speed_ups(axes, select_lines(runs, f"search, {job}"), title, top)
-        walks = {job: select_lines(runs, f"walk-forward, {job}")["shares"] for job in jobs}
-        lanes = int(ASSUMED["folds"] * ASSUMED["repeats"])
-        draw_speed_ups(upper[2], walks, f"Walk-forward of {lanes:,} models", top)
-        upper[0].set_ylabel("times as fast as one GPU")
-        panels = ((jobs[0], "PostgreSQL"), (jobs[0], "journal"), (jobs[1], "journal"))
-        for axes, (job, storage) in zip(lower, panels, strict=True):
-            draw_shares(axes, select_lines(runs, f"search, {job}")[storage], f"{job}, {storage}")
-        lower[0].set_ylabel("% of the GPUs' time")
-        handles, labels = lower[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=9)
-        figure.suptitle("Simulated from times measured on one GPU", x=0.01, ha="left", fontsize=12)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None,
-                       facecolor="white")  # fmt: skip
+    charts = [
+        draw_speed_ups(
+            select_lines(runs, f"search, {job}"), f"Search of {ASSUMED['trials']:,} {job}", top
+        )
+        for job in jobs
+    ]
+    walks = {job: select_lines(runs, f"walk-forward, {job}")["shares"] for job in jobs}
+    lanes = int(ASSUMED["folds"] * ASSUMED["repeats"])
+    charts.append(draw_speed_ups(walks, f"Walk-forward of {lanes:,} models", top))
+    panels = ((jobs[0], "PostgreSQL"), (jobs[0], "journal"), (jobs[1], "journal"))
+    charts += [
+        draw_shares(select_lines(runs, f"search, {job}")[storage], f"{job}, {storage}")
+        for job, storage in panels
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render_svg(charts, width=1200, columns=3), "utf-8")

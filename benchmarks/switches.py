@@ -50,7 +50,7 @@ def list_switches(case: Case) -> Iterator[tuple[str, dict[str, Any], float]]:
         yield engine("capture = false", capture=False)
         yield engine("steps_per_graph = 8", steps_per_graph=8)
         if recurrent:
-            yield engine("cudnn = standard", cudnn="standard")
+            yield engine("rnn = torch", rnn="torch")
             yield engine("cudnn_benchmark = true", cudnn_benchmark=True)
         else:
             yield engine("compile = true", compile=True)
@@ -93,8 +93,8 @@ def fix_plan(case: Case) -> Case:
     trial.close()
     plan = trial.plan
     settings = {"plan": "off", "precision": plan.precision, "threads": plan.threads}
-    if plan.cudnn:
-        settings["cudnn"] = plan.cudnn[0]
+    if plan.rnn:
+        settings["rnn"] = plan.rnn[0].removesuffix("-standard")
     return replace(case, config=replace_settings(case.config, engine=settings))
 
 

@@ -65,17 +65,24 @@ def format_signature(name: str, value: Any) -> str:
     signature = inspect.signature(value)
     parameters = list(signature.parameters.values())
     parts = [format_parameter(parameter) for parameter in parameters]
-    keywords = [at for at, one in enumerate(parameters) if one.kind is one.KEYWORD_ONLY]
-    if keywords:
-        parts.insert(keywords[0], "*")
+    kinds = [parameter.kind for parameter in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        parts.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
     head, tail = f"slipstream.{name}(", f") -> {signature.return_annotation}"
     short = head + ", ".join(parts) + tail
     return short if len(short) <= 90 else "\n".join([head, *(f"    {p}," for p in parts), tail])
 
 
 def format_parameter(parameter: inspect.Parameter) -> str:
-    default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
-    return f"{parameter.name}: {parameter.annotation}{default}"
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    value = parameter.default
+    if value is parameter.empty:
+        default = ""
+    elif inspect.isroutine(value):  # its repr may have an address
+        default = f" = {value.__module__.removeprefix('_')}.{value.__name__}"
+    else:
+        default = f" = {value!r}"
+    return f"{stars}{parameter.name}: {parameter.annotation}{default}"
 
 
 def split_sections(text: str) -> Iterator[tuple[str, str]]:
@@ -95,6 +102,7 @@ def format_section(title: str, body: str) -> str:
     rows = []
     for item in items:
         name, _, description = item.partition(":")
+        assert name.isidentifier(), f"an entry of {title} begins with {name!r}, not with a name"
         rows.append(f"- `{name}`: {' '.join(description.split())}")
     return f"{title}:\n\n" + "\n".join(rows)
 
@@ -113,9 +121,9 @@ def list_events() -> str:
         kind = getattr(slipstream.events, name)
         if not inspect.isclass(kind):
             continue
-        names = (field.name for field in dataclasses.fields(kind) if field.name != "at_s")
+        fields = (field.name for field in dataclasses.fields(kind) if field.name != "at_s")
         when = " ".join(kind.__doc__.partition("\n\n")[0].split())
-        rows.append(f"| `{name}` | {when} | {', '.join(f'`{one}`' for one in names)} |")
+        rows.append(f"| `{name}` | {when} | {', '.join(f'`{field}`' for field in fields)} |")
     return "\n".join(rows)
 
 
@@ -138,7 +146,7 @@ def page() -> str:
     rows = ["| name | what it does |", "|---|---|"]
     for name in ORDER:
         first = inspect.cleandoc(getattr(slipstream, name).__doc__).partition("\n\n")[0]
-        anchor = re.sub("[^a-z ]", "", format_heading(name).lower()).replace(" ", "-")
+        anchor = re.sub("[^a-z_ ]", "", format_heading(name).lower()).replace(" ", "-")
         rows.append(f"| [`{name}`](#{anchor}) | {' '.join(first.split())} |")
     return "\n\n".join([INTRO.strip(), "\n".join(rows), *map(describe, ORDER)]) + "\n"
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from figure_style import INK, MUTED, STYLE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from slipstream.reporting.figure_style import INK, MUTED, STYLE
 
 PICTURE = Path(__file__).parents[1] / "docs" / "lanes.svg"
 ENSEMBLE = "#7c3aed"

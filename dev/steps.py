@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
+from figure_style import INK, MUTED, STYLE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -20,7 +21,6 @@ from slipstream.data.columns import read_column
 from slipstream.data.files import read_tables
 from slipstream.data.prepare.chain import Replay
 from slipstream.data.prepare.tables import PrepareChain
-from slipstream.reporting.figure_style import INK, MUTED, STYLE
 
 FOLDER = Path(__file__).parents[1] / "docs" / "steps"
 BEFORE, AFTER, OTHER, WARNING = "#9ca3af", "#2563eb", "#f59e0b", "#dc2626"

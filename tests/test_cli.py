@@ -238,7 +238,7 @@ def test_bench_measures_compares_and_leaves_its_files(job, tmp_path):
         assert found.exit_code == 0, found.output
         assert json.loads(found.stdout)["rows"][0]["way"] == "naive loop"
         assert "measuring job" in found.stderr
-    assert (tmp_path / "old" / "ladder.png").exists()
+    assert (tmp_path / "old" / "ladder.svg").exists()
     found = invoke("bench", "compare", tmp_path / "old", tmp_path / "new", "--out", tmp_path / "c")
     assert found.exit_code == 0, found.output
     assert "figures moved beyond their spread" in found.stdout
@@ -249,7 +249,7 @@ def test_bench_parity_tells_its_verdict(job, tmp_path):
     found = invoke("bench", "parity", job, *sets(), "--out", tmp_path / "parity")
     assert found.exit_code == 0, found.output
     assert "no loss shown" in found.stdout
-    assert (tmp_path / "parity" / "parity.png").exists()
+    assert (tmp_path / "parity" / "parity.svg").exists()
 
 
 def test_bench_refuses_what_it_does_not_know(tmp_path):

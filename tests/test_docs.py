@@ -42,3 +42,22 @@ def test_the_architecture_names_modules_that_exist():
     names = {name for name in names if not name.startswith("tests/")}
     assert len(names) > 50
     assert not [name for name in sorted(names) if find_missing(name)]
+
+
+def list_anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    headings = re.findall(r"^#+ (.*)", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_headings_lead_to_a_heading(page):
+    links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    targets = [((page.parent / path).resolve() if path else page, anchor) for path, anchor in links]
+    missing = [
+        f"{target.name}#{anchor}"
+        for target, anchor in targets
+        if target.suffix == ".md" and target.exists() and anchor not in list_anchors(target)
+    ]
+    assert not missing

@@ -57,7 +57,9 @@ def test_a_trained_model_predicts_without_torch():
     """A server and a device without torch import these modules."""
     code = (
         "import sys, slipstream.inference.portable, slipstream.inference.networks, "
-        "slipstream.inference.rows, slipstream.inference.stream, slipstream.models.numpy_networks, "
+        "slipstream.inference.rows, slipstream.inference.stream, slipstream.models.shapes, "
+        "slipstream.models.kinds.mlp, slipstream.models.kinds.recurrent, "
+        "slipstream.models.kinds.tcn, slipstream.models.kinds.transformer, "
         "slipstream.data.filters, slipstream.data.predictions; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

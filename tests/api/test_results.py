@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import slipstream
 from slipstream import UserError, events
 from slipstream.cli.commands import app
+from slipstream.reporting.charts import MODEL, PALETTE, VALIDATION
 from tests.conftest import small_config, waves
 
 
@@ -72,7 +73,8 @@ def test_a_notebook_shows_the_table_a_curve_and_the_verdict(result):
     page = result._repr_html_()
     assert "<td>model</td>" in page
     assert "<td>repeat</td>" in page
-    assert page.count("<polyline") == 2
+    for colour in (MODEL, VALIDATION):  # a line and its key in the legend
+        assert page.count(f'stroke="{PALETTE[colour]}" stroke-width="2"') == 2
     assert result.verdict.partition(" ")[0] in page
 
 

@@ -13,29 +13,29 @@ from slipstream.engine.planning import make_plan
 def test_layers_of_their_own_size_may_each_have_their_algorithm():
     chosen = make_plan(Config(model={"hidden": [8, 16]}, engine={"device": "cpu"}), data_bytes=0)
     first, second = planning.list_cudnn_algorithms([8, 16])
-    assert chosen.cudnn == ("persistent", "persistent")
-    chosen = replace(chosen, cudnn=first.change(chosen))
-    assert chosen.cudnn == ("standard", "persistent")
-    assert second.change(chosen) == ("standard", "standard")
+    assert chosen.rnn == ("torch", "torch")
+    chosen = replace(chosen, rnn=first.change(chosen))
+    assert chosen.rnn == ("cudnn-standard", "torch")
+    assert second.change(chosen) == ("cudnn-standard", "cudnn-standard")
     (both,) = planning.list_cudnn_algorithms([8, 8])
-    assert both.change(chosen) == ("standard", "standard")
+    assert both.change(chosen) == ("cudnn-standard", "cudnn-standard")
 
 
-def test_cudnn_is_tried_first_where_our_own_kernels_are_the_start():
+def test_pytorch_is_tried_first_where_our_own_kernels_are_the_start():
     config = Config(model={"hidden": [8, 16]}, engine={"device": "cpu"})
     chosen = make_plan(config, data_bytes=0)
-    own = replace(chosen, cudnn=("off", "off"))
+    own = replace(chosen, rnn=("slipstream", "slipstream"))
     first = next(planning.list_candidates(config, own))
     assert (first.name, first.change(own)) == (
-        "cudnn = PyTorch's layers",
-        ("persistent", "persistent"),
+        "rnn = torch",
+        ("torch", "torch"),
     )
-    assert next(planning.list_candidates(config, chosen)).setting != "cudnn"
+    assert next(planning.list_candidates(config, chosen)).setting != "rnn"
     layers = [one.change(own) for one in planning.list_cudnn_algorithms([8, 16])]
-    assert layers == [("standard", "persistent"), ("persistent", "standard")]
-    assert planning.get_cudnn_override("tf32", own) == {"cudnn": ("persistent", "persistent")}
-    assert not planning.get_cudnn_override("fp16", own)
-    assert not planning.get_cudnn_override("tf32", chosen)
+    assert layers == [("cudnn-standard", "torch"), ("torch", "cudnn-standard")]
+    assert planning.get_rnn_override("tf32", own) == {"rnn": ("torch", "torch")}
+    assert not planning.get_rnn_override("fp16", own)
+    assert not planning.get_rnn_override("tf32", chosen)
 
 
 @pytest.mark.parametrize(

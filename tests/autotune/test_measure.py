@@ -27,7 +27,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def made(tmp_path, table=None, **sections):
-    engine = {"plan": "measure", "threads": "auto", "cudnn": "persistent"}
+    engine = {"plan": "measure", "threads": "auto", "rnn": "torch"}
     engine |= sections.pop("engine", {})
     train = {"epochs": 100_000} | sections.pop("train", {})
     config = small_config(tmp_path, engine=engine, train=train, **sections)
@@ -211,7 +211,7 @@ SETTINGS = {
     "precision": ["fp32", "bf16", "tf32", "fp16"],
     "compile": [False, True],
     "capture": [True, False],
-    "cudnn": [("off", "off"), ("persistent", "persistent"), ("standard", "persistent")],
+    "rnn": [("slipstream", "slipstream"), ("torch", "torch"), ("cudnn-standard", "cudnn")],
 }
 RULES = make_plan(small_config(engine={"threads": 8}), data_bytes=0)
 
@@ -278,10 +278,10 @@ def test_a_busy_machine_is_named_and_has_to_be_clearly_faster_with_more_threads(
 def test_a_busy_machine_keeps_our_kernels_unless_others_are_clearly_faster():
     for load, stays in ((BUSY, True), (IDLE, False)):
         search = search_with(load, threads=8)
-        search.plan = replace(search.plan, cudnn=("off",))
-        decide(search, "cudnn", ("persistent",), 10.0, 9.0)
+        search.plan = replace(search.plan, rnn=("slipstream",))
+        decide(search, "rnn", ("torch",), 10.0, 9.0)
         assert bool(search.plan.native_kernels) is stays
-        decide(search, "cudnn", ("persistent",), 10.0, 7.0)
+        decide(search, "rnn", ("torch",), 10.0, 7.0)
         assert not search.plan.native_kernels
 
 

@@ -87,6 +87,6 @@ def test_our_own_kernels_are_refused_where_there_are_none():
         _refuse_own_kernels(64, recent=False)
 
 
-def test_a_cpu_has_its_own_recurrent_layers_whatever_cudnn_is_set_to():
-    config = Config(model={"hidden": 200}, engine=Engine(device="cpu", cudnn="off"))
+def test_a_cpu_has_its_own_recurrent_layers_whatever_rnn_is_set_to():
+    config = Config(model={"hidden": 200}, engine=Engine(device="cpu", rnn="slipstream"))
     assert make_plan(config, data_bytes=0).device.type == "cpu"

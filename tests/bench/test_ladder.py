@@ -61,7 +61,8 @@ def test_each_rung_adds_to_the_one_before():
 def test_its_files_hold_every_repeat(outcome, tmp_path):
     found = results.write_result(outcome, tmp_path)
     picture = plots.plot(outcome, tmp_path)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.name == "ladder.svg"
+    assert picture.read_text("utf-8").startswith("<svg ")
     saved = json.loads((tmp_path / "results.json").read_text())
     assert saved["rows"][0]["repeats"] == outcome.rows[0].repeats
     assert saved["hardware"]["torch"] == torch.__version__

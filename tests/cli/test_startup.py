@@ -85,7 +85,7 @@ def test_train_imports_only_what_it_needs_before_its_first_step(tmp_path):
 
 def test_arrow_does_without_pandas_and_others_can_still_import_it():
     code = (
-        "import sys; from slipstream.data.compression import avoid_pandas; avoid_pandas(); "
+        "import sys; from slipstream.data.table import avoid_pandas; avoid_pandas(); "
         "import pyarrow as pa; pa.array([1.5]).to_numpy(); assert 'pandas' not in sys.modules; "
         "import pandas; assert pa.table(pandas.DataFrame({'a': [1]})).num_rows == 1"
     )

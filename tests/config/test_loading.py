@@ -13,6 +13,7 @@ from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.config import Config, Data, Train
 from slipstream.config.base import read_descriptions
+from slipstream.config.train import upgrade_plan
 
 ROOT = Path(__file__).parents[1]
 
@@ -256,16 +257,51 @@ def test_every_example_is_valid(path):
     assert configs.load(path).name == path.stem
 
 
-def test_presets_are_defaults_that_single_settings_win_over():
-    classic = configs.load({"engine": {"preset": "classic"}}).engine
-    assert (classic.home, classic.capture, classic.cudnn_benchmark) == ("loader", False, True)
-    naive = configs.load({"engine": {"preset": "baseline", "workers": 3}}).engine
-    assert (naive.precision, naive.sync, naive.pinned, naive.workers) == ("fp32", True, False, 3)
-    assert configs.load({"engine": {"preset": "auto"}}).engine.home == "auto"
-    again = configs.load(
-        tomllib.loads(configs.to_toml(configs.load({"engine": {"preset": "classic"}})))
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("auto", "auto"), ("persistent", "cudnn"), ("standard", "cudnn"), ("off", "slipstream")],
+)
+def test_the_old_name_of_engine_rnn_is_accepted_with_a_note(old, new, tmp_path):
+    config = configs.load({"engine": {"cudnn": old}})
+    assert config == configs.load({"engine": {"rnn": new}})
+    note = f'engine.cudnn = "{old}" is now engine.rnn = "{new}"'
+    assert configs.list_unused(config)[0].startswith(note)
+    for kept in (configs.load(config), configs.replace_settings(config, {"train.lr": 0.1})):
+        assert configs.list_unused(kept)[0].startswith(note)
+    written = tmp_path / "config.toml"
+    written.write_text(configs.to_toml(config))
+    assert "cudnn =" not in written.read_text()
+    again = configs.load(written)
+    assert again.engine == config.engine
+    assert not configs.list_unused(again)
+    overridden = configs.load(written, (f"engine.cudnn={old}",))
+    assert overridden.engine.rnn == new
+
+
+def test_both_names_of_engine_rnn_are_refused_unless_they_agree():
+    assert (
+        configs.load({"engine": {"cudnn": "off", "rnn": "slipstream"}}).engine.rnn == "slipstream"
     )
-    assert again.engine == classic
+    with pytest.raises(UserError, match=r"old name of engine\.rnn, and both are set; remove"):
+        configs.load({"engine": {"cudnn": "off", "rnn": "torch"}})
+    with pytest.raises(UserError, match=r'engine\.rnn is "fast"; it should be "auto"'):
+        configs.load({"engine": {"cudnn": "fast"}})
+
+
+def test_a_preset_of_an_old_config_is_left_out_with_a_note():
+    config = configs.load({"engine": {"preset": "classic", "workers": 3}})
+    assert config == configs.load({"engine": {"workers": 3}})
+    (note,) = configs.list_unused(config)
+    assert note.startswith('engine.preset = "classic" has no effect: presets belong to slipstream')
+    assert not configs.list_unused(configs.load({"engine": {"preset": "auto"}}))
+
+
+def test_a_plan_of_an_old_run_is_read_by_the_names_of_today():
+    old = {"device": "cuda", "cudnn": ["persistent", "standard"], "reasons": {"cudnn": "measured"}}
+    new = {"device": "cuda", "rnn": ["cudnn", "cudnn-standard"], "reasons": {"rnn": "measured"}}
+    assert upgrade_plan(old) == new == upgrade_plan(new)
+    on_cpu = upgrade_plan(old | {"device": "cpu", "cudnn": ["persistent", "off"]})
+    assert on_cpu["rnn"] == ["torch", "slipstream"]
 
 
 def test_a_run_of_version_0_1_may_say_that_a_search_minimizes():

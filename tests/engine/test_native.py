@@ -16,7 +16,7 @@ from tests.engine.lanes.test_pack import BASE, MIXED, MODES, lanes_of, packed, s
 from tests.engine.steps import make_task, run_steps
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
-OWN, TORCH = ({"engine": {"cudnn": name}} for name in ("off", "persistent"))
+OWN, TORCH = ({"engine": {"rnn": name}} for name in ("slipstream", "torch"))
 MODELS = (
     {"kind": "lstm", "hidden": [12, 7], "layers": 2, "dropout": 0.2},
     {"kind": "gru", "layers": 2, "bidirectional": True, "pool": "attention"},
@@ -44,7 +44,10 @@ def test_the_steps_are_those_of_torch(model):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_lanes_are_the_models_alone(kind, mode):
-    common = {"model": BASE["model"] | {"kind": kind}, "engine": {"cudnn": "off", "threads": 2}}
+    common = {
+        "model": BASE["model"] | {"kind": kind},
+        "engine": {"rnn": "slipstream", "threads": 2},
+    }
     dataset = small_dataset()
     lanes = lanes_of(MIXED, dataset, **common)
     pack = packed(lanes, dataset, mode)
@@ -66,7 +69,7 @@ def test_smaller_passes_and_threads_give_the_same_numbers():
 def test_kernels_that_are_built_are_the_rule_where_they_can_do_the_job():
     assert find_library() is not None
     assert make_plan(small_config(), data_bytes=0).native_kernels
-    for engine in ({"precision": "bf16"}, {"recompute": True}, {"cudnn": "persistent"}):
+    for engine in ({"precision": "bf16"}, {"recompute": True}, {"rnn": "torch"}, {"rnn": "cudnn"}):
         assert not make_plan(small_config(engine=engine), data_bytes=0).native_kernels
     assert not make_plan(small_config(model={"kind": "mlp"}), data_bytes=0).native_kernels
 
@@ -77,7 +80,7 @@ def test_a_measured_plan_compares_them_with_torch_and_names_what_ran(tmp_path):
     )
     rules = make_plan(config, data_bytes=0)
     decided = planning.choose_plan(make_task(config, small_dataset(config), rules), rules)
-    assert "cudnn = PyTorch's layers" in [item["candidate"] for item in decided.evidence]
+    assert "rnn = torch" in [item["candidate"] for item in decided.evidence]
     assert decided.kernels == decided.native_kernels
 
 

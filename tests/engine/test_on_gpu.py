@@ -22,6 +22,7 @@ from slipstream.engine.lanes import EpochStart
 from slipstream.engine.planning import MAX_OWN_HIDDEN, WORTHWHILE_RATIO, make_plan
 from slipstream.engine.single import SingleProgram
 from slipstream.models.forecaster import OWN_KERNELS, build, set_execution
+from slipstream.tools.bench.cases import get_preset
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 from tests.labelled import NAMES, class_config, states
@@ -39,7 +40,7 @@ def cuda_config(tmp_path="runs", *, engine=None, **sections):
     return small_config(tmp_path, engine=wanted, **sections)
 
 
-@pytest.mark.parametrize("algorithm", ["persistent", "standard"])
+@pytest.mark.parametrize("algorithm", ["cudnn", "cudnn-standard"])
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("hidden", [[24], [24, 24], [24, 24, 24], [24, 16]])
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
@@ -133,7 +134,7 @@ def test_classes_are_told_apart_by_lanes(tmp_path, precision):
         {"recompute": True},
         {"cudnn_benchmark": True},
         {"non_blocking": False, "pinned": False, "home": "host"},
-        {"cudnn": "standard"},
+        {"rnn": "torch"},
     ],
     ids=lambda engine: "-".join(engine),
 )
@@ -161,13 +162,8 @@ def test_compiled_models_give_the_same_losses(kind):
 def test_presets_train_the_same_model(preset, tmp_path):
     sections = {"train": {"epochs": 4}, "model": {"dropout": 0.0}}
     ours = slipstream.train(cuda_config(tmp_path, **sections), waves(900))
-    precision = {"baseline": "fp32", "classic": "auto"}[preset]
-    theirs = slipstream.train(
-        cuda_config(
-            tmp_path, engine={"preset": preset, "precision": precision, "workers": 2}, **sections
-        ),
-        waves(900),
-    )
+    engine = get_preset(preset, on_gpu=True) | {"workers": 2}
+    theirs = slipstream.train(cuda_config(tmp_path, engine=engine, **sections), waves(900))
     assert theirs.summary["plan"]["home"] == "loader"
     assert theirs.metrics["test"]["mae"] == pytest.approx(ours.metrics["test"]["mae"], rel=0.02)
 
@@ -283,14 +279,14 @@ def test_the_plan_measures_and_tells(hidden, tmp_path, monkeypatch):
     decided = planning.choose_plan(make_task(config, dataset, chosen), chosen)
     names = {item["candidate"] for item in decided.evidence if "ms" in item}
     assert {"rules of thumb", "precision = fp32", "precision = tf32"} <= names
-    assert {"cudnn = standard", "fused = False", "capture = False"} <= names
+    assert {"rnn = cudnn-standard", "fused = False", "capture = False"} <= names
     fastest = min(item["ms"] for item in decided.evidence if "ms" in item)
     assert decided.ms_per_step <= fastest / WORTHWHILE_RATIO
-    assert ("cudnn = persistent" in names) == (hidden <= MAX_OWN_HIDDEN)
-    assert decided.cudnn != ("off",) or hidden <= MAX_OWN_HIDDEN
+    assert ("rnn = cudnn" in names) == (hidden <= MAX_OWN_HIDDEN)
+    assert decided.rnn != ("slipstream",) or hidden <= MAX_OWN_HIDDEN
     persistent = any("Persist" in name for name in decided.kernels)
     wide = hidden > MAX_OWN_HIDDEN  # where cuDNN has no such kernel
-    assert wide or persistent == (decided.cudnn == ("persistent",))
+    assert wide or persistent == (decided.rnn == ("cudnn",))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -342,7 +338,7 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
     dataset = small_dataset(config)
     plan = make_plan(config, data_bytes=0)
     run = runs.create_run("own", out=str(tmp_path))
-    plan = replace(plan, cudnn=(OWN_KERNELS,) * len(plan.cudnn))
+    plan = replace(plan, rnn=(OWN_KERNELS,) * len(plan.rnn))
     task = make_task(config, dataset, plan, run)
 
     def refuse(*_, **__):
@@ -350,8 +346,8 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
 
     monkeypatch.setattr(launch, "launch", refuse)
     result = loop.fit_task(task, plan)
-    assert result.plan.cudnn == ("persistent",) * len(plan.cudnn)
-    assert "shared memory" in result.plan.reasons["cudnn"]
+    assert result.plan.rnn == ("cudnn",) * len(plan.rnn)
+    assert "shared memory" in result.plan.reasons["rnn"]
     assert any(event["event"] == "fallback" for event in runs.read_events(run))
     assert result.lanes[0].weights
 
@@ -389,8 +385,8 @@ def draw_job(number):
 PRECISIONS = {
     "tf32": {"precision": "tf32"},
     "bf16": {"precision": "bf16"},
-    "fp16 with cuDNN": {"precision": "fp16", "cudnn": "persistent"},
-    "fp16 with our kernels": {"precision": "fp16", "cudnn": "off"},
+    "fp16 with cuDNN": {"precision": "fp16", "rnn": "cudnn"},
+    "fp16 with our kernels": {"precision": "fp16", "rnn": "slipstream"},
 }
 
 
@@ -415,7 +411,7 @@ def test_a_short_job_in_fp16_ends_where_fp32_does(tmp_path, repeats):
     sections["train"] |= {"epochs": 2, "repeats": repeats}
     losses = {}
     for how in ("fp32", "fp16"):
-        engine = {"precision": how, "cudnn": "persistent"}
+        engine = {"precision": how, "rnn": "cudnn"}
         config = cuda_config(tmp_path / how, engine=engine, **sections)
         result = slipstream.train(config, waves(1800))
         events = runs.read_events(runs.Run(result.run))
@@ -429,7 +425,7 @@ def test_steps_that_overflow_are_repeated_with_the_same_windows(home, monkeypatc
     """Also where these come from the host; and several steps to a graph are for the device only."""
     monkeypatch.setattr(optim, "FIRST_SCALE", 2.0**30)
     sections = {"model": {"kind": "lstm", "hidden": 24}, "train": {"batch": 64}}
-    half = {"precision": "fp16", "cudnn": "persistent", "steps_per_graph": 4}
+    half = {"precision": "fp16", "rnn": "cudnn", "steps_per_graph": 4}
     dataset = small_dataset(cuda_config(**sections), waves(900))
     wanted, _ = run_steps(cuda_config(engine=half, **sections), dataset, steps=30, capture=True)
     other = cuda_config(engine=half | {"home": home, "workers": 2}, **sections)

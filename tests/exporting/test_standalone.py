@@ -9,7 +9,7 @@ import pytest
 
 import slipstream
 from slipstream.config import Engine
-from slipstream.exporting.sources import strip_config, write_standalone
+from slipstream.exporting.standalone import strip_config, write_standalone
 from slipstream.inference.portable import load_portable
 from tests.conftest import small_config, waves
 from tests.exporting.small_runs import compare_predictions

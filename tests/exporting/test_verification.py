@@ -14,8 +14,7 @@ import pytest
 import slipstream
 from slipstream.base.errors import UserError
 from slipstream.data.scaler import Scaler
-from slipstream.exporting.formats import LIMIT
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import LIMIT, make_interface
 from slipstream.exporting.verification import Differences
 from slipstream.training import train
 from tests.conftest import small_config, waves

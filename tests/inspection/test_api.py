@@ -19,7 +19,6 @@ import slipstream
 from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.base.phases import listen_to_progress
-from slipstream.data import files
 from slipstream.data.dataset import load_dataset
 from slipstream.data.formats import csv
 from slipstream.tools import inspection
@@ -74,7 +73,7 @@ def test_a_table_of_loads_becomes_a_config_that_loads(tmp_path):
 @pytest.mark.parametrize("large", [False, True])
 def test_what_is_suspicious_is_named_with_the_setting(tmp_path, monkeypatch, large):
     if large:  # read block by block
-        monkeypatch.setattr(files, "LARGE_BYTES", 0)
+        monkeypatch.setattr(csv, "LARGE_BYTES", 0)
     columns = make_columns()
     load = columns["load"]
     coded = [-200 if i % 40 == 3 else one for i, one in enumerate(load)]
@@ -202,7 +201,7 @@ def test_a_workbook_of_several_sheets(tmp_path):
 
 def test_memory_stays_small_while_a_large_file_is_read(tmp_path, monkeypatch):
     """Every batch is let go before the next one comes."""
-    monkeypatch.setattr(files, "LARGE_BYTES", 0)
+    monkeypatch.setattr(csv, "LARGE_BYTES", 0)
     monkeypatch.setattr(csv, "STREAM_BYTES", 1 << 16)
     buffer = io.BytesIO()
     pa.csv.write_csv(waves(150_000), buffer)
@@ -246,7 +245,7 @@ def test_simulated_data_can_be_inspected():
 @pytest.mark.parametrize("overrides", [(), ("data.encoding=cp1252", "data.decimal=.")])
 def test_packed_text_is_read_in_batches_like_the_same_text(tmp_path, monkeypatch, overrides):
     """A small archive may hold a large table."""
-    monkeypatch.setattr(files, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(csv, "LARGE_BYTES", 10_000)
     monkeypatch.setattr(csv, "STREAM_BYTES", 20_000)
     path = tmp_path / "load.csv"
     write_csv(path, make_columns(3000))
@@ -268,7 +267,7 @@ def test_packed_text_is_read_in_batches_like_the_same_text(tmp_path, monkeypatch
 
 
 def test_errors_in_packed_text_name_the_archive(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LARGE_BYTES", 100)
+    monkeypatch.setattr(csv, "LARGE_BYTES", 100)
     text = "a,b\n" + "1,2\n" * 100 + "3\n"
     with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
         archive.writestr("t.csv", text)
@@ -281,7 +280,7 @@ def test_errors_in_packed_text_name_the_archive(tmp_path, monkeypatch):
 
 
 def test_the_decimal_mark_may_come_late_in_a_large_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "LARGE_BYTES", 10_000)
+    monkeypatch.setattr(csv, "LARGE_BYTES", 10_000)
     monkeypatch.setattr(csv, "STREAM_BYTES", 20_000)
     rows = [f"{i};{i % 9}" for i in range(5000)] + [f"{i};{i % 9},5" for i in range(5000, 6000)]
     (tmp_path / "t.csv").write_text("t;a\n" + "\n".join(rows) + "\n")

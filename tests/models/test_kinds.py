@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,6 +15,7 @@ from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.kernels import causal_conv
 from slipstream.models.forecaster import build
+from slipstream.models.kinds import Kind, load_kind
 from slipstream.models.layers import load_network
 from slipstream.training import encoder as pretrained
 from tests.conftest import KINDS, SMALL, close, merged, small_config, waves
@@ -26,12 +29,16 @@ def test_the_contract_covers_every_kind():
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_network_has_what_its_spec_promises(kind):
-    spec, network = SPECS[kind], load_network(small_config(model={"kind": kind}).model)
-    assert hasattr(network, "input_weights") == spec.is_sequential
+    model = small_config(model={"kind": kind}).model
+    spec, known = SPECS[kind], load_kind(model)
+    assert (known.input_weights is not None) == spec.is_sequential
+    assert (known.row_encoder is not None) == spec.carries_state
     if spec.can_pad and spec.has_hidden:
-        assert callable(network.unit_axes)
-    known = configs.Model.model_fields
-    assert {*spec.settings, *spec.search, *spec.encoder_settings} <= set(known)
+        assert type(known).get_unit_axes is not Kind.get_unit_axes
+    template = Path(slipstream.__file__).parent / f"exporting/c/templates/{known.c_template}.c.j2"
+    assert template.exists() == (known.c_template is not None)
+    settings = {*spec.settings, *spec.search, *spec.encoder_settings}
+    assert settings <= set(configs.Model.model_fields)
     assert spec.width_divisor is None or spec.width_divisor in spec.settings
 
 

@@ -5,8 +5,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from slipstream.models.cost import count_multiply_adds
 from slipstream.models.forecaster import build
+from slipstream.models.shapes import count_multiply_adds
 from tests.conftest import small_config, small_dataset
 
 SHAPES = {

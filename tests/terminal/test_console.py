@@ -16,7 +16,7 @@ from slipstream.reporting.terminal.console import (
 )
 
 SOURCE = Path(slipstream.__file__).parent
-MADE_HERE = SOURCE / "terminal" / "console.py"
+MADE_HERE = SOURCE / "reporting" / "terminal" / "console.py"
 TAKES_MARKUP = {"Console", "Table", "Text", "TextColumn", "Panel", "Prompt", "print", "inspect"}
 """Names of rich that read markup, or may be made so that they do"""
 ODD = "a [/min] [bold]b :warning: \\[c] \x1b[2Jd"

@@ -11,12 +11,12 @@ PLAN = {
     "precision": "fp32",
     "home": "device",
     "threads": 2,
-    "cudnn": ["off", "off"],
+    "rnn": ["slipstream", "slipstream"],
     "micro_batch": None,
     "kernels": [],
     "hardware": {"cpu": "a CPU"},
-    "reasons": dict.fromkeys(("home", "precision", "threads", "cudnn"), "a reason"),
-    "evidence": [{"candidate": "cudnn = PyTorch's layers", "ms": 3.0}],
+    "reasons": dict.fromkeys(("home", "precision", "threads", "rnn"), "a reason"),
+    "evidence": [{"candidate": "rnn = torch", "ms": 3.0}],
 }
 
 

@@ -364,12 +364,15 @@ def test_predictions_of_every_shape_are_drawn(tmp_path, sections):
         settings, table = merged(settings, {"data": {"inputs": None}}), waves(160)
     config = small_config(tmp_path, **merged({"train": {"epochs": 1}}, settings))
     run = slipstream.train(config, table, quiet=True).run
-    assert [path.name for path in draw_pictures(run, tmp_path)] == ["losses.png", "predictions.png"]
+    assert [path.name for path in draw_pictures(run, tmp_path, ".png")] == [
+        "losses.png",
+        "predictions.png",
+    ]
 
 
 def test_classes_have_no_picture_of_their_predictions(tmp_path):
     run = slipstream.train(class_config(tmp_path), states(300), quiet=True).run
-    assert [path.name for path in draw_pictures(run, tmp_path)] == ["losses.png"]
+    assert [path.name for path in draw_pictures(run, tmp_path, ".png")] == ["losses.png"]
     assert follow(run, "tensorboard", out=str(tmp_path / "board"))["finished"]
 
 

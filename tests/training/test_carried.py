@@ -130,7 +130,7 @@ REFUSED = {
     'model.normalize = "last"': {"model": {"normalize": "last"}},
     'engine.home = "loader"': {"engine": {"home": "loader"}},
     'engine.home = "stream"': {"engine": {"home": "stream"}},
-    'engine.cudnn = "off"': {"engine": {"cudnn": "off"}},
+    'engine.rnn = "slipstream"': {"engine": {"rnn": "slipstream"}},
     "engine.recompute = true": {"engine": {"recompute": True}},
     'train.batch = "auto"': {"train": {"batch": "auto"}},
     "augment.jitter": {"augment": {"jitter": 0.1}},

@@ -25,6 +25,7 @@ from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.engine.state import TrainingState
 from slipstream.reporting.terminal import training
 from slipstream.reporting.terminal.training import TrainingDisplay
+from slipstream.tools.bench.cases import get_preset
 from slipstream.training import context as contexts
 from slipstream.training import fitting, train
 from tests.conftest import close, merged, slow, small_config, waves
@@ -589,7 +590,7 @@ def test_what_cannot_be_resumed_is_refused(repeated, tmp_path):
 ONE_BY_ONE = {
     "host": ({"engine": {"home": "host", "device": "cuda"}}, "(host: requested"),
     "loader": ({"engine": {"home": "loader", "workers": 0}}, "(loader: requested"),
-    "preset": ({"engine": {"preset": "classic", "workers": 0}}, "series that are not on the"),
+    "classic": ({"engine": get_preset("classic", on_gpu=False)}, "series that are not on the"),
     "sync": ({"engine": {"sync": True}}, "engine.sync"),
     "cache": ({"augment": {"jitter": 0.1, "cache": 2}}, "augment.cache"),
     "stream": ({"engine": {"home": "stream", "workers": 0, "buffer_rows": 300}}, "(stream:"),

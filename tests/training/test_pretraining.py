@@ -218,7 +218,7 @@ def test_the_future_changes_nothing_of_a_past_window(table):
         {},
         pytest.param({"device": "cuda", "precision": "fp32"}, marks=pytest.mark.gpu),
         pytest.param(
-            {"device": "cuda", "precision": "fp16", "cudnn": "off"}, marks=pytest.mark.gpu
+            {"device": "cuda", "precision": "fp16", "rnn": "slipstream"}, marks=pytest.mark.gpu
         ),
     ],
     ids=["cpu", "gpu", "gpu, our kernels"],

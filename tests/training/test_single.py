@@ -174,8 +174,8 @@ def test_where_there_is_no_triton_asking_for_our_kernels_changes_no_result(tmp_p
     """On a CPU they may be those in C, which round in another way."""
     monkeypatch.setitem(sys.modules, "triton", None)
     found = []
-    for asked in ("auto", "off"):
-        engine = {"cudnn": asked, "plan": "off"}
+    for asked in ("auto", "slipstream"):
+        engine = {"rnn": asked, "plan": "off"}
         config = small_config(tmp_path, model={"kind": "lstm"}, engine=engine)
         metrics = slipstream.train(config, waves()).metrics
         found.append([metrics[name]["rmse"] for name in ("train", "val", "test")])

@@ -83,8 +83,8 @@ class Forecaster:
     docs/settings.md; `train__lr` names the section too.
 
     Every `fit` is a run. Its folder is a temporary one, which is removed with the estimator, or a
-    new one in `out` where that is set. Rows are taken in their order, so use cross-validation that
-    keeps it.
+    new one in `out` if that is set. The order of rows matters, so use cross-validation that keeps
+    it.
 
     Args:
         config: A TOML file, a mapping or a `Config` that the settings are added to.
@@ -95,25 +95,25 @@ class Forecaster:
         result_: The `Result` of the fitted run: metrics, history, plan, report.
         model_: The `TrainedModel` that `predict` uses, with the `torch.nn.Module`.
         feature_names_in_: The columns passed to `fit`.
-        n_features_in_: Their number.
+        n_features_in_: The number of columns passed to `fit`.
         target_names_: The columns that are predicted.
         classes_: The classes, with `task="classify"`.
         fit: A function of a table, or of X and y. With y, the columns of X estimate y at the same
             row (`horizon` 0) unless `horizon` is set; without, `targets` are columns of the table.
-            y may be a column of X; it is an input then only where `horizon` is set.
-            The last tenth of the rows tests the model, the tenth before stops the training, unless
-            `split` is set. `on_event` is called with every event, as by `slipstream.train`.
-        predict: A function of a table: with `horizon` 0 one value per row, where the context of a
-            series' first rows is padded with the first one, and NaN after a gap until there is
-            one; else the forecast of the rows that follow, in order of the series. One column is a
-            vector, several are a matrix. `result_.predict` returns a table with times and
-            intervals instead, of rows with a full context.
+            y may be a column of X; it is then an input only if `horizon` is set. Unless `split` is
+            set, the last tenth of the rows is the test set and the tenth before it the validation
+            set. `on_event` is called with every event, as by `slipstream.train`.
+        predict: A function of a table. With `horizon` 0 it returns one value per row: the context
+            of a series' first rows is padded with its first row, and values after a gap are NaN
+            until the context is full. Otherwise it returns the forecast of the rows that follow, in
+            order of the series. One target is a vector, several are a matrix. `result_.predict`
+            returns a table with times and intervals instead, for rows with a full context.
         predict_proba: A function of a table: the probability of each class.
-        score: A function of a table, or of X and y: the coefficient of determination R² of all
-            windows, the mean of the targets; for classes the accuracy.
+        score: A function of a table, or of X and y: the coefficient of determination R² over all
+            windows, as a mean over the targets; for classes the accuracy.
         scorer: A function of a metric's name, such as "mae" or "neg_mean_absolute_error", that
-            returns what to pass as `scoring`. The name itself, which makes scikit-learn compare y
-            with `predict`, works only with y beside X and `horizon` 0.
+            returns an object to pass as `scoring`. A plain name, with which scikit-learn compares y
+            with `predict`, works only with a separate y and `horizon` 0.
         get_params: A function that returns the settings.
         set_params: A function that changes settings.
 

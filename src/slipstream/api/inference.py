@@ -91,17 +91,17 @@ class StreamEvaluation(Evaluation):
     """Two ways to use a model on a stream of rows, scored on the same rows; a dict that prints as a
     small table.
 
-    `["window"]` has the metrics with the last `data.context` rows each time, `["carried"]` those
-    with one row and the state that the rows before have left; there, `["metrics"]` is None where
-    `["refused"]` names the setting that rules it out. `["comparison"]` has the ratio of the errors
-    with its interval, `["by_row"]` the errors by rows since the start of a series, and
+    `["window"]` has the metrics of predictions from the last `data.context` rows, `["carried"]`
+    those of predictions from one row and the state after the rows before it; its `["metrics"]` is
+    None if `["refused"]` names a setting that rules this out. `["comparison"]` has the ratio of the
+    errors with its interval, `["by_row"]` the errors by rows since the start of a series, and
     `["warm_up"]` the number of rows that a carried state needs.
 
     Attributes:
         deploy: The regime to use, "window" or "carried".
         reason: Why, with the figures.
-        metrics: Those of the regime to use.
-        detail: The same regime per series.
+        metrics: The metrics of the regime to use.
+        detail: The metrics of that regime per series.
         to_pandas: A function that returns the errors by rows since the start as a table.
 
     Example:
@@ -176,8 +176,8 @@ def evaluate(
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
         stream: Compare two ways to use the model on a stream of rows, instead of scoring the
-            baselines: a window of rows each time, and a state that is carried on.
-        predictions: A Parquet file to write what the model predicts to, beside the true values.
+            baselines: a window of rows each time, and a carried state.
+        predictions: A Parquet file to which predictions and true values are written.
 
     Returns:
         An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
@@ -236,9 +236,9 @@ def predict(
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a
             search, the model of its best settings is used.
-        data: A path or a table with the columns that the model was trained on. Where it reads
-            columns that are known ahead (`data.future`), the rows to predict follow at the end of
-            each series, with nothing else in them; those of a calendar step are added.
+        data: A path or a table with the columns that the model was trained on. If the model reads
+            columns that are known ahead (`data.future`), append the rows to predict to each series,
+            with only these columns filled in; columns of a calendar step are computed.
         columns: The names of the columns, where `data` is a numpy array.
         every: Forecast from every row with a full context, not only from the end.
         resample: Resample rows to the time step that the model was trained on.
@@ -296,8 +296,8 @@ def export(
 ) -> dict[str, Any]:
     """Write a run's model as files for other programs, verified against the model.
 
-    Every window of the run's test set goes through the files; where they differ from what
-    `predict` computes by more than 1e-5 of a value or its spread, nothing is written.
+    Every window of the run's test set goes through the files. If their output differs from
+    `predict` by more than 1e-5 of the target's standard deviation, nothing is written.
 
     Args:
         run: The run folder, the beginning of its name, `last`, or the `Result` of `train`. For a

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Inspection:
-    """What `inspect` found: it prints as a table of the columns, and in a notebook with plots.
+    """The findings of `inspect`. They print as a table of the columns, in a notebook with plots.
 
     Attributes:
         path: The file, folder or pattern.
@@ -24,7 +24,7 @@ class Inspection:
         columns: Each column with `name`, `type`, `unit`, `role`, `missing` (a share), `constant`;
             numbers also have `low`, `high`, `mean`, `deviation` and `course`, the time `first`,
             `last`, `step` and `gaps`.
-        problems: What is suspicious: `column` (None where it is about files) and `message`.
+        problems: Suspicious data, each with `column` (None if it concerns files) and `message`.
         config: Settings to begin with, as a dict that `slipstream.train` accepts.
         toml: The same as the text of a config file, with the reason for each choice.
         summary: The object that `slipstream inspect --json` prints.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from slipstream.data.scaler import Scaler
-    from slipstream.exporting.interface import Interface
+    from slipstream.exporting.formats import Interface
     from slipstream.exporting.torch_program import PhysicalModel
     from slipstream.inference.trained import TrainedRun
 
@@ -35,6 +35,16 @@ class TrainedModel:
 
     The weights are read once, so this is the fastest way to predict many times.
 
+    The object itself is called with a batch of windows in physical units and returns their
+    predictions in physical units: `model(rows)`, with `static` and `future` if the model reads such
+    columns. `rows` is windows x context x inputs, after the steps of `data.prepare`; `static` is
+    windows x columns, `future` windows x horizon x columns. The result is windows x rows x targets
+    (x quantiles), or windows x rows x classes; an estimate has one row. Arrays give an array.
+    Tensors give a tensor on their own device, with gradients as of any module: wrap the call in
+    `torch.no_grad()` if you need none. The networks are in evaluation mode. `predict.filter`, which
+    smooths consecutive windows, is applied by `predict` only. A model with a carried state starts
+    from zero before the first of the rows, which may be any number.
+
     Attributes:
         run: The run folder that the weights come from.
         module: The `torch.nn.Module`, in evaluation mode. It maps scaled windows, a tensor of
@@ -44,31 +54,23 @@ class TrainedModel:
             (static columns + horizon * future columns). `predict` uses it, so changed weights
             change the predictions.
         members: All networks that `predict` averages: `module` alone, or those of an ensemble, of
-            which `module` is the first. Where runs were joined, `module`, `scaler`, `config` and
-            `inputs` are those of the member whose scaling the ensemble has.
+            which `module` is the first. For an ensemble of runs, `module`, `scaler`, `config` and
+            `inputs` are those of the member whose scaling the ensemble uses.
         scaler: `scaled = (physical - scaler.shift[name]) / scaler.size[name]` for each column.
         config: The `Config` of the run.
         inputs: The columns that the network reads, in its order.
-        future: Those of them, the first, that it also reads for the rows that it predicts.
+        future: The first of these columns, which the network also reads for the rows that it
+            predicts.
         targets: The columns that it predicts, in its order.
         classes: The names of the classes, in the order of the network's outputs; empty for numbers.
-        context: The rows that it sees.
-        horizon: The rows that it forecasts; 0 for an estimate at the last row of the context.
+        context: The number of rows that it reads.
+        horizon: The number of rows that it forecasts; 0 for an estimate at the last row of the
+            context.
         step: The time from row to row: seconds for dates, else in the time column's own unit; None
             where the data had no time.
-        device: Where the network is.
-        predict: A function: predictions for new data, as from `slipstream.predict`. A pre-trained
-            encoder predicts nothing yet and says so.
-
-    The object itself is called with a batch of windows in physical units and returns their
-    predictions in physical units: `model(rows)`, with `static` and `future` where the model reads
-    such columns. `rows` is windows x context x inputs, after the steps of `data.prepare`, `static`
-    is windows x columns, `future` windows x horizon x columns. What comes back is windows x rows x
-    targets, with quantiles behind where there are some, or windows x rows x classes; an estimate
-    has one row. Arrays give an array. Tensors give a tensor on their own device, with gradients as
-    of any module: wrap the call in `torch.no_grad()` where you need none. The networks are in
-    evaluation mode. `predict.filter`, which goes along consecutive windows, is left to `predict`.
-    Where the state is carried on, it is zero before the first of the rows, which may be any number.
+        device: The device of the network.
+        predict: A function: predictions for new data, as from `slipstream.predict`. For a
+            pre-trained encoder it raises a `UserError`.
 
     Example:
         model = slipstream.load("runs/job-20260131T120000Z")
@@ -123,8 +125,8 @@ class TrainedModel:
     @cached_property
     def _physical(self) -> tuple[Interface, PhysicalModel]:
         """What a call takes and returns, and the module that computes it."""
-        from slipstream.exporting.interface import make_interface
-        from slipstream.exporting.sources import load_source
+        from slipstream.exporting.api import load_source
+        from slipstream.exporting.formats import make_interface
         from slipstream.exporting.torch_program import PhysicalModel
 
         trained = self._require_predictions()

@@ -18,7 +18,6 @@ from slipstream.base.text import format_count, format_html_table, format_number,
 from slipstream.config import Config
 from slipstream.events import Epoch, TrialEnd, parse_event
 from slipstream.reporting import streaming, wording
-from slipstream.reporting.terminal.training import draw_losses
 from slipstream.reporting.wording import MetricColumn, choose_layout, format_value, sort_key
 from slipstream.runs import Run
 
@@ -163,8 +162,10 @@ class Result(RunRecord):
         return f"{format_table(title, headings, rows)}\nrun: {_shorten(self.run)}"
 
     def _repr_html_(self) -> str:
+        from slipstream.reporting.plots.training import draw_history  # imports numpy
+
         lines = [self.verdict, f"run: {_shorten(self.run)}"]
-        return _format_html(self._tabulate(), lines, draw_losses(self.history))
+        return _format_html(self._tabulate(), lines, draw_history(self.history))
 
     def _list_predictors(self) -> dict[str, Any]:
         members = dict(wording.list_members(self.summary))
@@ -282,7 +283,9 @@ class Study(RunRecord):
         return f"{format_table(title, headings, rows)}\nrun: {_shorten(self.run)}"
 
     def _repr_html_(self) -> str:
-        curve = draw_losses(self.result.history) if self.result else ""
+        from slipstream.reporting.plots.training import draw_history  # imports numpy
+
+        curve = draw_history(self.result.history) if self.result else ""
         return _format_html(self._tabulate(), [self.verdict, f"run: {_shorten(self.run)}"], curve)
 
     def _tabulate(self) -> Table:

@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from slipstream.base.errors import UserError
 from slipstream.config import Data
-from slipstream.data.compression import to_arrow
 from slipstream.data.files import read_tables
 from slipstream.data.series import MICROSECONDS, Ints, iter_ordered, list_rows
+from slipstream.data.table import to_arrow
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -261,13 +261,14 @@ def ensemble(
     """Join finished runs into one run that predicts by their weighted mean.
 
     The weights are fitted to the validation set; none is negative, and they add up to one. Members
-    may differ in kind, inputs and context. They must agree in targets, horizon, split and data.
-    The new run folder holds all that it needs of them, and `evaluate`, `predict` and `report` use
-    it like any other.
+    may differ in kind, inputs and context. They must agree in targets, horizon, split and data. The
+    new run folder contains everything it needs; `evaluate`, `predict` and `report` use it like any
+    other.
 
     Args:
-        members: Two or more runs, each as for `predict`; a search stands for its best settings, a
-            run with repeats for their mean or its best model, whichever validated better.
+        members: Two or more runs, each as for `predict`. A search takes part with its best
+            settings, a run with repeats with their mean or its best model, whichever validated
+            better.
         data: The table that the members were trained on, where they were not trained on a file.
         columns: The names of the columns, where `data` is a numpy array.
         name: The start of the new run folder's name.
@@ -287,7 +288,7 @@ def ensemble(
         kinds = ("lstm", "transformer", "mlp")
         runs = [slipstream.train("job.toml", overrides=f"model.kind={kind}") for kind in kinds]
         joined = slipstream.ensemble(runs)
-        joined.metrics["test"]["mae"], [one["weight"] for one in joined.summary["members"]]
+        joined.metrics["test"]["mae"], [member["weight"] for member in joined.summary["members"]]
     """
     if isinstance(members, (str, os.PathLike)):
         raise UserError("an ensemble needs a list of two runs or more, not one")
@@ -381,11 +382,11 @@ def train_share(
     quiet: bool = False,
     on_event: Callable[[Event], None] | None = None,
 ) -> dict[str, Any]:
-    """Train one share of a run's folds and repeats, as a task of an array job does.
+    """Train one share of a run's folds and repeats, as in a task of an array job.
 
-    The first call, on any machine, creates the run in `folder`; a share that was stopped goes on
-    with the same call. When all shares are trained, `train` with the same `config` and `folder`
-    joins them, scores the models and returns the result.
+    The first call, on any machine, creates the run in `folder`; a stopped share continues with the
+    same call. When all shares are trained, `train` with the same `config` and `folder` joins them,
+    scores the models and returns the result.
 
     Args:
         config: A TOML file, a mapping of sections, or a `Config`, the same for all shares. The data

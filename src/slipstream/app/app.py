@@ -33,8 +33,8 @@ from slipstream.base.errors import UserError
 from slipstream.base.web_server import bind, format_url, is_loopback, run_server
 
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-REPORTING = ("uPlot.iife.min.js", "uPlot.min.css")
-"""In `reporting/assets`, with its licence"""
+REPORTING = ("uPlot.iife.min.js", "uPlot.min.css", "charts.js")
+"""Files of `reporting/assets` that the report and the app share"""
 
 
 def show(request: Request) -> Response:

@@ -10,14 +10,9 @@ from pathlib import Path
 
 from slipstream.base.errors import UserError
 from slipstream.config.data import find_matches
+from slipstream.data.formats import ENDINGS, PACKED
 from slipstream.reporting.run_rows import looks_like_run
 
-TABLES = (
-    *(".csv", ".tsv", ".txt", ".parquet", ".pq", ".arrow", ".feather", ".ipc", ".mat"),
-    *(".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"),
-)
-"""Endings of the files that `data.io.files` reads"""
-PACKED = (".gz", ".zip")
 MOST_FILES = 2_000
 """Files that a list shows"""
 MOST_DEPTH = 5
@@ -89,7 +84,7 @@ def find_run_folder(folder: Path, run: str) -> Path:
     return folder / run
 
 
-def list_tables(folder: Path, endings: tuple[str, ...] = TABLES) -> list[str]:
+def list_tables(folder: Path, endings: tuple[str, ...] = ENDINGS) -> list[str]:
     """Return the data files below the folder, relative to it, the shallow ones first."""
     names = []
     for name in _walk(folder, folder, 0):

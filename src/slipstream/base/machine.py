@@ -313,6 +313,7 @@ def set_flags(
     threads: int,
     tf32: bool,
     onednn: bool = True,
+    cudnn: bool = True,
     cudnn_benchmark: bool = False,
     deterministic: bool = False,
 ) -> Iterator[None]:
@@ -321,14 +322,14 @@ def set_flags(
 
     backends: Any = torch.backends  # whose annotations leave these attributes out
     matmul, rnn = backends.cuda.matmul, backends.cudnn.rnn
-    mkldnn, cudnn = backends.mkldnn, backends.cudnn
-    before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark
+    mkldnn, dnn = backends.mkldnn, backends.cudnn
+    before = matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, dnn.enabled, dnn.benchmark
     before_threads = torch.get_num_threads()
     deterministic = deterministic and not torch.are_deterministic_algorithms_enabled()
     try:
         torch.set_num_threads(threads)
         matmul.fp32_precision = rnn.fp32_precision = "tf32" if tf32 else "ieee"
-        mkldnn.enabled, cudnn.benchmark = onednn, cudnn_benchmark
+        mkldnn.enabled, dnn.enabled, dnn.benchmark = onednn, cudnn, cudnn_benchmark
         if deterministic:  # torch imports its compiler even to set False
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -337,7 +338,8 @@ def set_flags(
         if deterministic:
             torch.use_deterministic_algorithms(False)
         torch.set_num_threads(before_threads)
-        matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, cudnn.benchmark = before
+        matmul.fp32_precision, rnn.fp32_precision, mkldnn.enabled, *flags = before
+        dnn.enabled, dnn.benchmark = flags
 
 
 SPARE_CORES = 0.5

@@ -51,7 +51,7 @@ def _work(folder: str, device: str, *options: str) -> None:
     from slipstream.app.jobs import work
 
     if "--warm" in options:
-        from slipstream.data.compression import avoid_pandas
+        from slipstream.data.table import avoid_pandas
 
         avoid_pandas()
     sys.exit(work(Path(folder), device, main, warm="--warm" in options))

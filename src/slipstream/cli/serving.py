@@ -79,7 +79,7 @@ def serve(
         bound = bind(host, port)
         from slipstream import runs
         from slipstream.cli.startup import retain_modules
-        from slipstream.data.compression import avoid_pandas
+        from slipstream.data.table import avoid_pandas
         from slipstream.server.api import serve as run_server
         from slipstream.server.bodies import MEGABYTE, ServerLimits
 

@@ -85,7 +85,7 @@ def _leave() -> None:
 @contextmanager
 def import_modules() -> Iterator[None]:
     """Import what a command needs: without pandas, and without looking for garbage among it."""
-    from slipstream.data.compression import avoid_pandas
+    from slipstream.data.table import avoid_pandas
 
     avoid_pandas()
     yield

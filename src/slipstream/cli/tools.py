@@ -233,7 +233,7 @@ def inspect(
         if write is not None and write.exists() and not force:
             raise UserError(f"{write}: exists; pass --force to replace it, or name another file")
         from slipstream import runs
-        from slipstream.data.compression import avoid_pandas
+        from slipstream.data.table import avoid_pandas
         from slipstream.reporting.page import write_inspection
         from slipstream.reporting.terminal.results import print_inspection
         from slipstream.tools.inspection import inspect_path

@@ -63,7 +63,7 @@ class Split(Section):
     the values that test. With `walk_forward`, the fraction of all test blocks together (default
     0.2)."""
     rows: Annotated[tuple[Count, ...], Field(strict=False)] | None = None
-    """Training, validation and test rows of each series, in that order; what follows is unused."""
+    """Training, validation and test rows of each series, in that order; later rows are unused."""
     by: str | None = None
     """A column whose value assigns a row to a set; `"series"` means the series' name where no
     column has that name."""
@@ -227,8 +227,8 @@ class Data(Section):
     target rows lie between its start and its end."""
     future: Names = ()
     """Columns that are known ahead, over the horizon: the calendar, prices, planned loads. They are
-    inputs too, whether or not `inputs` lists them; the model reads them also for the rows that it
-    predicts, and `slipstream predict` needs them for the rows after the last one."""
+    inputs too, whether or not `inputs` lists them. The model also reads them for the rows that it
+    predicts, so `slipstream predict` needs them for the rows after the last one."""
     static: Names = ()
     """Numeric columns that are constant within a series; they are added at the model's head."""
     ignore: Names = ()
@@ -241,11 +241,11 @@ class Data(Section):
     stride: Count = 1
     """Rows from one window to the next, in every set."""
     channels: Literal["together", "independent"] = "together"
-    """`"independent"`: every target column is its own series through one model; inputs that are not
-    targets are seen by all of them."""
+    """`"independent"`: every target column is its own series through one shared model; inputs that
+    are not targets are passed with each of them."""
     scale: Literal["standard", "minmax", "none"] = "standard"
-    """How columns are scaled. Fitted on training rows only (of the first fold, where there are
-    several)."""
+    """Scaling of the columns, fitted on training rows only (with several folds, on those of the
+    first)."""
     missing: Literal["error", "forward", "drop"] = "error"
     """Missing values of inputs: raise an error, repeat the last known value (earlier rows are
     dropped), or drop the row (no window crosses it). Rows that lack only a target stay; windows
@@ -258,10 +258,9 @@ class Data(Section):
     short: Literal["error", "drop"] = "error"
     """Series with fewer rows than one window: raise an error or drop them."""
     prepare: Annotated[tuple[PrepareStep, ...], Field(strict=False)] = ()
-    """Steps that turn the rows of the file into the rows that windows are cut from, in order:
-    `resample`, `filter`, `formula`, `calendar`, `join`, `label`, `unit`, `pad`, `clip`, `outliers`.
-    Each is a table `[[data.prepare]]`; docs/data.md explains them. `predict` and `evaluate` repeat
-    them."""
+    """Steps that run on the rows of the file before windows are cut, in order: `resample`,
+    `filter`, `formula`, `calendar`, `join`, `label`, `unit`, `pad`, `clip`, `outliers`. Each is a
+    table `[[data.prepare]]`; docs/data.md explains them. `predict` and `evaluate` repeat them."""
     period: Count | None = None
     """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
     column's step."""

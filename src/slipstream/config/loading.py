@@ -67,10 +67,13 @@ def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[st
     _map_paths(settings, lambda name: _find_encoder(name, settings.get("out", OUT)), ENCODER)
     settings = _add_encoder_settings(settings)
     try:
-        return Config.model_validate(settings)
+        config = Config.model_validate(settings)
     except ValidationError as error:
         problems = explain(error, Config)
         raise ConfigError(origin.format_problems(problems), problems) from None
+    if isinstance(source, Config):
+        _keep_notes(source, config)
+    return config
 
 
 def replace_settings(
@@ -108,9 +111,18 @@ def replace_settings(
                 )
         inner[key] = value
     try:
-        return Config.model_validate(result)
+        changed = Config.model_validate(result)
     except ValidationError as error:
         raise UserError("; ".join(one.message for one in explain(error, Config))) from None
+    if not reset_engine:
+        _keep_notes(config, changed)
+    return changed
+
+
+def _keep_notes(old: Config, new: Config) -> None:
+    """Give a config that is made from another the other's notes on old names."""
+    if notes := tuple(dict.fromkeys((*old.engine.notes, *new.engine.notes))):
+        new.engine.__dict__["notes"] = notes
 
 
 def _replace_entry(
@@ -154,7 +166,7 @@ def list_differences(one: Config, other: Config) -> list[str]:
 
 
 def to_toml(config: Config, *, only_set: bool = False) -> str:
-    """Format every setting as TOML, or those that were set: a preset fills in the others."""
+    """Format every setting as TOML, or those that were set."""
     settings = config.model_dump(exclude_none=True, exclude_unset=only_set)
     if config.tune == Tune():  # the run is no search
         settings.pop("tune", None)
@@ -373,6 +385,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str,
         settings = settings.setdefault(key, {})
         if not isinstance(settings, dict):
             raise UserError(f'{origin}: {override}: "{key}" is a setting, not a section')
+    if keys == ["engine", "cudnn"]:
+        settings.pop("rnn", None)  # its name of today, which the override replaces
     value = text = text.strip()  # what is no TOML value (number, list, quoted text) stays text
     with suppress(ValueError, RecursionError):
         value = tomllib.loads(f"value = {text}")["value"]
@@ -381,7 +395,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str,
 
 
 def list_unused(config: Config) -> list[str]:
-    """Say of each setting that differs from its default and has no effect why it has none."""
+    """Say of each setting that differs from its default and has no effect why it has none, and of
+    each that was given by an older name what it is now."""
     unused = [*_find_in_train(config), *_find_in_data(config)]
     if "model.kind" not in config.tune.space:
         unused = [*_find_in_model(config), *unused]
@@ -391,9 +406,12 @@ def list_unused(config: Config) -> list[str]:
         if not getattr(config.augment, kind)
     ]
     return [
-        f"{name} = {format_setting(config, name)} has no effect: {why}"
-        for name, why in unused
-        if _is_changed(config, name)
+        *config.engine.notes,
+        *(
+            f"{name} = {format_setting(config, name)} has no effect: {why}"
+            for name, why in unused
+            if _is_changed(config, name)
+        ),
     ]
 
 

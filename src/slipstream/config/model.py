@@ -1,7 +1,8 @@
-"""The network, and the kinds of it: one `ModelSpec` each, with all that other packages know of it.
+"""The settings of the network, and the kinds of it: one `ModelSpec` each.
 
-A new kind is one module in `slipstream.models` and one entry of `SPECS`; see docs/add-a-model.md.
-`network` is a path and not a class, since a config is read without torch.
+A new kind is an entry of `SPECS`, a PyTorch module in `slipstream.models` and a class in
+`slipstream.models.kinds`; see docs/add-a-model.md. The spec has what configs, plans and messages
+need. It names both classes by their paths, since a config is read without torch and numpy.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ class ModelSpec:
     """What is true of every model of a kind, whatever its settings."""
 
     network: str
-    """Path of the network's class, `module:Class`"""
+    """Path of its PyTorch module's class, `module:Class`"""
+    kind: str | None = None
+    """Path of its `slipstream.models.kinds.Kind`: shapes, numpy, ONNX, C and padding; None for the
+    user's own class"""
     is_recurrent: bool = False
     """Its layers are `nn.LSTM` or `nn.GRU`: cuDNN, oneDNN or our kernels run them step by step"""
     is_sequential: bool = False
     """It reads a window as tokens: `model.patch` and `model.pool` apply, layers can be recomputed
     in the backward pass, and its encoder can be pre-trained"""
+    carries_state: bool = False
+    """Its tokens depend on earlier rows only, so that it can go on from row to row"""
     is_custom: bool = False
     """The user's own class: Slipstream knows its inputs and outputs only"""
     has_hidden: bool = True
@@ -77,13 +83,21 @@ RECURRENT = ModelSpec(
     network="slipstream.models.rnn:Recurrent",
     is_recurrent=True,
     is_sequential=True,
+    carries_state=True,
     settings=("bidirectional", "layer_norm"),
 )
+FEED_FORWARD = ModelSpec(
+    network="slipstream.models.mlp:FeedForward",
+    kind="slipstream.models.kinds.mlp:FeedForwardKind",
+)
 SPECS = {
-    "lstm": replace(RECURRENT, onednn_on_arm=True),
-    "gru": RECURRENT,
+    "lstm": replace(
+        RECURRENT, kind="slipstream.models.kinds.recurrent:LstmKind", onednn_on_arm=True
+    ),
+    "gru": replace(RECURRENT, kind="slipstream.models.kinds.recurrent:GruKind"),
     "transformer": ModelSpec(
         network="slipstream.models.transformer:Transformer",
+        kind="slipstream.models.kinds.transformer:TransformerKind",
         is_sequential=True,
         has_one_width=True,
         can_pad=False,
@@ -94,14 +108,16 @@ SPECS = {
     ),
     "tcn": ModelSpec(
         network="slipstream.models.tcn:TCN",
+        kind="slipstream.models.kinds.tcn:ConvolutionKind",
         is_sequential=True,
+        carries_state=True,
         has_one_width=True,
         settings=("kernel_size",),
         search=("kernel_size",),
         calls_per_layer=12,
     ),
-    "mlp": ModelSpec(network="slipstream.models.mlp:FeedForward", settings=("activation",)),
-    "linear": ModelSpec(network="slipstream.models.mlp:FeedForward", has_hidden=False),
+    "mlp": replace(FEED_FORWARD, settings=("activation",)),
+    "linear": replace(FEED_FORWARD, has_hidden=False),
 }
 CUSTOM = ModelSpec(
     network="slipstream.models.custom:CustomNetwork",
@@ -114,12 +130,12 @@ CUSTOM = ModelSpec(
 
 
 def list_kinds(setting: str) -> list[str]:
-    """The kinds that a setting of `[model]` is for."""
+    """Return the kinds that a setting of `[model]` is for."""
     return [kind for kind, spec in SPECS.items() if setting in spec.settings]
 
 
 def format_encoders() -> str:
-    """The kinds that can be pre-trained, for messages."""
+    """Format the kinds that can be pre-trained, for messages."""
     *kinds, last = (f'"{kind}"' for kind, spec in SPECS.items() if spec.is_sequential)
     return f"{', '.join(kinds)} or {last}"
 
@@ -143,7 +159,7 @@ class Model(Section):
     hidden: Width | Sizes = 128
     """Width of each layer, or a list with one width per layer."""
     layers: Annotated[int, Field(ge=1, le=MAX_LAYERS)] = 2
-    """Number of layers; with a list in `hidden` it follows from that."""
+    """Number of layers; leave it out if `hidden` is a list."""
     bidirectional: bool = False
     """LSTM and GRU: read the window in both directions."""
     layer_norm: bool = False
@@ -151,13 +167,12 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of activations dropped between layers during training."""
     patch: Count = 1
-    """Rows that make one token, of every kind but mlp and linear: 16 means 16 times fewer time
-    steps."""
+    """Rows per token, for every kind but mlp and linear: 16 means 16 times fewer time steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
-    """How a sequence becomes one vector, of every kind but mlp and linear."""
+    """How a sequence is reduced to one vector, for every kind but mlp and linear."""
     normalize: Literal["none", "last", "window"] = "none"
-    """Per window: subtract its last row, or its mean and divide by its deviation; undone on the
-    output."""
+    """Per window: `"last"` subtracts the last row; `"window"` subtracts the mean and divides by the
+    standard deviation. Undone on the output."""
     heads: Annotated[int, Field(ge=1, le=1_024)] = 4
     """Transformer: attention heads."""
     positions: Literal["learned", "sinusoidal"] = "learned"
@@ -171,9 +186,9 @@ class Model(Section):
     token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""
 
     output_range: Interval | None = None
-    """Limits of the predictions, lowest and highest, in the units of the data: `[0, 100]`. What the
-    model predicts beyond them becomes the limit, in scores, predictions, quantiles and intervals;
-    the loss sees the model's own output, so that it still learns there."""
+    """Limits of the predictions, lowest and highest, in the units of the data: `[0, 100]`.
+    Predictions are clipped to them, in scores, predictions, quantiles and intervals. The loss uses
+    the unclipped output, so that its gradient does not vanish there."""
 
     @property
     def spec(self) -> ModelSpec:

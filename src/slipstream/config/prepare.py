@@ -34,17 +34,17 @@ def parse_duration(value: float | str, setting: str) -> float:
 
 
 class ResampleStep(Section):
-    """One row every `every`, from gap to gap."""
+    """Resample to one row per interval `every`, between gaps."""
 
     step: Literal["resample"] = "resample"
     every: Duration
     """The new time step: seconds, or a text such as `"15min"`, `"4h"`."""
     method: Literal["mean", "last", "linear", "nearest"] = "mean"
-    """`"mean"` of the rows since the new row before it, `"last"` known value, `"linear"` between
+    """`"mean"` of the rows after the previous new row, `"last"` known value, `"linear"` between
     neighbours or the `"nearest"` row; the latter two look ahead."""
     limit: Duration | None = None
-    """Gaps in time longer than this stay gaps. Default: three times `every`; rows that usually lie
-    further apart need a limit."""
+    """Gaps in time longer than this stay gaps. Default: three times `every`; set it if rows are
+    usually further apart."""
     lookahead: bool = False
     """Accept that the step looks ahead."""
 
@@ -105,20 +105,20 @@ class FilterStep(Section):
 
 
 class FormulaStep(Section):
-    """A new column from an expression over columns."""
+    """Compute a new column from an expression over columns."""
 
     step: Literal["formula"] = "formula"
     name: Annotated[str, Field(min_length=1)]
     """Name of the new column."""
     value: Annotated[str, Field(min_length=1)]
-    """The expression, as in `"voltage * lag(current, 1)"`; names that are not identifiers stand in
+    """The expression, as in `"voltage * lag(current, 1)"`; put names that are not identifiers in
     backticks."""
     lookahead: bool = False
     """Accept that the step looks ahead, as `lag(x, -1)` does."""
 
 
 class CalendarStep(Section):
-    """Columns with the position of a row in the day, week and year."""
+    """Add columns with the position of a row in the day, week and year."""
 
     step: Literal["calendar"] = "calendar"
     features: Annotated[
@@ -158,7 +158,7 @@ class CalendarStep(Section):
 
 
 class JoinStep(Section):
-    """Columns of another table, as they were known at each row's time."""
+    """Add columns of another table, with the values that were known at each row's time."""
 
     step: Literal["join"] = "join"
     path: str
@@ -170,16 +170,16 @@ class JoinStep(Section):
     id: str | Names | None = None
     """Columns that must be equal in both tables, beside the time."""
     columns: Names | None = None
-    """The columns to take over. Default: every numeric column."""
+    """The columns to add. Default: every numeric column."""
     prefix: str = ""
-    """Put before the names of the columns."""
+    """Prefix of the names of the added columns."""
     period: Duration | None = None
     """How much time a row of the file covers; needed with `label = "start"`."""
     label: Literal["start", "end"] = "start"
-    """Where a row's time stamp lies: at the `"start"` of its period, so that it is known `period`
-    later, or at the `"end"`, when it is known."""
+    """Meaning of a row's time stamp: the `"start"` of its period, so that the row is known `period`
+    later, or the `"end"`, when the row is known."""
     delay: Duration | None = None
-    """How much later than that a row becomes known."""
+    """Additional time until a row is known."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class JoinStep(Section):
 
 
 class LabelStep(Section):
-    """Classes from the rows to come: up, flat or down. Only ever a target."""
+    """Derive classes from later rows: up, flat or down. The column can only be a target."""
 
     step: Literal["label"] = "label"
     name: Annotated[str, Field(min_length=1)] = "label"
@@ -213,16 +213,16 @@ class LabelStep(Section):
     """The column whose moves are labelled."""
     kind: Literal["move", "barrier", "sign"] = "move"
     """`"move"`: the change over the next `rows` rows, beyond `up` or `down`. `"barrier"`: which of
-    the two is reached first within these rows. `"sign"`: whether the value is higher or lower
-    then."""
+    the two is reached first within these rows. `"sign"`: whether the value is higher or lower after
+    `rows` rows."""
     rows: Count
     """How many rows ahead."""
     up: PositiveFloat | None = None
-    """The rise from which on the class is up: 0.006 for 0.6 %."""
+    """Smallest rise that counts as up: 0.006 for 0.6 %."""
     down: PositiveFloat | None = None
-    """The fall from which on the class is down. Default: as `up`."""
+    """Smallest fall that counts as down. Default: as `up`."""
     relative: bool = True
-    """Whether `up` and `down` are shares of the column's value, not differences."""
+    """Whether `up` and `down` are fractions of the column's value instead of differences."""
     high: str | None = None
     """With `"barrier"`: the column that reaches the upper barrier, such as a bar's high."""
     low: str | None = None
@@ -256,9 +256,9 @@ class UnitStep(Section):
     columns: Annotated[Names, Field(min_length=1)]
     """The columns to convert, in place."""
     factor: Annotated[float, Field(allow_inf_nan=False)] = 1.0
-    """What values are multiplied by."""
+    """Factor by which values are multiplied."""
     offset: Annotated[float, Field(allow_inf_nan=False)] = 0.0
-    """What is added then."""
+    """Offset that is added to the product."""
     unit: Annotated[str, Field(min_length=1)]
     """The new unit's name."""
 
@@ -270,13 +270,13 @@ class UnitStep(Section):
 
 
 class PadStep(Section):
-    """Rows before each series' first: context only, never scored."""
+    """Add rows before the first row of each series, as context only: they are never scored."""
 
     step: Literal["pad"] = "pad"
     rows: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """How many rows. Default: `data.context` - 1, so that every row of a series has a context."""
     value: Literal["first", "zero"] = "first"
-    """What they hold: the first row's values, or zeros."""
+    """Values of the added rows: those of the first row, or zeros."""
 
 
 class ClipStep(Section):
@@ -300,14 +300,14 @@ class ClipStep(Section):
 
 
 class OutliersStep(Section):
-    """Limit columns to a range that is fitted on the training rows, and stored with the model."""
+    """Limit columns to a range that is fitted on training rows and stored with the model."""
 
     step: Literal["outliers"] = "outliers"
     columns: Annotated[Names, Field(min_length=1)]
     """The columns to limit, in place."""
     method: Literal["quantile", "robust_z"] = "robust_z"
-    """`"quantile"`: from one quantile to another. `"robust_z"`: so many deviations around the
-    median, of which one is 1.4826 times the median distance from it."""
+    """`"quantile"`: from one quantile to another. `"robust_z"`: `z` deviations around the median,
+    where one deviation is 1.4826 times the median distance from the median."""
     low: Fraction = 0.001
     """The lower quantile."""
     high: Fraction = 0.999
@@ -315,7 +315,7 @@ class OutliersStep(Section):
     z: PositiveOrInf = 6.0
     """Deviations from the median, for `"robust_z"`."""
     action: Literal["clip", "missing"] = "clip"
-    """What happens to values outside: moved to the limit, or taken as missing (`data.missing`)."""
+    """Treatment of values outside: set to the limit, or to missing (`data.missing`)."""
 
     @model_validator(mode="after")
     def _check_quantiles(self) -> Self:

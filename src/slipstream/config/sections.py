@@ -26,7 +26,7 @@ UNCARRIED: dict[str, tuple[Any, ...]] = {
     "model.normalize": ("none",),
     "data.split.stratified": (False,),
     "engine.home": ("auto", "device"),
-    "engine.cudnn": ("auto", "persistent"),
+    "engine.rnn": ("auto", "cudnn", "torch"),
     "engine.recompute": (False,),
 }
 """The values of settings that a carried state works with"""
@@ -91,14 +91,14 @@ HIGHEST_ORDER = {"savgol": 5, "butterworth": 10}
 
 
 class Predict(Section):
-    """What happens to predictions; it can still be changed when a trained model is used."""
+    """Post-processing of predictions; it can be changed on a trained run."""
 
     filter: PredictFilter = PredictFilter()
     """A filter, as in `{ kind = "ema", rows = 10 }`; `"none"` removes it."""
 
 
 class Follow(Section):
-    """Sends what the run logs to a tracker, by a process of its own."""
+    """Send the log of a run to a tracker, from a separate process."""
 
     to: Literal["none", "tensorboard", "mlflow", "wandb"] = "none"
     """Tracker; each needs the extra of its name."""
@@ -274,7 +274,7 @@ class Config(Section):
         if self.augment.cache and self.engine.home in ("loader", "stream"):
             raise ValueError(
                 f'augment.cache does not work with engine.home = "{self.engine.home}"; remove '
-                "engine.home and engine.preset, or set augment.cache = 0"
+                "engine.home, or set augment.cache = 0"
             )
         self._check_filter()
         if not self.out or "\0" in self.out:

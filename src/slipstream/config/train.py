@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from slipstream.config.base import (
     CLASS_LOSSES,
@@ -48,9 +50,9 @@ class Train(Section):
     quantiles: Annotated[
         tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=1_000)
     ] = (0.1, 0.5, 0.9)
-    """Levels for the quantile loss, in increasing order. Predicted quantiles are sorted, since
-    those of a network may cross. The point prediction is the median; without 0.5 among the levels
-    it is interpolated between those around it (of 0.1 and 0.9: their mean)."""
+    """Levels for the quantile loss, in increasing order. Predicted quantiles are sorted, since a
+    network's quantiles may cross. The point prediction is the median; without the level 0.5 it is
+    interpolated between the nearest levels (for 0.1 and 0.9: their mean)."""
     huber_delta: PositiveOrInf = 1.0
     """Error at which the Huber loss turns from quadratic to linear, in scaled units."""
     focal_gamma: Annotated[float, Field(ge=0, le=100)] = 2.0
@@ -58,9 +60,9 @@ class Train(Section):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """For classes: the fraction of each label that is spread over all classes."""
     class_weights: Literal["none", "balanced"] | Weights = "none"
-    """For classes: weights in the loss; `"balanced"` weighs rare classes more, by the training
-    windows (of the first fold, where there are several); a list is in the order of the classes. It
-    shifts the probabilities too."""
+    """For classes: weights in the loss; `"balanced"` gives rare classes more weight, by the
+    training windows (with several folds, of the first); a list is in the order of the classes.
+    Weights also shift the predicted probabilities."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimizer."""
     lr: PositiveFloat = 1e-3
@@ -88,8 +90,8 @@ class Train(Section):
     restart_growth: Annotated[int, Field(ge=1, le=1_000)] = 2
     """restarts: factor by which each cycle is longer than the one before."""
     batch: Annotated[int, Field(ge=1, le=2**24)] | Literal["auto"] = 256
-    """Windows in one forward pass; `"auto"` takes the largest that fits and increases
-    throughput."""
+    """Windows in one forward pass; `"auto"` doubles it as long as it fits into memory and
+    throughput grows."""
     accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Forward passes in one step: the effective batch is `batch` times this."""
     epochs: Count = 50
@@ -100,12 +102,12 @@ class Train(Section):
     """Stop after this many validations without improvement."""
     exploit_epochs: CountOrZero = 0
     """Epochs at a low learning rate after `patience` has run out, from the best weights so far and
-    with a new optimizer state; 0 is none. They come on top of `epochs`, and all of them are
-    trained. The best weights of both phases are the model."""
+    with a new optimizer state; 0 turns this off. They are added to `epochs`, without early
+    stopping. The model has the best weights of both phases."""
     exploit_lr: PositiveFloat = 1e-5
     """Learning rate at the start of these epochs."""
     exploit_lr_min: NonNegative = 1e-7
-    """Learning rate at their end; it falls along a cosine."""
+    """Learning rate at the end of these epochs; it falls along a cosine."""
     min_delta: NonNegative = 0.0
     """An improvement is a validation loss lower than the best by more than this."""
     validate_every: Count = 1
@@ -114,31 +116,32 @@ class Train(Section):
     """Validation metric for early stopping and the best weights: the training loss, or an error of
     the point prediction in standardised units."""
     minutes: PositiveOrInf | None = None
-    """Stop training after this time, also in mid-epoch; a run resumed with more continues there.
-    Where the time ends before the epochs do, warm-up and cosine follow the time: the learning rate
-    reaches its end when the time does, and the result depends on the speed of the machine."""
+    """Stop training after this time, also in mid-epoch; a run that is resumed with more minutes
+    continues there. If the time ends before the epochs, warm-up and cosine follow the time, so that
+    the learning rate reaches its final value when the time is up; the result then depends on the
+    speed of the machine."""
     repeats: Annotated[int, Field(ge=1, le=MAX_MODELS)] = 1
     """Number of models to train, from the seeds `seed`, `seed + 1` and so on. The one with the
     lowest validation loss is the run's model; all of them form an ensemble."""
     state: Literal["windows", "carried"] = "windows"
-    """LSTM and GRU: the state that a window begins with, in training, scores and predictions.
-    `"windows"`: zero. `"carried"`: what the rows before it have left; it is zero at the start of a
+    """LSTM and GRU: the initial state of a window, in training, scores and predictions.
+    `"windows"`: zero. `"carried"`: the state after the rows before it; zero at the start of a
     series and after a gap. Training then reads each series in chunks of `data.context` rows,
-    `batch` pieces side by side, and the gradient ends at the start of a chunk (truncated
+    `batch` streams in parallel, and the gradient ends at the start of a chunk (truncated
     backpropagation through time)."""
     order_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the order of batches, if not `seed`. Repeats then see the same batches and differ
     only by initial weights and dropout."""
     init_from: str | None = None
     """A run of `slipstream pretrain` whose encoder this run starts from. Settings of `[model]` that
-    are left out come from there, and inputs are scaled as they were there."""
+    are left out are taken from that run, and inputs are scaled as in it."""
     freeze_epochs: CountOrZero = 10
     """With `init_from`: epochs at the start in which the encoder is frozen."""
     encoder_lr: PositiveFloat = 0.3
     """With `init_from`: the encoder's learning rate afterwards, as a multiple of `lr`."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """With `init_from`: factor of that rate from each layer of the encoder to the one below it; 1
-    trains all alike."""
+    trains all layers at the same rate."""
 
     @property
     def max_epochs(self) -> int:
@@ -229,23 +232,60 @@ def _is_on(strength: float | ColumnAmounts | Amounts) -> bool:
     return any(strength) if isinstance(strength, tuple) else strength > 0
 
 
-CLASSIC: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True, "cudnn": "persistent"}
-CLASSIC |= dict.fromkeys(("capture", "compile", "fused"), False)
-PRESETS: dict[str, dict[str, Any]] = {
-    "auto": {},
-    "classic": CLASSIC | {"cudnn_benchmark": True},
-    "baseline": CLASSIC
-    | {"precision": "fp32", "workers": 0, "pinned": False, "non_blocking": False},
+OLD_LAYERS = {"persistent": "cudnn", "standard": "cudnn", "off": "slipstream"}
+"""Values of `engine.cudnn`, which is now `engine.rnn`"""
+
+
+def upgrade_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return settings of `[engine]` by their names of today, and a note on each that is older."""
+    current, notes = dict(settings), []
+    if "cudnn" in current:
+        old = current.pop("cudnn")
+        new = OLD_LAYERS.get(old, old) if isinstance(old, str) else old
+        if "rnn" in current and current["rnn"] != new:
+            raise ValueError(
+                "engine.cudnn is the old name of engine.rnn, and both are set; remove engine.cudnn"
+            )
+        current["rnn"] = new
+        notes.append(
+            f'engine.cudnn = "{old}" is now engine.rnn = "{new}"'
+            + ("; the plan measures cuDNN's algorithms" if old == "standard" else "")
+        )
+    if "preset" in current:
+        old = current.pop("preset")
+        if old != "auto":
+            notes.append(
+                f'engine.preset = "{old}" has no effect: presets belong to slipstream bench now; '
+                "set single settings of [engine] instead"
+            )
+    return current, tuple(notes)
+
+
+def upgrade_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved plan by the names of today: its `rnn` was `cudnn` before version 0.2."""
+    if "cudnn" not in plan:
+        return dict(plan)
+    library = "torch" if str(plan.get("device")) == "cpu" else "cudnn"
+    names = {"persistent": library, "standard": "cudnn-standard", "off": "slipstream"}
+    current = {key: value for key, value in plan.items() if key != "cudnn"}
+    current["rnn"] = [names.get(layer, layer) for layer in plan["cudnn"]]
+    reasons = plan.get("reasons", {})
+    current["reasons"] = {"rnn" if key == "cudnn" else key: why for key, why in reasons.items()}
+    return current
+
+
+LAYER_WORDS = {
+    "cudnn": "cuDNN persistent",
+    "cudnn-standard": "cuDNN standard",
+    "slipstream": "our own kernels",
+    "torch": "PyTorch's layers",
 }
+"""What runs a recurrent layer, by its name in a plan"""
 
 
 class Engine(Section):
-    """How training runs; results do not depend on it, beyond rounding."""
+    """How training runs; results are the same within rounding."""
 
-    preset: Literal["auto", "classic", "baseline"] = "auto"
-    """Defaults for this section: `"auto"`; `"classic"`, the usual advice (DataLoader workers,
-    pinned memory, fp16, cuDNN benchmark); `"baseline"`, the naive loop (DataLoader, fp32, a
-    synchronisation after every step). Single settings override it."""
     plan: Literal["cached", "measure", "off"] = "cached"
     """Choose by timing real steps: once per machine and shape, every time, or not at all (rules of
     thumb). Takes at most ten seconds or 5 % of the run."""
@@ -262,11 +302,12 @@ class Engine(Section):
     """CUDA: record the whole training step once and replay it."""
     steps_per_graph: Annotated[int, Field(ge=1, le=10_000)] = 1
     """CUDA: training steps recorded into one graph, where the data are on the device."""
-    cudnn: Literal["auto", "persistent", "standard", "off"] = "auto"
-    """Recurrent models. CUDA: cuDNN's persistent or standard algorithm; `"off"`: our own kernels,
-    for up to 512 hidden units on Ampere and newer GPUs. CPU: PyTorch's layers, or with `"off"` our
-    own kernels, which need a C compiler (gcc or clang) and compute in fp32. `"auto"` measures, and
-    starts with our own kernels in runs that are long enough to pay for compiling them."""
+    rnn: Literal["auto", "cudnn", "slipstream", "torch"] = "auto"
+    """What runs LSTM and GRU layers. `"cudnn"`: cuDNN, with the algorithm that the plan measures as
+    the fastest; on a CPU, PyTorch's layers. `"slipstream"`: our own kernels; on CUDA for up to 512
+    hidden units and Ampere and newer GPUs, on a CPU compiled by gcc or clang and computing in fp32.
+    `"torch"`: PyTorch's layers, without cuDNN or our kernels. `"auto"` measures, and starts with
+    our own kernels in runs that are long enough to pay for compiling them."""
     cudnn_benchmark: bool = False
     """CUDA: let cuDNN time its convolutions; recurrent models have none."""
     compile: bool | Literal["auto"] = "auto"
@@ -283,9 +324,9 @@ class Engine(Section):
     sync: bool = False
     """Synchronise with the device after every step, as loops with `.item()` do."""
     data_parallel: Annotated[int, Field(ge=1, le=1_024)] = 1
-    """Processes that train one model together, each on a GPU of its own, or on a CPU: each computes
-    its share of every batch, and the gradients are added up once a step. Pays only where a share of
-    the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
+    """Number of processes that train one model together, each on its own GPU, or on a CPU: each
+    computes a part of every batch, and one all-reduce per step adds up the gradients. Pays only if
+    a part of the batch still fills a GPU; for repeats and folds, `--workers` is faster."""
     threads: Annotated[int, Field(ge=1, le=1_024)] | Literal["auto"] = "auto"
     """CPU threads for one operation (torch, OMP and MKL alike)."""
     workers: Annotated[int, Field(ge=0, le=256)] | Literal["auto"] = "auto"
@@ -310,12 +351,21 @@ class Engine(Section):
     monitor: bool = True
     """Sample GPU, CPU, memory and energy, at most once a second, in a side thread."""
 
-    @model_validator(mode="before")
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What to tell the user about settings that were given by an older name."""
+        return ()
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _apply_preset(cls, settings: Any) -> Any:
-        if isinstance(settings, dict) and isinstance(settings.get("preset"), str):
-            return PRESETS.get(settings["preset"], {}) | settings
-        return settings
+    def _accept_old_names(cls, settings: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        if not isinstance(settings, Mapping):
+            return validate(settings)
+        current, notes = upgrade_engine(settings)
+        engine = validate(current)
+        if notes:
+            engine.__dict__["notes"] = notes  # no field: neither compared nor written
+        return engine
 
 
 Value = Scalar | Scalars
@@ -386,7 +436,8 @@ class Tune(Section):
     trained and scaled on earlier rows only. The trial's score is their mean. The device holds a
     copy of the series for each."""
     parallel: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = "auto"
-    """Trials in training at a time. More train faster, but the sampler knows less about each."""
+    """Trials in training at a time. With more, the search is faster, but the sampler knows fewer
+    results when it proposes a trial."""
     retrain: Annotated[int, Field(ge=0, le=1_000)] = 5
     """Number of best trials to retrain from other seeds, together with the original settings."""
     retrain_seeds: Annotated[int, Field(ge=2, le=1_000)] = 3
@@ -462,8 +513,8 @@ class Pretrain(Section):
     """Rows of a patch. The offset of the grid of patches varies between windows, where the context
     leaves room."""
     ratio: Fraction = 0.15
-    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, and the
-    same number in every window."""
+    """Fraction of rows to hide, rounded to whole rows or patches: at least one, never all, the same
+    number in every window."""
     variance: NonNegative = 0.0
     """Weight of a penalty against collapse, when the encoder maps all windows of a batch to the
     same vector: the mean of relu(1 - standard deviation) over its units. 0.1 is usual."""

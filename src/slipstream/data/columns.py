@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 
 from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest, format_count
-from slipstream.data.formats.csv import NULLS, has_byte, is_number
-from slipstream.data.formats.options import MIXED
-from slipstream.data.table import ColumnReader, DataTable, MemoryReader, release_memory
+from slipstream.data.layout import NULLS, is_number
+from slipstream.data.table import MIXED, ColumnReader, DataTable, MemoryReader, release_memory
 
 NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$|^[+-]?([iI]nf|[iI]nfinity|INF)$"
 WITH_COMMA = (
@@ -55,6 +54,12 @@ def find_mark(table: pa.Table) -> str | None:
 def has_points(table: pa.Table) -> bool:
     """Return whether some number of a file has a decimal point."""
     return _is_certain(table, ".", POINT)
+
+
+def has_byte(cells: pa.ChunkedArray, marks: str) -> bool:
+    """Look for a character among the bytes of all cells (60 MB: 0.1 s; cell by cell 1.8 s)."""
+    texts = (np.frombuffer(chunk.buffers()[2] or b"", dtype=np.uint8) for chunk in cells.chunks)
+    return any((text == ord(mark)).any() for text in texts for mark in marks)
 
 
 def normalize_decimals(text: pa.ChunkedArray, mark: str | None) -> pa.ChunkedArray:

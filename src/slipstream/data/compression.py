@@ -1,7 +1,7 @@
-"""Compressed files, gzip and ZIP archives with one table inside, text in other encodings, and
-copies of files in object storage.
+"""Local files to read: how they begin, and copies of compressed files (gzip, and ZIP archives with
+one table inside), of text in other encodings, and of files in object storage.
 
-They are written to a temporary folder, so that readers map them into memory, and read them by row
+Copies are written to a temporary folder, so that readers map them into memory, and read them by row
 group, like any other file. The folder is removed when the process ends; that of a process that was
 killed, by the next one that unpacks something.
 """
@@ -14,26 +14,23 @@ import os
 import shutil
 import stat
 import struct
-import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
-from importlib.abc import MetaPathFinder
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-import pyarrow as pa
+from typing import IO, NamedTuple, TypeVar
 
 from slipstream.base.errors import UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import PARALLEL, AnyPath, ObjectPath, explain
+from slipstream.base.text import find_nearest
+from slipstream.data.formats import ENDINGS
 from slipstream.runs import lock as locks
 
-SUFFIXES = (".gz", ".zip")
 MOST_NAMES = 5
 BLOCK_BYTES, BLOCK_CHARACTERS = 1 << 20, 1 << 20
 MAX_RATIO, ANY_RATIO_BYTES = 200, 256 << 20
@@ -61,35 +58,108 @@ class UnpackedFile(NamedTuple):
     """The original file's path, and the name of the file inside if it is an archive"""
 
 
+Item = TypeVar("Item")
+HEAD_BYTES = 1 << 16
+"""Bytes of a file that formats are told apart by"""
 _unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 
 
-def is_readable(path: AnyPath, formats: Collection[str]) -> bool:
-    """Return whether a file's name promises one of these formats, compressed or not."""
+def restore_name(error: UserError, unpacked: UnpackedFile) -> UserError:
+    """Return an error about a temporary file as one about the file that it was made from."""
+    return UserError(str(error).replace(str(unpacked.path), unpacked.label))
+
+
+@contextmanager
+def restoring_name(unpacked: UnpackedFile | None) -> Iterator[None]:
+    """Make errors about a temporary file errors about the file that it was made from."""
+    try:
+        yield
+    except UserError as error:
+        if unpacked is None:
+            raise
+        raise restore_name(error, unpacked) from None
+
+
+def iterate_restoring(items: Iterable[Item], unpacked: UnpackedFile | None) -> Iterator[Item]:
+    """Yield items that are read from a temporary file, with errors about the original file."""
+    with restoring_name(unpacked):
+        yield from items
+
+
+def read_head(path: Path, setting: str) -> bytes:
+    """Return how a file begins; one that is absent or empty is refused.
+
+    So is what is no regular file: a FIFO or a device may have no end, or wait for a writer forever.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise UserError(
+                f"{path}: is a FIFO, a socket or a device, not a regular file ({setting}); write "
+                "the data to a file"
+            )
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except FileNotFoundError:
+        raise _explain_missing(path, setting) from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    if not head.strip():
+        raise UserError(f"{path}: the file is empty")
+    return head
+
+
+def refuse_missing(path: ObjectPath, setting: str) -> None:
+    """Refuse an object that is absent or empty, before any of it is read."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise _explain_missing(path, setting) from None
+    if not size:
+        raise UserError(f"{path}: the file is empty")
+
+
+def _explain_missing(path: AnyPath, setting: str) -> UserError:
+    hint = _suggest_file(path)
+    return UserError(f"{path}: there is no such file or folder ({setting}){hint}")
+
+
+def _suggest_file(path: AnyPath) -> str:
+    """Return the name beside a missing file that may have been meant, or the folder that is
+    missing."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"; there is no folder {folder}"
+    nearest = find_nearest(path.name, (file.name for file in folder.iterdir()))
+    return f'; did you mean "{nearest}"?' if nearest else ""
+
+
+def is_readable(path: AnyPath) -> bool:
+    """Return whether a file's name promises a table, compressed or not."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes[-1:] == [".gz"]:
         suffixes.pop()
-    return suffixes[-1:] == [".zip"] or bool(suffixes and suffixes[-1] in formats)
+    return suffixes[-1:] == [".zip"] or bool(suffixes and suffixes[-1] in ENDINGS)
 
 
-def unpack(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
+def unpack(path: AnyPath) -> UnpackedFile:
     """Unpack a file, once per process while it stays the same; an object is copied at least."""
     if path.suffix.lower() == ".gz":
-        return _write_once(path, "", lambda: _unpack_gzip(path, formats))
+        return _write_once(path, "", lambda: _unpack_gzip(path))
     if isinstance(path, Path):
-        return _write_once(path, "", lambda: _unpack_zip(path, formats))
+        return _write_once(path, "", lambda: _unpack_zip(path))
     copied = _write_once(path, "copy", lambda: _download(path))
     if path.suffix.lower() != ".zip":
         return copied
-    inner = _write_once(copied.path, "", lambda: _unpack_zip(copied.path, formats))
+    inner = _write_once(copied.path, "", lambda: _unpack_zip(copied.path))
     return UnpackedFile(inner.path, inner.label.replace(str(copied.path), str(path)))
 
 
-def unpack_objects(paths: Sequence[ObjectPath], formats: Collection[str]) -> None:
+def unpack_objects(paths: Sequence[ObjectPath]) -> None:
     """Copy objects ahead, several at a time."""
     _make_folder()
     with ThreadPoolExecutor(PARALLEL) as pool:
-        for _ in pool.map(lambda path: unpack(path, formats), paths):
+        for _ in pool.map(unpack, paths):
             pass
 
 
@@ -140,12 +210,12 @@ def _transcode(path: Path, encoding: str) -> UnpackedFile:
     return UnpackedFile(target, str(path))
 
 
-def _unpack_gzip(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
+def _unpack_gzip(path: AnyPath) -> UnpackedFile:
     inner = Path(path.stem)
-    if inner.suffix.lower() not in formats:
+    if inner.suffix.lower() not in ENDINGS:
         raise UserError(
             f"{path}: the name does not say what is inside; rename it, as in {inner}.csv.gz "
-            f"({', '.join(formats)})"
+            f"({', '.join(ENDINGS)})"
         )
     size = path.stat().st_size
     opened = path.open("rb") if isinstance(path, Path) else path.open_stream()
@@ -161,12 +231,12 @@ def _unpack_gzip(path: AnyPath, formats: Collection[str]) -> UnpackedFile:
         return UnpackedFile(_copy(path, content, inner.name, size, find_share), str(path))
 
 
-def _unpack_zip(path: Path, formats: Collection[str]) -> UnpackedFile:
+def _unpack_zip(path: Path) -> UnpackedFile:
     with zipfile.ZipFile(path) as archive:
         members = [one for one in archive.infolist() if not _is_hidden(one) and not one.is_dir()]
-        tables = [one for one in members if Path(one.filename).suffix.lower() in formats]
+        tables = [one for one in members if Path(one.filename).suffix.lower() in ENDINGS]
         if not tables:
-            raise UserError(f"{path}: contains no {', '.join(formats)} file")
+            raise UserError(f"{path}: contains no {', '.join(ENDINGS)} file")
         if len(tables) > 1:
             names = ", ".join(one.filename for one in tables[:MOST_NAMES])
             more = f" and {len(tables) - MOST_NAMES} more" * (len(tables) > MOST_NAMES)
@@ -282,88 +352,3 @@ def _get_user() -> int:
 def _remove_folder(folder: Path, owner: int) -> None:
     if os.getpid() == owner:  # not in a fork
         shutil.rmtree(folder, ignore_errors=True)
-
-
-TIME, INDEX = "time", "index"
-"""Names of an unnamed index that holds dates: the first that is free"""
-ACCEPTED = (
-    "pass a pandas, polars, duckdb or pyarrow table, a dict of columns, or a numpy array with "
-    "columns=[...]"
-)
-
-
-def to_arrow(table: Any, *, time: str | None = None) -> pa.Table:
-    """Return a table in memory as an Arrow table; `time` is the column that `data.time` names.
-
-    An index of pandas becomes a column where it has a name. Without one, it becomes the time column
-    if it holds dates, and is left out if it numbers the rows.
-    """
-    if _is_from(table, "polars") and hasattr(table, "collect"):
-        table = table.collect()
-    if hasattr(table, "to_frame") and not hasattr(table, "columns"):  # one column of pandas, polars
-        table = table.to_frame()
-    if hasattr(table, "dtype") and hasattr(table, "shape") and not hasattr(table, "columns"):
-        table = _split_array(table)
-    if not (isinstance(table, (pa.Table, Mapping)) or hasattr(table, "__arrow_c_stream__")):
-        kind = type(table).__name__
-        article = "an" if kind[0] in "aeiouAEIOU" else "a"
-        raise UserError(f"data is {article} {kind}; {ACCEPTED}")
-    try:
-        if _is_from(table, "pandas"):
-            return _from_pandas(table, time)
-        return pa.table(dict(table) if isinstance(table, Mapping) else table)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
-
-
-def _is_from(table: Any, library: str) -> bool:
-    return type(table).__module__.partition(".")[0] == library
-
-
-def _split_array(array: Any) -> dict[str, Any]:
-    """Return the fields of a structured array; other arrays have no names."""
-    names = getattr(array.dtype, "names", None)
-    if not names:
-        raise UserError(
-            "data is an array, whose columns have no names; pass their names: columns=[...]"
-        )
-    return {name: array[name] for name in names}
-
-
-def _from_pandas(frame: Any, time: str | None) -> pa.Table:
-    columns = [str(name) for name in frame.columns]
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    if twice:
-        raise UserError(f'data: {columns.count(twice[0])} columns are named "{twice[0]}"')
-    table = pa.Table.from_pandas(frame.set_axis(columns, axis=1), preserve_index=False)
-    for level in range(frame.index.nlevels):
-        index = frame.index.get_level_values(level)
-        name = index.name
-        if name is None and pa.types.is_integer(pa.array(index[:0]).type):
-            continue  # it numbers the rows
-        free = [one for one in (time, TIME, INDEX) if one and one not in columns]
-        name = str(name) if name is not None else free[0] if free else None
-        if name is not None and name not in columns:
-            table = table.append_column(name, pa.array(index))
-    return table
-
-
-class _PandasRefusal(MetaPathFinder):
-    """A finder of modules that says there is no pandas."""
-
-    def find_spec(self, fullname: str, *_: Any) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("no command needs pandas", name=fullname)
-
-
-def avoid_pandas() -> None:
-    """Make Arrow work without pandas, which its first conversion would import (0.5 s).
-
-    Arrow looks for pandas once and remembers the answer. Afterwards others can still import it.
-    """
-    refusal = _PandasRefusal()
-    sys.meta_path.insert(0, refusal)
-    try:
-        pa.chunked_array([pa.array([1.0])]).to_numpy()
-    finally:
-        sys.meta_path.remove(refusal)

@@ -1,28 +1,22 @@
 """The files that a config names, each read as its ending says."""
 
-import codecs
-import stat
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
-
-import pyarrow as pa
 
 from slipstream.base.errors import UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import AnyPath, ObjectPath, name_below, parse_path, to_pure
-from slipstream.base.text import find_nearest
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data import columns, compression
-from slipstream.data.compression import UnpackedFile, is_readable
-from slipstream.data.formats import arrow, csv, excel, matlab
-from slipstream.data.formats.csv import describe_layout
-from slipstream.data.formats.isolated import read_isolated, stop_reading
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.compression import UnpackedFile, is_readable, restoring_name
+from slipstream.data.formats import ENDINGS, PACKED, FileFormat, find_format
+from slipstream.data.formats.isolated import stop_reading
+from slipstream.data.formats.reader import InputFile, OpenTable, ReadOptions, open_table
 from slipstream.data.table import (
     FILE_COLUMN,
     DataTable,
@@ -31,16 +25,8 @@ from slipstream.data.table import (
     wrap_table,
 )
 
-READERS = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".parquet": "parquet", ".pq": "parquet"}
-READERS |= dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), "excel")
-READERS |= {".mat": "matlab"}
-READERS |= {".arrow": "arrow", ".feather": "arrow", ".ipc": "arrow"}
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-ENDINGS = (*READERS, *compression.SUFFIXES)
+READABLE = (*ENDINGS, *PACKED)
 SET_FOLDERS = ("train", "val", "test")
-HEAD_BYTES = 1 << 16
-LARGE_BYTES = 32 << 20
-"""Size of a text file from which on some of its rows are read without the others"""
 HIDDEN = (".", "~$")
 """How names begin that folders hide: of hidden files, and of those that Excel has open"""
 PLAIN = ReadOptions()
@@ -74,48 +60,26 @@ def _mark(table: DataTable, data: Data) -> DataTable:
 def read_rows(data: Data, file: Path, begin: int, end: int) -> DataTable:
     """Read some rows of one file of a config, as `read_tables` reads all of them.
 
-    A large text file is read up to `end` only; types then follow from these rows alone. Of a
+    Where the format can, other rows are not read; types then follow from these rows alone. Of a
     workbook, the first sheet is read.
     """
     options = ReadOptions.from_data(data)
-    is_text = READERS.get(file.suffix.lower()) == "csv" and options.encoding is None
-    is_large = is_text and file.exists() and file.stat().st_size > LARGE_BYTES
-    if is_large:
-        table = _read_text_rows(file, options, begin, end)
-    else:
-        table = read_parts(file, name=file.name, options=options)[0]
+    with _open_source(file, file.name, "data.path") as source:
+        table, first = source.format.load().read_sample(source.file, options, begin, end)
+        table = _set_decimal(table, options)
     if FILE_COLUMN in data.ids:
         table = concatenate_tables([table])
     _parse_text([table], data)
     table = _mark(table, data)
-    if is_large:
-        return table
-    if begin >= table.num_rows:
-        raise UserError(f"{file.name}: has {table.num_rows:,} rows, none from {begin:,} on")
-    return table.slice_rows(begin, min(end, table.num_rows))
+    if begin - first >= table.num_rows:
+        raise UserError(f"{file.name}: has {first + table.num_rows:,} rows, none from {begin:,} on")
+    return table.slice_rows(begin - first, min(end - first, table.num_rows))
 
 
-def _read_text_rows(path: Path, options: ReadOptions, begin: int, end: int) -> DataTable:
-    """Read the cells of some rows of a text file, block by block."""
-    opened = csv.open_csv(path, path.name, read_head(path, "data.path"), options.skip_rows)
-    parts, first = [], 0
-    for batch in opened.batches:
-        low, high = max(begin - first, 0), min(end - first, batch.num_rows)
-        if low < high:
-            parts.append(batch.slice(low, high - low))
-        first += batch.num_rows
-        if first >= end:
-            break
-    if not parts:
-        raise UserError(f"{path.name}: has {first:,} rows, none from {begin:,} on")
-    cells = pa.Table.from_batches(parts)
-    decimal = options.decimal
-    if decimal is None and opened.delimiter != ",":
-        decimal = columns.find_mark(cells)
-    table = wrap_table(
-        cells, path.name, delimiter=opened.delimiter, header_lines=begin, units=opened.units
-    )
-    return replace(table, decimal=decimal)
+def can_sample(file: Path, data: Data) -> bool:
+    """Return whether `read_rows` reads a few rows of a large file without all the others."""
+    file_format = find_format(file)
+    return file_format is not None and file_format.load().can_sample(ReadOptions.from_data(data))
 
 
 def _read_paths(data: Data) -> list[DataTable]:
@@ -167,19 +131,41 @@ def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[D
     that match, in order of name."""
     for path in map(parse_path, paths):
         folder, files = expand_path(path)
-        objects = [one for one in files if isinstance(one, ObjectPath) and not _is_parquet(one)]
-        if len(objects) > 1:
-            compression.unpack_objects(objects, READERS)
+        copied = [file for file in files if isinstance(file, ObjectPath) and not _is_remote(file)]
+        if len(copied) > 1:
+            compression.unpack_objects(copied)
         for file in open_files(folder, files, options):
             yield from file.read()
 
 
-class OpenFile(NamedTuple):
+@dataclass(frozen=True)
+class OpenFile:
     """A file that can be read, and perhaps is being read already."""
 
     path: AnyPath
     name: str
-    read: Callable[[], list[DataTable]]
+    options: ReadOptions
+    ahead: Future[list[DataTable]] | None = None
+    """The tables, where another thread reads them"""
+
+    def read(self) -> list[DataTable]:
+        """Return the tables of the file."""
+        if self.ahead is not None:
+            return self.ahead.result()
+        return read_parts(self.path, name=self.name, options=self.options)
+
+    def inspect(self) -> Iterator[OpenTable]:
+        """Yield the tables of the file with their rows in batches, read when asked for."""
+        if self.ahead is not None:
+            for table in self.ahead.result():
+                yield open_table(table)._replace(num_bytes=self.path.stat().st_size)
+            return
+        with _open_source(self.path, self.name, "data.path") as source:
+            num_bytes = self.path.stat().st_size  # a copy that was unpacked has another size
+            for opened in source.format.load().inspect(source.file, self.options):
+                batches = compression.iterate_restoring(opened.batches, source.unpacked)
+                decimal = opened.decimal or self.options.decimal
+                yield opened._replace(num_bytes=num_bytes, batches=batches, decimal=decimal)
 
 
 def open_files(
@@ -199,10 +185,11 @@ def open_files(
     with ThreadPoolExecutor(num_ahead) as pool:
 
         def prepare(path: AnyPath) -> OpenFile:
-            name = name_below(path, folder).as_posix()
-            read = partial(read_parts, path, name=name, options=options)
-            is_slow = READERS.get(path.suffix.lower()) in ("excel", "matlab") and len(files) > 1
-            return OpenFile(path, name, pool.submit(read).result if is_slow else read)
+            file = OpenFile(path, name_below(path, folder).as_posix(), options)
+            file_format = find_format(path)
+            if file_format is None or not file_format.is_slow or len(files) == 1:
+                return file
+            return replace(file, ahead=pool.submit(file.read))
 
         try:
             ahead = deque(map(prepare, files[:num_ahead]))
@@ -221,8 +208,10 @@ def open_files(
                 stop_reading()
 
 
-def _is_parquet(path: AnyPath) -> bool:
-    return READERS.get(path.suffix.lower()) == "parquet"
+def _is_remote(path: ObjectPath) -> bool:
+    """Return whether an object is read where it is; others are copied first."""
+    file_format = find_format(path)
+    return file_format is not None and file_format.reads_objects
 
 
 @overload
@@ -242,7 +231,7 @@ def expand_path(path: AnyPath) -> tuple[AnyPath, Any]:
         return path.parent, [path]
     files = _select_readable(folder, matches)
     if not files:
-        raise UserError(f"{path}: matches no file that ends in {', '.join(ENDINGS)} (data.path)")
+        raise UserError(f"{path}: matches no file that ends in {', '.join(READABLE)} (data.path)")
     return folder, files
 
 
@@ -252,7 +241,7 @@ def _select_readable(folder: AnyPath, files: Iterable[AnyPath]) -> list[AnyPath]
         file
         for file in files
         if file.is_file()
-        and is_readable(file, READERS)
+        and is_readable(file)
         and not any(part.startswith(HIDDEN) for part in name_below(file, folder).parts)
     ]
 
@@ -267,7 +256,7 @@ def list_files(folder: AnyPath) -> list[AnyPath]:
     except OSError as error:
         raise UserError(f"{folder}: cannot be listed ({error.strerror})") from None
     if not files:
-        raise UserError(f"{folder}: contains no {', '.join(ENDINGS)} file")
+        raise UserError(f"{folder}: contains no {', '.join(READABLE)} file")
     present = set(files)
     copies = {file for file in files if file.suffix == ".gz" and file.with_suffix("") in present}
     plain = [file for file in files if file.suffix.lower() != ".zip" and file not in copies]
@@ -288,128 +277,44 @@ def read_parts(
 
     `files` of a table says what was read: the format with its details, units, and notes.
     """
+    with _open_source(path, name, setting) as source:
+        tables = source.format.load().read(source.file, options)
+        return [_set_decimal(table, options) for table in tables]
+
+
+def _set_decimal(table: DataTable, options: ReadOptions) -> DataTable:
+    """Return a table whose decimal mark is the configured one where the file does not tell it."""
+    return replace(table, decimal=table.decimal or options.decimal)
+
+
+class _Source(NamedTuple):
+    format: FileFormat
+    file: InputFile
+    unpacked: UnpackedFile | None
+
+
+@contextmanager
+def _open_source(path: AnyPath, name: str, setting: str) -> Iterator[_Source]:
+    """Find the format of a file, and unpack or copy the file where its reader needs that.
+
+    An error about the copy becomes one about the file.
+    """
     head = b""
     if isinstance(path, ObjectPath):
-        _refuse_missing(path, setting)
-    elif path.suffix.lower() in ("", *ENDINGS):
-        head = read_head(path, setting)
-    if path.suffix.lower() not in ENDINGS:
-        known = ", ".join(ENDINGS)
+        compression.refuse_missing(path, setting)
+    elif path.suffix.lower() in ("", *READABLE):
+        head = compression.read_head(path, setting)
+    if path.suffix.lower() not in READABLE:
+        known = ", ".join(READABLE)
         raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
-    if isinstance(path, ObjectPath) and _is_parquet(path):
-        return [arrow.read_parquet(path, name)]
-    if isinstance(path, Path) and path.suffix.lower() in READERS:
-        return _read_plain(path, name, head, options)
-    unpacked = compression.unpack(path, READERS)
-    inner = unpacked.label.removeprefix(str(path))
-    try:
-        head = read_head(unpacked.path, setting)
-        return _read_plain(unpacked.path, name + inner, head, options)
-    except UserError as error:
-        raise restore_name(error, unpacked) from None
-
-
-def restore_name(error: UserError, unpacked: UnpackedFile) -> UserError:
-    """Return an error about a temporary file as one about the file that it was made from."""
-    return UserError(str(error).replace(str(unpacked.path), unpacked.label))
-
-
-def read_head(path: Path, setting: str) -> bytes:
-    """Return how a file begins; one that is absent or empty is refused.
-
-    So is what is no regular file: a FIFO or a device may have no end, or wait for a writer forever.
-    """
-    try:
-        mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise UserError(
-                f"{path}: is a FIFO, a socket or a device, not a regular file ({setting}); write "
-                "the data to a file"
-            )
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-    except FileNotFoundError:
-        raise _explain_missing(path, setting) from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    if not head.strip():
-        raise UserError(f"{path}: the file is empty")
-    return head
-
-
-def _refuse_missing(path: ObjectPath, setting: str) -> None:
-    """Refuse an object that is absent or empty, before any of it is read."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise _explain_missing(path, setting) from None
-    if not size:
-        raise UserError(f"{path}: the file is empty")
-
-
-def _explain_missing(path: AnyPath, setting: str) -> UserError:
-    hint = _suggest_file(path)
-    return UserError(f"{path}: there is no such file or folder ({setting}){hint}")
-
-
-def _suggest_file(path: AnyPath) -> str:
-    """Return the name beside a missing file that may have been meant, or the folder that is
-    missing."""
-    folder = path.parent
-    if not folder.is_dir():
-        return f"; there is no folder {folder}"
-    nearest = find_nearest(path.name, (file.name for file in folder.iterdir()))
-    return f'; did you mean "{nearest}"?' if nearest else ""
-
-
-def _read_plain(path: Path, name: str, head: bytes, options: ReadOptions) -> list[DataTable]:
-    match READERS[path.suffix.lower()]:
-        case "csv":
-            table = _read_text(path, name, head, options)
-        case "parquet":
-            table = arrow.read_parquet(path, name)
-        case "excel":
-            excel.refuse_other_files(path, head)
-            return read_isolated("excel", path, name, options)
-        case "matlab":
-            plain = matlab.read_matlab(path, name, head, options)
-            table = plain or read_isolated("matlab", path, name, options)[0]
-        case _:
-            table = arrow.read_arrow(path, name)
-    return [replace(table, decimal=table.decimal or options.decimal)]
-
-
-def _read_text(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:
-    if options.encoding is None or codecs.lookup(options.encoding).name == "utf-8":
-        return _read_csv(path, name, head, options)
-    unpacked = compression.transcode(path, options.encoding)
-    try:
-        return _read_csv(unpacked.path, name, read_head(unpacked.path, ""), options)
-    except UserError as error:
-        raise restore_name(error, unpacked) from None
-
-
-def _read_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable:
-    file = csv.read_csv(path, name, head, options.skip_rows)
-    decimal = options.decimal
-    if decimal is None and file.delimiter != ",":
-        decimal = columns.find_mark(file.table)
-    table = wrap_table(
-        file.table,
-        name,
-        path=path,
-        format=describe_csv(file.delimiter, decimal, options.encoding),
-        delimiter=file.delimiter,
-        header_lines=file.header_lines,
-        units=file.units,
-        notes=(*describe_layout(file.lines_above, file.units, options, "line"), *file.notes),
-    )
-    return replace(table, decimal=decimal)
-
-
-def describe_csv(delimiter: str, decimal: str | None, encoding: str | None) -> str:
-    """Describe the format of a text file."""
-    details = [DELIMITERS[delimiter]] if delimiter != "," else []
-    details += ["decimal comma"] if decimal == "," else []
-    details += [encoding] if encoding else []
-    return ", ".join(["CSV", *details])
+    file_format = find_format(path)
+    if file_format is not None and (isinstance(path, Path) or file_format.reads_objects):
+        yield _Source(file_format, InputFile(path, name, head), None)
+        return
+    unpacked = compression.unpack(path)
+    inner_name = name + unpacked.label.removeprefix(str(path))
+    with restoring_name(unpacked):
+        head = compression.read_head(unpacked.path, setting)
+        inner_format = find_format(unpacked.path)
+        assert inner_format is not None  # `unpack` refuses other content
+        yield _Source(inner_format, InputFile(unpacked.path, inner_name, head), unpacked)

@@ -25,9 +25,10 @@ from slipstream.data.columns import (
     read_numbers,
     read_times,
 )
-from slipstream.data.files import READERS, read_file
-from slipstream.data.formats.csv import NULLS
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.files import read_file
+from slipstream.data.formats import find_format
+from slipstream.data.formats.reader import ReadOptions
+from slipstream.data.layout import NULLS
 from slipstream.data.roles import LABEL, Roles, normalize_value
 from slipstream.data.series import (
     Flags,
@@ -378,9 +379,9 @@ def _list_spellings(name: str) -> set[str]:
     sheet's also without the file."""
     path = PurePosixPath(name.removesuffix(".gz"))
     names = {name.strip()}
-    if path.suffix.lower() in READERS:
+    if find_format(path) is not None:
         names |= {path.stem, str(path.with_suffix(""))}
-    if path.parent.suffix.lower() in READERS:  # a sheet of a workbook
+    if find_format(path.parent) is not None:  # a sheet of a workbook
         names.add(path.name)
     return {normalize_value(each) for each in names}
 

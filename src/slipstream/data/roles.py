@@ -12,7 +12,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest
 from slipstream.config import Config, Data, Signature
 from slipstream.data.columns import is_numeric, read_codes, require_column
-from slipstream.data.formats import csv
+from slipstream.data.layout import UNNAMED
 from slipstream.data.table import FILE_COLUMN, DataTable
 
 Ints = npt.NDArray[np.int64]
@@ -89,7 +89,7 @@ def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[
         name
         for name in free
         if is_numeric(table, name)
-        and not name.startswith(csv.UNNAMED)
+        and not name.startswith(UNNAMED)
         and (data.channels == "together" or name in (data.targets or free))
     )
     if not inputs:

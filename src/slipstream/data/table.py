@@ -7,10 +7,12 @@ column.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,13 +22,19 @@ import pyarrow as pa
 
 from slipstream.base.errors import UserError
 from slipstream.base.storage import AnyPath, group_by_content
-from slipstream.data.compression import to_arrow
-from slipstream.data.formats import csv
-from slipstream.data.formats.options import MIXED
+from slipstream.data import layout
 
 FILE_COLUMN = "file"
 """The column of file names that a concatenated table gets, where that name is free"""
-MOST_NOTES = 5
+MIXED = "mixed"
+"""The decimal mark of a file in which some numbers have a comma and others a point"""
+MAX_NOTES = 5
+TIME, INDEX = "time", "index"
+"""Names of an unnamed index that holds dates: the first that is free"""
+ACCEPTED = (
+    "pass a pandas, polars, duckdb or pyarrow table, a dict of columns, or a numpy array with "
+    "columns=[...]"
+)
 
 
 class ColumnReader(Protocol):
@@ -85,7 +93,7 @@ class SourceFile(NamedTuple):
 
     def locate_row(self, row: int) -> str:
         if isinstance(self.path, Path) and self.delimiter is not None:
-            line = csv.find_line(
+            line = layout.find_line(
                 self.path, self.delimiter, self.num_columns, self.header_lines, row
             )
             if line is not None:
@@ -157,7 +165,7 @@ class DataTable:
         file, _ = self.find_file(row)
         if not isinstance(file.path, Path) or file.delimiter is None:
             return None
-        for line, _, cells in csv.iter_records(file.path, file.delimiter):
+        for line, _, cells in layout.iter_records(file.path, file.delimiter):
             for name, cell in zip(self.column_names, cells, strict=False):
                 if line > file.header_lines and re.match(pattern, cell.strip()):
                     return f'"{cell.strip()}" in line {line}, column "{name}"'
@@ -190,6 +198,11 @@ def wrap_table(table: pa.Table, name: str, **details: Any) -> DataTable:
     names = tuple(table.column_names)
     source = SourceFile(name, table.num_rows, len(names), **details)
     return make_table(MemoryReader(dict(zip(names, table.columns, strict=True))), source, names)
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return the first line of an error's text; those of Arrow have several."""
+    return str(error).strip().split("\n", 1)[0]
 
 
 def release_memory() -> None:
@@ -226,7 +239,7 @@ class _ConcatenatedReader:
         try:
             return _concatenate_columns(_to_one_type(parts))
         except pa.ArrowException as error:
-            text = csv.summarize_error(error)
+            text = summarize_error(error)
             raise UserError(
                 f'the files do not make one long table: column "{name}": {text}'
             ) from None
@@ -350,7 +363,84 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
         first, *others = (names[path] for path in alike)
         same = f'has the same content as "{first}", so its rows are used twice'
         notes += [f'"{name}" {same}' for name in others]
-    if len(notes) > MOST_NOTES:
-        more = f"{len(notes) - MOST_NOTES:,} further files are read twice or have a copy"
-        notes = [*notes[:MOST_NOTES], more]
+    if len(notes) > MAX_NOTES:
+        more = f"{len(notes) - MAX_NOTES:,} further files are read twice or have a copy"
+        notes = [*notes[:MAX_NOTES], more]
     return notes
+
+
+def to_arrow(table: Any, *, time: str | None = None) -> pa.Table:
+    """Return a table in memory as an Arrow table; `time` is the column that `data.time` names.
+
+    An index of pandas becomes a column where it has a name. Without one, it becomes the time column
+    if it holds dates, and is left out if it numbers the rows.
+    """
+    if _is_from(table, "polars") and hasattr(table, "collect"):
+        table = table.collect()
+    if hasattr(table, "to_frame") and not hasattr(table, "columns"):  # one column of pandas, polars
+        table = table.to_frame()
+    if hasattr(table, "dtype") and hasattr(table, "shape") and not hasattr(table, "columns"):
+        table = _split_array(table)
+    if not (isinstance(table, (pa.Table, Mapping)) or hasattr(table, "__arrow_c_stream__")):
+        kind = type(table).__name__
+        article = "an" if kind[0] in "aeiouAEIOU" else "a"
+        raise UserError(f"data is {article} {kind}; {ACCEPTED}")
+    try:
+        if _is_from(table, "pandas"):
+            return _from_pandas(table, time)
+        return pa.table(dict(table) if isinstance(table, Mapping) else table)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise UserError(f"data: cannot be read as an Arrow table: {error}") from None
+
+
+def _is_from(table: Any, library: str) -> bool:
+    return type(table).__module__.partition(".")[0] == library
+
+
+def _split_array(array: Any) -> dict[str, Any]:
+    """Return the fields of a structured array; other arrays have no names."""
+    names = getattr(array.dtype, "names", None)
+    if not names:
+        raise UserError(
+            "data is an array, whose columns have no names; pass their names: columns=[...]"
+        )
+    return {name: array[name] for name in names}
+
+
+def _from_pandas(frame: Any, time: str | None) -> pa.Table:
+    columns = [str(name) for name in frame.columns]
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise UserError(f'data: {columns.count(twice[0])} columns are named "{twice[0]}"')
+    table = pa.Table.from_pandas(frame.set_axis(columns, axis=1), preserve_index=False)
+    for level in range(frame.index.nlevels):
+        index = frame.index.get_level_values(level)
+        name = index.name
+        if name is None and pa.types.is_integer(pa.array(index[:0]).type):
+            continue  # it numbers the rows
+        free = [one for one in (time, TIME, INDEX) if one and one not in columns]
+        name = str(name) if name is not None else free[0] if free else None
+        if name is not None and name not in columns:
+            table = table.append_column(name, pa.array(index))
+    return table
+
+
+class _PandasRefusal(MetaPathFinder):
+    """A finder of modules that says there is no pandas."""
+
+    def find_spec(self, fullname: str, *_: Any) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("no command needs pandas", name=fullname)
+
+
+def avoid_pandas() -> None:
+    """Make Arrow work without pandas, which its first conversion would import (0.5 s).
+
+    Arrow looks for pandas once and remembers the answer. Afterwards others can still import it.
+    """
+    refusal = _PandasRefusal()
+    sys.meta_path.insert(0, refusal)
+    try:
+        pa.chunked_array([pa.array([1.0])]).to_numpy()
+    finally:
+        sys.meta_path.remove(refusal)

@@ -250,9 +250,7 @@ class BranchedGradients:
         named = view_weights(row, self.layout)
         for name, weight in module.named_parameters():
             weight.data = named[name][0]
-        set_execution(
-            module, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile
-        )
+        set_execution(module, algorithms=plan.rnn, recompute=plan.recompute, compiled=plan.compile)
         return module
 
     def train(

@@ -16,6 +16,7 @@ import torch
 from slipstream.base import machine
 from slipstream.base.machine import CpuLoad, CpuUsage
 from slipstream.base.text import format_count, format_speedup
+from slipstream.config.train import upgrade_plan
 from slipstream.kernels import NATIVE_KERNELS
 from slipstream.models.forecaster import OWN_KERNELS
 
@@ -39,9 +40,10 @@ class Plan:
     home: str
     capture: bool
     steps_per_graph: int
-    cudnn: tuple[str, ...]
-    """By recurrent layer: "persistent", which is PyTorch's own choice, or "standard"; "off" for all
-    of them: our own kernels, also on a CPU"""
+    rnn: tuple[str, ...]
+    """What runs each recurrent layer: "cudnn" with the algorithm that PyTorch chooses,
+    "cudnn-standard", "slipstream" (our own kernels, in all layers), or "torch"; empty for other
+    kinds of models"""
     cudnn_benchmark: bool
     compile: bool
     fused: bool
@@ -76,7 +78,7 @@ class Plan:
     def native_kernels(self) -> list[str]:
         """Our kernels for a CPU, if recurrent layers run on them"""
         on_cpu = self.device.type == "cpu"
-        return NATIVE_KERNELS if on_cpu and OWN_KERNELS in self.cudnn else []
+        return NATIVE_KERNELS if on_cpu and OWN_KERNELS in self.rnn else []
 
     def flags(self) -> AbstractContextManager[None]:
         """Set torch's global flags as the plan needs them; they are restored at the end."""
@@ -84,6 +86,7 @@ class Plan:
             threads=self.threads,
             tf32=self.precision == "tf32",
             onednn=self.onednn,
+            cudnn="torch" not in self.rnn,
             cudnn_benchmark=self.cudnn_benchmark,
             deterministic=self.deterministic,
         )
@@ -93,8 +96,10 @@ class Plan:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
-        device, cudnn = torch.device(saved["device"]), tuple(saved["cudnn"])
-        return cls(**(saved | {"device": device, "cudnn": cudnn}))
+        saved = upgrade_plan(saved)
+        return cls(
+            **(saved | {"device": torch.device(saved["device"]), "rnn": tuple(saved["rnn"])})
+        )
 
 
 @dataclass

@@ -25,6 +25,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.machine import CpuLoad
 from slipstream.base.text import format_count, format_ms, format_number, format_speedup
 from slipstream.config import Config, Signature, replace_settings
+from slipstream.config.train import LAYER_WORDS
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
 from slipstream.engine import capture, pack, recovery
@@ -39,8 +40,9 @@ from slipstream.engine.single import (
     seed_generators,
 )
 from slipstream.kernels import build_library, find_compiler, find_library, is_triton_usable
-from slipstream.models import cost
+from slipstream.models import shapes
 from slipstream.models.forecaster import OWN_KERNELS
+from slipstream.models.rnn import STANDARD
 from slipstream.runs import Run
 
 MAX_OWN_HIDDEN = 512
@@ -81,7 +83,7 @@ def make_plan(
     onednn, onednn_reason = _choose_onednn(config, hardware["system"], precision)
     processes = engine.data_parallel if training else 1
     threads, threads_reason = _choose_threads(config, processes)
-    algorithm, cudnn_reason = _choose_cudnn(config, device)
+    layers, rnn_reason = _choose_rnn(config, device)
     workers, prefetch = _choose_workers(config, hardware.get("gpu", ""))
     return Plan(
         device=device,
@@ -90,7 +92,7 @@ def make_plan(
         capture=capture,
         # elsewhere every step gets its windows from the host, into the same buffers
         steps_per_graph=engine.steps_per_graph if home == "device" else 1,
-        cudnn=(algorithm,) * len(model.sizes) if recurrent else (),
+        rnn=(layers,) * len(model.sizes) if recurrent else (),
         cudnn_benchmark=engine.cudnn_benchmark,
         compile=engine.compile is True and not recurrent,
         fused=engine.fused is not False,
@@ -110,7 +112,7 @@ def make_plan(
             "compile": _explain_compile(config),
             "onednn": onednn_reason,
             "threads": threads_reason,
-            "cudnn": cudnn_reason,
+            "rnn": rnn_reason,
             **({"data_parallel": TOGETHER} if processes > 1 else {}),
         },
         hardware=hardware,
@@ -130,8 +132,6 @@ def _choose_precision(config: Config, device: torch.device, *, lanes: bool) -> t
         raise UserError('engine.precision is "tf32", which this GPU lacks; use "fp32" or "fp16"')
     if requested != "auto":
         return requested, REQUESTED
-    if config.engine.preset == "classic":
-        return "fp16", "the usual advice"
     if is_half_faster(config, lanes=lanes):
         return "fp16", "fast for recurrent layers of this size"
     return ("tf32", "this GPU has it") if has_tf32 else ("fp16", "this GPU has no tf32")
@@ -196,27 +196,30 @@ def _choose_threads(config: Config, processes: int) -> tuple[int, str]:
     return threads, "every core" if threads == cores else "the container's quota"
 
 
-def _choose_cudnn(config: Config, device: torch.device) -> tuple[str, str]:
-    requested, model = config.engine.cudnn, config.model
+def _choose_rnn(config: Config, device: torch.device) -> tuple[str, str]:
+    """Choose what runs recurrent layers, and say why."""
+    requested, model = config.engine.rnn, config.model
     if device.type == "cpu":
         return _choose_cpu_layers(config)
-    if config.train.state == "carried":
-        return "persistent", "cuDNN's layers, which begin with a state"
-    if requested == "off" and model.spec.is_recurrent:
+    if requested == "auto" and config.train.state == "carried":
+        return "cudnn", "cuDNN's layers, which begin with a state"
+    if requested == OWN_KERNELS and model.spec.is_recurrent:
         _refuse_own_kernels(max(model.sizes), recent=machine.has_tf32(device))
-    return ("persistent", "as PyTorch chooses") if requested == "auto" else (requested, REQUESTED)
+    return ("cudnn", "as PyTorch chooses") if requested == "auto" else (requested, REQUESTED)
 
 
 def _choose_cpu_layers(config: Config) -> tuple[str, str]:
     """Choose our own kernels, if they are requested or have been built here before."""
-    requested = config.engine.cudnn
-    if not can_use_native_kernels(config) or requested in ("persistent", "standard"):
-        return "persistent", "PyTorch's recurrent layers"
+    requested = config.engine.rnn
+    if requested == "cudnn":
+        return "torch", "PyTorch's recurrent layers, as a CPU has no cuDNN"
+    if not can_use_native_kernels(config) or requested == "torch":
+        return "torch", "PyTorch's recurrent layers"
     if requested == "auto":
         is_ready = find_library() is not None
-        return (OWN_KERNELS, BUILT) if is_ready else ("persistent", "our own kernels are not built")
+        return (OWN_KERNELS, BUILT) if is_ready else ("torch", "our own kernels are not built")
     if not build_library():
-        return "persistent", "our own kernels need a C compiler that works"
+        return "torch", "our own kernels need a C compiler that works"
     return OWN_KERNELS, REQUESTED
 
 
@@ -233,8 +236,8 @@ def _refuse_own_kernels(hidden: int, *, recent: bool) -> None:
     if not recent or hidden > MAX_OWN_HIDDEN:
         why = f"model.hidden is {hidden}" if recent else "this GPU is older"
         raise UserError(
-            f'engine.cudnn is "off", but our own kernels take up to {MAX_OWN_HIDDEN} hidden units, '
-            f'on GPUs since Ampere ({why}); use "auto"'
+            f'engine.rnn is "slipstream", but our own kernels take up to {MAX_OWN_HIDDEN} hidden '
+            f'units, on GPUs since Ampere ({why}); use "auto"'
         )
 
 
@@ -319,7 +322,7 @@ def count_exact_steps(task: TrainingTask) -> float:
 def guess_step_s(task: TrainingTask, plan: Plan, cores: int) -> float:
     """Guess very roughly how many seconds a step takes, on so many cores of a CPU."""
     config = task.config
-    return cost.guess_step_s(
+    return shapes.guess_step_s(
         config.model,
         weights=task.num_parameters,
         context=config.data.context,
@@ -408,7 +411,7 @@ def try_plan(
     try:
         result = measure_step(task, plan, best_ms=best_ms)
     except Exception as error:
-        if not isinstance(error, recovery.MEMORY_ERRORS) and OWN_KERNELS not in plan.cudnn:
+        if not isinstance(error, recovery.MEMORY_ERRORS) and OWN_KERNELS not in plan.rnn:
             raise  # a compiler of kernels may raise anything
         reason, full = recovery.first_line(error), recovery.is_out_of_memory(error)
         evidence.append({"candidate": name, "failed": reason, "out_of_memory": full})
@@ -439,28 +442,28 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
     fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
     fits = fits and config.train.state == "windows"  # they begin with zeros
-    fits = fits and config.engine.cudnn == "auto" and precision in ("fp16", "bf16")
+    fits = fits and config.engine.rnn == "auto" and precision in ("fp16", "bf16")
     if not (fits and max(config.model.sizes) <= MAX_OWN_HIDDEN and machine.has_tf32(plan.device)):
         return plan
     if guessed_s < BUILDING_PAYS_S or not is_triton_usable(plan.device):
         return plan
     why = "our own kernels, which are faster than cuDNN's at this width"
-    own, reasons = (OWN_KERNELS,) * len(plan.cudnn), plan.reasons | {"cudnn": why}
+    own, reasons = (OWN_KERNELS,) * len(plan.rnn), plan.reasons | {"rnn": why}
     if precision != plan.precision:
         reasons["precision"] = "what our own kernels are made for"
-    return replace(plan, cudnn=own, precision=precision, reasons=reasons)
+    return replace(plan, rnn=own, precision=precision, reasons=reasons)
 
 
 def _prefer_native_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     """Put our kernels for a CPU into the plan, and compile them if that pays."""
-    is_open = config.engine.cudnn == "auto" and can_use_native_kernels(config)
-    if not is_open or OWN_KERNELS in plan.cudnn or guessed_s < BUILDING_PAYS_S:
+    is_open = config.engine.rnn == "auto" and can_use_native_kernels(config)
+    if not is_open or OWN_KERNELS in plan.rnn or guessed_s < BUILDING_PAYS_S:
         return plan
     if not build_library():
-        reasons = plan.reasons | {"cudnn": "our own kernels need a C compiler"}
+        reasons = plan.reasons | {"rnn": "our own kernels need a C compiler"}
         return replace(plan, reasons=reasons)
-    reasons = plan.reasons | {"cudnn": "our own kernels, compiled now"}
-    return replace(plan, cudnn=(OWN_KERNELS,) * len(plan.cudnn), reasons=reasons)
+    reasons = plan.reasons | {"rnn": "our own kernels, compiled now"}
+    return replace(plan, rnn=(OWN_KERNELS,) * len(plan.rnn), reasons=reasons)
 
 
 def prefer_one_thread(config: Config, plan: Plan, guessed_step_s: float) -> Plan:
@@ -521,9 +524,8 @@ def describe_value(setting: str, value: Any) -> str:
             return "the compiled model" if value else "the model as it is"
         case ("capture", _):
             return "the captured step" if value else "the eager step"
-        case ("cudnn", _):
-            names = ["our own kernels" if one == OWN_KERNELS else f"cuDNN {one}" for one in value]
-            return " and ".join(dict.fromkeys(names))
+        case ("rnn", _):
+            return " and ".join(dict.fromkeys(LAYER_WORDS[layer] for layer in value))
     return str(value)
 
 
@@ -532,9 +534,8 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
     what is tried only to know what the rest is worth."""
     engine, recurrent = config.engine, config.model.spec.is_recurrent
     on_gpu = plan.device.type == "cuda"
-    if OWN_KERNELS in plan.cudnn and engine.cudnn == "auto":
-        name = "persistent" if on_gpu else "PyTorch's layers"
-        yield PlanCandidate("cudnn", name, use_persistent_cudnn)
+    if OWN_KERNELS in plan.rnn and engine.rnn == "auto":
+        yield PlanCandidate("rnn", get_library_layers(plan), use_library_layers)
     if on_gpu and engine.precision == "auto":
         hint, is_recent = machine.find_gpu_hint(plan.hardware["gpu"]), machine.has_tf32(plan.device)
         half = ["fp16", "bf16"] if hint and hint.half == "fp16" else ["bf16", "fp16"]
@@ -542,19 +543,20 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
         if recurrent or not is_recent:
             half = ["fp16"]
         for precision in ("fp32", *["tf32"] * is_recent, *half):
-            also = get_cudnn_override(precision, plan)
+            also = get_rnn_override(precision, plan)
             yield from make_candidates("precision", precision, also=also)
     if not on_gpu and engine.threads == "auto":
         cores = max(machine.count_available_cores() // plan.data_parallel, 1)
         for one in make_candidates("threads", *sorted({1, max(cores // 2, 1), cores})):
             yield one._replace(most_gain=max(one.value / plan.threads, 1.0))
-    if not on_gpu and (OWN_KERNELS not in plan.cudnn or engine.cudnn == "auto"):
-        torch_layers = get_cudnn_override("fp32", plan)
+    if not on_gpu and (OWN_KERNELS not in plan.rnn or engine.rnn == "auto"):
+        torch_layers = get_rnn_override("fp32", plan)
         if recurrent:
             yield from make_candidates("onednn", True, False, also=torch_layers)
         if engine.precision == "auto" and machine.has_fast_bf16():
             yield from make_candidates("precision", "bf16", also=torch_layers)
-    if on_gpu and recurrent and engine.cudnn == "auto" and config.train.state == "windows":
+    asks_cudnn = engine.rnn in ("auto", "cudnn") and config.train.state == "windows"
+    if on_gpu and recurrent and asks_cudnn:
         yield from list_cudnn_algorithms(config.model.sizes)
     if engine.fused == "auto":
         yield from make_candidates("fused", False)
@@ -566,31 +568,36 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
         yield from make_candidates("capture", False)
 
 
-def get_cudnn_override(precision: str, plan: Plan) -> Mapping[str, Any]:
-    """Return the change to cuDNN that a wide precision needs: our own kernels hold no more than
+def get_rnn_override(precision: str, plan: Plan) -> Mapping[str, Any]:
+    """Return the change of layers that a wide precision needs: our own kernels hold no more than
     half as many units in it. On a CPU they compute in fp32 only."""
-    if OWN_KERNELS not in plan.cudnn or precision in ("fp16", "bf16"):
+    if OWN_KERNELS not in plan.rnn or precision in ("fp16", "bf16"):
         return NOTHING
-    return {"cudnn": use_persistent_cudnn(plan)}
+    return {"rnn": use_library_layers(plan)}
 
 
-def use_persistent_cudnn(plan: Plan) -> tuple[str, ...]:
-    """Return the algorithm that PyTorch chooses, for every layer."""
-    return ("persistent",) * len(plan.cudnn)
+def get_library_layers(plan: Plan) -> str:
+    """Return what runs recurrent layers without our own kernels: cuDNN, or PyTorch on a CPU."""
+    return "cudnn" if plan.device.type == "cuda" else "torch"
+
+
+def use_library_layers(plan: Plan) -> tuple[str, ...]:
+    """Return what runs each recurrent layer without our own kernels."""
+    return (get_library_layers(plan),) * len(plan.rnn)
 
 
 def list_cudnn_algorithms(sizes: Sequence[int]) -> Iterator[PlanCandidate]:
     """Yield cuDNN's standard algorithm: for all layers of one size, or for each layer alone."""
     if len(set(sizes)) == 1:
-        yield PlanCandidate("cudnn", "standard", lambda plan: ("standard",) * len(plan.cudnn))
+        yield PlanCandidate("rnn", STANDARD, lambda plan: (STANDARD,) * len(plan.rnn))
         return
     for layer in range(len(sizes)):
 
         def change(plan: Plan, layer: int = layer) -> tuple[str, ...]:
-            now = use_persistent_cudnn(plan) if OWN_KERNELS in plan.cudnn else plan.cudnn
-            return (*now[:layer], "standard", *now[layer + 1 :])
+            now = use_library_layers(plan) if OWN_KERNELS in plan.rnn else plan.rnn
+            return (*now[:layer], STANDARD, *now[layer + 1 :])
 
-        yield PlanCandidate("cudnn", f"standard in layer {layer + 1}", change)
+        yield PlanCandidate("rnn", f"{STANDARD} in layer {layer + 1}", change)
 
 
 MEASURE_LIMIT_S = 10.0
@@ -605,7 +612,7 @@ CACHE = "plans.json"
 BUSY = "load"
 """The reason of a plan that was measured while other processes used the cores"""
 CHOICES = (
-    *("precision", "cudnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
+    *("precision", "rnn", "threads", "onednn", "fused", "workers", "compile", "capture"),
     *("ms_per_step", "kernels", "evidence"),
 )
 """The fields of a plan that measuring decides"""
@@ -717,12 +724,12 @@ class PlanSearch:
         """Measure the first plan; where it fails, without our kernels, then in smaller passes. None
         if nothing works."""
         result = self._try(name)
-        is_free = self.task.config.engine.cudnn == "auto"
-        if result is None and OWN_KERNELS in self.plan.cudnn and is_free:
+        is_free = self.task.config.engine.rnn == "auto"
+        if result is None and OWN_KERNELS in self.plan.rnn and is_free:
             failure = self.evidence[-1]["failed"]
-            self.reasons["cudnn"] = f"as PyTorch chooses: our own kernels failed ({failure})"
-            self.plan = replace(self.plan, cudnn=use_persistent_cudnn(self.plan))
-            result = self._try("cudnn = persistent")
+            self.reasons["rnn"] = f"as PyTorch chooses: our own kernels failed ({failure})"
+            self.plan = replace(self.plan, rnn=use_library_layers(self.plan))
+            result = self._try(f"rnn = {get_library_layers(self.plan)}")
         while result is None and self.evidence[-1]["out_of_memory"]:
             batch = self.plan.micro_batch or self.task.config.train.batch
             assert batch != "auto"
@@ -834,7 +841,7 @@ def read_plan(key: str, plan: Plan) -> Plan | None:
     saved = read_cache(key)
     if not saved:
         return None
-    choices = saved["choices"] | {"cudnn": tuple(saved["choices"]["cudnn"])}
+    choices = saved["choices"] | {"rnn": tuple(saved["choices"]["rnn"])}
     reasons = plan.reasons | {"plan": "measured before, for the same shapes and hardware"}
     return replace(plan, **choices, reasons=reasons | saved["reasons"])
 
@@ -951,12 +958,12 @@ def adapt_plan_to_pack(plan: Plan, mode: LaneMode, ms: float | None = None) -> P
     if mode == "branches":
         return plan
     reasons = plan.reasons | {
-        "cudnn": "lanes train together, by an operation that takes all of them",
+        "rnn": "lanes train together, by an operation that takes all of them",
         "compile": "off: lanes train together",
     }
-    own = plan.cudnn if plan.native_kernels else ()
+    own = plan.rnn if plan.native_kernels else ()
     kernels = plan.native_kernels
-    return replace(plan, cudnn=own, kernels=kernels, compile=False, reasons=reasons)
+    return replace(plan, rnn=own, kernels=kernels, compile=False, reasons=reasons)
 
 
 def limit_measuring(guessed_s: float, num_lanes: int, plan: Plan) -> float:

@@ -10,7 +10,7 @@ from slipstream.base import machine
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.config import Config, Signature
 from slipstream.config.errors import format_value
-from slipstream.models import cost
+from slipstream.models.shapes import count_parameters
 
 MIN_COPIES = 3
 """Of the weights while a network trains: they, their gradients and the best so far"""
@@ -60,7 +60,7 @@ def explain_out_of_memory(more: str = "") -> Iterator[None]:
 def refuse_oversized(config: Config, signature: Signature) -> None:
     """Refuse a network that cannot fit into memory, whatever the batch, before any of it is
     built; and more models than the memory has room for."""
-    parameters = cost.count_parameters(config.model, signature)
+    parameters = count_parameters(config.model, signature)
     if parameters is None:
         return
     device, model = machine.choose_device(config.engine.device), config.model

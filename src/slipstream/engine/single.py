@@ -313,7 +313,7 @@ def build_step(
     share = task.share_batch()
     most = share.width if share else train.batch
     batch = min(plan.micro_batch or most, most)
-    set_execution(model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile)
+    set_execution(model, algorithms=plan.rnn, recompute=plan.recompute, compiled=plan.compile)
     update = _build_update(task, plan, like)
     frozen = (like is not None and like.frozen) if frozen is None else frozen
     if train.init_from is not None:
@@ -344,7 +344,7 @@ def build_step(
     validation = objective.build_validation_objective(config, signature, plan)
     check = step.build_validation_step(model, val_batches, val_buffers, objective=validation)
     series = task.series
-    if OWN_KERNELS in plan.cudnn and series is not None and should_use_triton(series.values):
+    if OWN_KERNELS in plan.rnn and series is not None and should_use_triton(series.values):
         _precompile(model, series, (training, batch), (validation, chunk), noise)
     captured: dict[str, CapturedProgram] = {}
     program: EagerProgram | CapturedProgram = EagerProgram(advance)
@@ -636,7 +636,7 @@ class SingleProgram:
     def _may_leave_own_kernels(self, error: Exception) -> bool:
         """Whether an error may be one of our kernels on the GPU, whose compiler raises anything."""
         is_ours = isinstance(error, UserError | Interrupted)
-        is_open = OWN_KERNELS in self.plan.cudnn and self.task.config.engine.cudnn == "auto"
+        is_open = OWN_KERNELS in self.plan.rnn and self.task.config.engine.rnn == "auto"
         return self.plan.device.type == "cuda" and is_open and not is_ours
 
     def _leave_own_kernels(self, why: str) -> None:
@@ -647,9 +647,8 @@ class SingleProgram:
 
     def _plan_without_own_kernels(self, why: str) -> None:
         self.task.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
-        reasons = self.plan.reasons | {"cudnn": f"our own kernels failed: {why}"}
-        cudnn = ("persistent",) * len(self.plan.cudnn)
-        self.plan = replace(self.plan, cudnn=cudnn, reasons=reasons)
+        reasons = self.plan.reasons | {"rnn": f"our own kernels failed: {why}"}
+        self.plan = replace(self.plan, rnn=("cudnn",) * len(self.plan.rnn), reasons=reasons)
 
     def _halve(self, why: str) -> None:
         """Build the step with half the windows per pass and the effective batch kept."""

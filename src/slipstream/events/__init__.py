@@ -2,9 +2,9 @@
 
 `slipstream.train(config, on_event=function)` calls `function` with each of these as it happens; so
 do `pretrain`, `tune`, `probe`, `ensemble` and `Forecaster.fit`. All are frozen dataclasses with
-`at_s`, the seconds since the run was opened, or None where an event is not logged. A field that an
-event lacks is None. The same events are in the run's `events.jsonl`, as JSON; docs/events.md
-describes every field, and what stays as it is.
+`at_s`, the seconds since the run was opened, or None where an event is not logged. An absent field
+is None. The same events are in the run's `events.jsonl`, as JSON; docs/events.md describes every
+field and what is stable.
 
 An exception in the function stops the run as Ctrl-C does, with a checkpoint, and then reaches the
 caller with a note that says how to resume.

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """What all events have."""
+    """The base class of all events."""
 
     at_s: float | None = None
     """Seconds since the run was opened; None for events that are not logged"""
@@ -16,7 +16,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Start(Event):
-    """Training is about to begin: data and plan are settled."""
+    """Training is about to begin; the data are loaded and the plan is chosen."""
 
     run: str
     """The run folder"""
@@ -25,26 +25,26 @@ class Start(Event):
     series: int
     """Number of series"""
     parameters: int
-    """Trainable numbers of the model"""
+    """Number of trainable parameters"""
     epochs: int
-    """At most; training may stop earlier"""
+    """Maximum number of epochs; training may stop earlier"""
     steps_per_epoch: int
     """Steps of one model in an epoch"""
     expected_s: float
-    """The longest that training should take"""
+    """Upper estimate of the training time"""
     expected_is: str | None = None
     """"measured", or "guessed" by rules of thumb"""
     plan: dict[str, Any]
     """As in plan.json"""
     scale: dict[str, Any] | None = None
-    """Of a single target: its name, its size of one scaled unit, and which losses `train` and `val`
-    are logged"""
+    """With a single target: its name, the size of one scaled unit, and which losses `train` and
+    `val` are"""
     rounds: int | None = None
     """How many times models train one after the other, where not all train at a time"""
     pack: dict[str, Any] | None = None
     """How several models (repeats, folds) train at a time"""
     notes: list[str]
-    """What is remarkable about the data"""
+    """Remarks on the data"""
     files: list[dict[str, Any]] = field(default_factory=list)
     """What was read from each file (of the first 100): name, format, rows, columns, notes"""
     opened_at: str | None = None
@@ -58,7 +58,7 @@ class Resume(Event):
     """A run continues from its newest checkpoint."""
 
     step: int
-    """Of the checkpoint; 0: from the beginning"""
+    """Step of the checkpoint; 0: from the beginning"""
     epoch: float | None = None
     """Epochs done"""
     lanes: str | None = None
@@ -66,7 +66,7 @@ class Resume(Event):
     differs: str = ""
     """Why the result may differ from that of an uninterrupted run; empty if it cannot"""
     spent_s: float = 0.0
-    """The seconds that the run had taken before"""
+    """Seconds that the run had taken before"""
     opened_at: str | None = None
     """When `at_s` was zero, in UTC"""
     schema: int | None = None
@@ -86,7 +86,7 @@ class Log(Event):
     """The training loss, every `engine.log_every` steps."""
 
     step: int
-    """The last of them; of the longest trained model, where several train"""
+    """The last step; with several models, that of the longest trained one"""
     epoch: float | None = None
     """Epochs done; None for several models"""
     loss: float | None = None
@@ -98,30 +98,30 @@ class Log(Event):
     steps_per_s: float | None = None
     """Steps a second since the last event"""
     repeated: int | None = None
-    """Steps that were repeated so far, since their fp16 gradients overflowed; None where there are
-    none. Of several models: those of all in this event together"""
+    """Steps that were repeated so far because their fp16 gradients overflowed; None if there were
+    none. With several models, the sum over the models of this event"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Epoch(Event):
-    """A validation; also an entry of `Result.history`."""
+    """A validation has ended; also an entry of `Result.history`."""
 
     epoch: float
     """Epochs done; with a fraction where validations are within an epoch"""
     step: int
     """Steps of this model so far"""
     train_loss: float
-    """Mean since the last validation"""
+    """Mean training loss since the last validation"""
     val_loss: float
-    """Of the whole validation set"""
+    """Loss on the whole validation set"""
     best: bool
     """Whether it is the lowest validation loss so far"""
     lr: float | None = None
     """Learning rate of the last step; None for several models"""
     rate: float | None = None
-    """Learning rate of a model of several, as a share of the schedule's"""
+    """With several models: this model's learning rate as a fraction of the schedule's"""
     seconds: float | None = None
     """Duration of the epoch so far"""
     lane: int | None = None
@@ -138,20 +138,20 @@ class Epoch(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Exploit(Event):
-    """Patience has run out: training goes on from the best weights at a low learning rate."""
+    """Patience has run out: training continues from the best weights at a low learning rate."""
 
     epoch: float
     """Epochs done"""
     step: int
     """Steps so far"""
     best_epoch: float
-    """Of the best weights"""
+    """Epoch of the best weights"""
     best_loss: float
-    """Their validation loss"""
+    """Validation loss of the best weights"""
     epochs: int
     """Epochs at the low rate, `train.exploit_epochs`"""
     lr: float
-    """Learning rate that they begin with"""
+    """Learning rate at the start of these epochs"""
     lane: int | None = None
     """The model, counted from 0, where several train"""
     trial: int | None = None
@@ -175,11 +175,11 @@ class LaneEnd(Event):
     epoch: float
     """Its epochs"""
     best_epoch: float
-    """Of its lowest validation loss"""
+    """Epoch of its lowest validation loss"""
     best_loss: float
     """Its lowest validation loss"""
     best_step: int | None = None
-    """The step of that"""
+    """Step of the lowest validation loss"""
     repeated: int | None = None
     """Steps that were repeated, since their fp16 gradients overflowed"""
     trial: int | None = None
@@ -192,31 +192,31 @@ class LaneEnd(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEnd(Event):
-    """Training has ended; scoring follows. With several models, these are ended by `LaneEnd`, and
-    here are only totals."""
+    """Training has ended; scoring follows. With several models, each has its own `LaneEnd`, and
+    this event has only totals."""
 
     stopped: str | None = None
-    """Why it ended; None for several models, as all fields to `best_step`"""
+    """Why training ended. With several models, this and the fields up to `best_step` are None"""
     step: int | None = None
-    """Steps"""
+    """Number of steps"""
     epoch: float | None = None
-    """Epochs"""
+    """Number of epochs"""
     best_epoch: float | None = None
-    """Of the lowest validation loss"""
+    """Epoch of the lowest validation loss"""
     best_loss: float | None = None
     """The lowest validation loss"""
     best_step: int | None = None
-    """The step of that"""
+    """Step of the lowest validation loss"""
     repeated: int | None = None
     """Steps that were repeated, since their fp16 gradients overflowed"""
     steps: int | None = None
-    """Of several models: steps of the program that trains them"""
+    """With several models: steps of the program that trains them"""
     train_s: float | None = None
-    """Of several models: seconds of training"""
+    """With several models: seconds of training"""
     validate_s: float | None = None
-    """Of several models: seconds of validation"""
+    """With several models: seconds of validation"""
     signal_number: int | None = None
-    """Of several models: the signal that stopped them; 0 if none did"""
+    """With several models: the signal that stopped them; 0 if none did"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -234,7 +234,7 @@ class End(Event):
     """The run, or the search, is finished and written."""
 
     seconds: float
-    """From its first start, with all resumed parts"""
+    """Duration from the first start, including all resumed parts"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,9 +243,9 @@ class CheckpointSaved(Event):
     that were logged while it was written."""
 
     step: int
-    """Of the checkpoint"""
+    """Step of the checkpoint"""
     best_step: int | None = None
-    """Of the lowest validation loss so far"""
+    """Step of the lowest validation loss so far"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -257,9 +257,9 @@ class Recovery(Event):
     what: str
     """The problem"""
     remedy: str
-    """What is done about it"""
+    """How training continues"""
     step: int | None = None
-    """When it happened"""
+    """Step at which it happened"""
     why: str | None = None
     """The message of the error"""
     lane: int | None = None
@@ -274,7 +274,7 @@ class Recovery(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Fallback(Event):
-    """Something was not possible, and something else is used."""
+    """A technique was not possible, and another one is used instead."""
 
     what: str
     """What is used instead"""
@@ -299,13 +299,13 @@ class EncoderLoaded(Event):
     from_run: str = field(metadata={"key": "from"})
     """The run of the encoder"""
     matched: list[str]
-    """Tensors with its weights"""
+    """Tensors that have the encoder's weights"""
     new: list[str]
-    """Tensors that begin at random"""
+    """Tensors that are initialised at random"""
     unused: list[str]
-    """Tensors of the encoder that the model has no place for"""
+    """Tensors of the encoder that the model does not use"""
     columns_reordered: bool
-    """Whether the columns are in another order here"""
+    """Whether the encoder had its columns in another order"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,9 +337,9 @@ class SearchStart(Event):
     run: str
     """The run folder"""
     trials: int
-    """How many are to be trained"""
+    """Number of trials to train"""
     parallel: int
-    """How many train at a time"""
+    """Number of trials that train at a time"""
     space: list[str]
     """The settings that are searched"""
     windows: dict[str, int]
@@ -347,7 +347,7 @@ class SearchStart(Event):
     device: str
     """cpu, cuda:0 and so on"""
     done: int
-    """Trials that have ended before"""
+    """Trials that had ended before"""
     workers: int | None = None
     """Number of processes"""
     on: str | None = None
@@ -367,13 +367,13 @@ class PackStart(Event):
     trials: list[int]
     """Their numbers"""
     places: int
-    """How many models train at a time"""
+    """Number of models that train at a time"""
     mode: str
     """together or branches: as one program, or as parallel branches of it"""
     widths: list[int] | None = None
-    """Hidden widths that the program has room for"""
+    """Hidden widths of the program's layers"""
     batch: int | None = None
-    """Windows of a step of one model"""
+    """Windows per step and model"""
     plan: dict[str, Any] | None = None
     """As in plan.json"""
     worker: int | None = None
@@ -393,17 +393,17 @@ class TrialEnd(Event):
     params: dict[str, Any]
     """Its settings"""
     epochs: float | None = None
-    """Of the longest trained fold"""
+    """Epochs of the longest trained fold"""
     steps: int | None = None
-    """Of all folds"""
+    """Steps of all folds together"""
     best_epoch: float | None = None
-    """Mean of the folds"""
+    """Best epoch, as a mean over the folds"""
     seconds: float | None = None
-    """From its start, beside other trials"""
+    """Duration from its start; other trials train at the same time"""
     stopped: str | None = None
     """Why it ended"""
     lowest: float | None = None
-    """Of a pruned trial: the lowest value it had reached"""
+    """For a pruned trial: the lowest value it had reached"""
     best: bool = False
     """Whether it is the best trial so far"""
     worker: int | None = None
@@ -415,9 +415,9 @@ class SearchEnd(Event):
     """All trials are done; the best settings are retrained next."""
 
     seconds: float
-    """From the first start of the search"""
+    """Duration from the first start of the search"""
     optuna_s: float | None = None
-    """Seconds that Optuna took of them"""
+    """Seconds of them that Optuna took"""
     packs: int | None = None
     """Programs that were built"""
     score_s: float | None = None
@@ -433,9 +433,9 @@ class RetrainingStart(Event):
     """The best settings are retrained from fresh seeds."""
 
     num_trials: int
-    """How many settings"""
+    """Number of settings"""
     num_seeds: int
-    """From how many seeds each"""
+    """Number of seeds of each"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,19 +443,19 @@ class Retrained(Event):
     """One of the best settings was trained again from another seed."""
 
     trial: int
-    """-1 for the config without a search"""
+    """Number of the trial; -1 for the config without a search"""
     seed: int
-    """Of this model"""
+    """Seed of this model"""
     loss: float
     """Its lowest validation loss"""
     epochs: float | None = None
-    """Of the longest trained fold"""
+    """Epochs of the longest trained fold"""
     steps: int | None = None
-    """Of all folds"""
+    """Steps of all folds together"""
     best_epoch: float | None = None
-    """Mean of the folds"""
+    """Best epoch, as a mean over the folds"""
     seconds: float | None = None
-    """From its start, beside other models"""
+    """Duration from its start; other models train at the same time"""
     stopped: str | None = None
     """Why it ended"""
 
@@ -469,7 +469,7 @@ class WorkerChange(Event):
     what: str
     """started, died or took over"""
     pid: int | None = None
-    """The process that works from here on"""
+    """Process id of the worker from here on"""
     why: str | None = None
     """Why it died"""
     remedy: str | None = None
@@ -477,9 +477,9 @@ class WorkerChange(Event):
     lanes: list[int] | None = None
     """The models that it trains, where the lanes of a run are divided"""
     of: int | None = None
-    """The worker that had them first"""
+    """The worker that had these models before"""
     node: str | None = None
-    """On a cluster: the machine that it is on"""
+    """On a cluster: the worker's machine"""
     shared: bool | None = None
     """On a cluster: whether its machine sees the run's folder"""
 
@@ -499,11 +499,11 @@ class Estimate(Event):
     step: int
     """Steps so far"""
     trained_s: float | None = None
-    """Seconds that they took"""
+    """Seconds that these steps took"""
     ms_per_step: float
     """Milliseconds per step"""
     expected_s: float
-    """The longest that training should take"""
+    """Upper estimate of the training time"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -511,11 +511,11 @@ class PlanComparison(Event):
     """The speed of the first epoch, compared with what the plan had measured."""
 
     promised_ms: float
-    """Milliseconds per step of the plan"""
+    """Milliseconds per step that the plan measured"""
     seen_ms: float
-    """Milliseconds per step of the epoch"""
+    """Milliseconds per step in the first epoch"""
     ratio: float
-    """The second by the first"""
+    """`seen_ms` divided by `promised_ms`"""
     kernels: list[str]
     """GPU kernels that ran"""
 
@@ -525,17 +525,17 @@ class ThreadsReviewed(Event):
     """The number of threads was reviewed in the first epoch, and training continues with it."""
 
     threads: int
-    """From here on"""
+    """Number of threads from here on"""
     ms: float
-    """Milliseconds per step"""
-    before_threads: int
-    """As planned"""
-    before_ms: float
     """Milliseconds per step with them"""
+    before_threads: int
+    """Planned number of threads"""
+    before_ms: float
+    """Milliseconds per step with the planned number"""
     planned_ms: float | None = None
     """Milliseconds per step that the plan had measured"""
     load: str | None = None
-    """What other processes use of the cores, where they are busy"""
+    """Use of the cores by other processes, if they are busy"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -545,25 +545,25 @@ class MachineSample(Event):
     """The load of the machine since the last sample, at most once a second (`engine.monitor`)."""
 
     seconds: float
-    """Since the last sample"""
+    """Seconds since the last sample"""
     cpu_percent: float
-    """Of this process and its children; 100 is one core"""
+    """CPU use of this process and its children; 100 is one core"""
     rss_bytes: int
-    """Their memory"""
+    """Memory of this process and its children"""
     gpu_utilisation: int | None = None
     """Percent of the time in which the GPU was busy"""
     gpu_memory_bytes: int | None = None
-    """In use, of all processes"""
+    """GPU memory in use by all processes"""
     temperature_c: int | None = None
-    """Of the GPU"""
+    """Temperature of the GPU"""
     clock_mhz: int | None = None
-    """Of its multiprocessors"""
+    """Clock of the GPU's multiprocessors"""
     throttled: list[str] | None = None
     """Why the GPU is slowed down; empty if it is not"""
     power_w: float | None = None
-    """Of the GPU"""
+    """Power of the GPU"""
     energy_j: float | None = None
-    """Of the GPU, since the last sample"""
+    """Energy of the GPU since the last sample"""
     worker: int | None = None
     """The worker that logged it, where several train"""
 
@@ -573,12 +573,12 @@ class CopiesOnDisk(Event):
     """The augmented copies of `augment.cache` are used."""
 
     what: str
-    """writing, or reading those of an earlier run"""
+    """writing, or reading the copies of an earlier run"""
     copies: int
-    """Of each window"""
+    """Number of copies of each window"""
     bytes: int
-    """Their size"""
+    """Size of the copies"""
     folder: str
-    """Where they are"""
+    """Folder of the copies"""
     worker: int | None = None
     """The worker that logged it, where several train"""

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from slipstream import __version__, runs
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import EXPORT_FILE
 from slipstream.base.storage import compute_sha256
-from slipstream.exporting.docker import write_servable
 from slipstream.exporting.formats import (
     ExportSource,
+    Interface,
     WrittenExport,
     find_format,
+    make_interface,
     refuse_settings,
     refuse_unsupported,
 )
-from slipstream.exporting.interface import Interface, make_interface
-from slipstream.exporting.sources import load_source
+from slipstream.exporting.standalone import write_servable
 from slipstream.exporting.verification import (
     VerificationData,
     load_verification_data,
@@ -31,7 +32,14 @@ from slipstream.exporting.verification import (
     read_start,
     verify,
 )
-from slipstream.inference.trained import load_trained
+from slipstream.inference.portable import (
+    PortableMember,
+    PortableModel,
+    PortableRun,
+    load_portable,
+)
+from slipstream.inference.trained import TrainedRun, load_trained
+from slipstream.models.kinds.transformer import POSITIONS
 
 ON_CPU = ("engine.device=cpu", "engine.precision=fp32")
 
@@ -98,6 +106,52 @@ def export_run(
     except OSError as error:
         raise UserError(f"{folder}: cannot be written ({error.strerror or error})") from None
     return {**content, "run": str(trained.run.folder), "out": str(folder)}
+
+
+def load_source(run: str | Path, trained: TrainedRun, ensemble: bool | None) -> PortableRun:
+    """Return the run without torch; that of the user's own class without its weights."""
+    if any(member.config.model.is_custom for member in trained.members):
+        return _describe_custom(trained)
+    portable = load_portable(run, ensemble=ensemble)
+    members = [
+        replace(
+            member,
+            models=tuple(map(_add_positions, member.models, loaded.trained.models)),
+        )
+        for member, loaded in zip(portable.members, trained.members, strict=True)
+    ]
+    return replace(portable, members=tuple(members))
+
+
+def _add_positions(model: PortableModel, network: nn.Module) -> PortableModel:
+    """Add the table of sinusoidal positions as torch computes it: a last digit of a frequency is
+    several of an angle, a thousand tokens later."""
+    buffers = dict(network.named_buffers())
+    if POSITIONS not in buffers:
+        return model
+    table = buffers[POSITIONS].cpu().numpy().astype(np.float32)
+    return replace(model, weights=model.weights | {POSITIONS: table})
+
+
+def _describe_custom(trained: TrainedRun) -> PortableRun:
+    """Return config, columns, scaling and intervals of a run."""
+    if trained.mixtures:
+        raise UserError(
+            f"{trained.run.folder}: a member's network is a class of yours, and an ensemble with "
+            "one cannot be exported; export the members by themselves"
+        )
+    member = trained.first
+    signature, scaler = member.trained.signature, member.trained.scaler
+    widths = None
+    if (half_widths := member.trained.folds[-1].half_widths) is not None:
+        sizes = [scaler.size[name] for name in signature.targets]
+        widths = {level: one.double().numpy() * sizes for level, one in half_widths.items()}
+    model = PortableModel(member.config, signature, scaler, {})
+    described = PortableMember(
+        member.name, member.run, (model,), member.trained.describe_on_new_data(), widths
+    )
+    what = trained.describe(on_folds=False)
+    return PortableRun(trained.run, trained.owner, (described,), (1.0,), widths, 0, what, hashes={})
 
 
 def refuse_folder(folder: Path, *, force: bool) -> None:

@@ -15,7 +15,7 @@ from slipstream.base.text import escape_to_line, format_count, format_number
 from slipstream.exporting.formats import ExportSource, WrittenExport
 from slipstream.exporting.onnx import files as onnx_files
 from slipstream.inference.portable import PortableRun
-from slipstream.models.files import Weights
+from slipstream.models.numpy_layers import Weights
 from slipstream.reporting import wording
 from slipstream.reporting.wording import choose_layout, find_unit, format_moment, format_step
 

@@ -1,11 +1,14 @@
-"""A program of torch.export."""
+"""A program of torch.export; and the ONNX graph of a network of the user's own class."""
 
 from __future__ import annotations
 
 import copy
+import io
+import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +23,7 @@ from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.data import windows
 from slipstream.data.scaler import Scaler
-from slipstream.exporting.formats import ExportSource, Runner, WrittenExport, to_inputs
-from slipstream.exporting.interface import Interface
+from slipstream.exporting.formats import ExportSource, Interface, Runner, WrittenExport, to_inputs
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.trained import Member, TrainedRun
 from slipstream.models.forecaster import set_execution
@@ -297,3 +299,56 @@ def make_runner(path: Path, interface: Interface) -> Runner:
 def _make_shape(dims: list[str | int], interface: Interface) -> tuple[int, ...]:
     """Return the shape of one window's input; the time has the context's length."""
     return tuple(interface.context if one == "time" else int(one) for one in dims[1:])
+
+
+OWN_OPSET = 18
+"""The oldest that PyTorch's exporter writes"""
+
+
+def write_own_class(source: ExportSource, path: Path) -> None:
+    """Write the ONNX graph of a network of the user's own class, by PyTorch's exporter: for windows
+    of the context's length."""
+    import onnx  # an extra
+
+    interface = source.interface
+    program = trace(PhysicalModel(source.trained, interface))
+    try:
+        with _silence():
+            exported = torch.onnx.export(
+                program,
+                input_names=list(interface.get_input_shapes()),
+                output_names=list(interface.outputs),
+                opset_version=OWN_OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"--to onnx needs the package {error.name} for a network of your own: pip install "
+            '"slipstream[onnx]"'
+        ) from None
+    except Exception as error:  # torch's own kinds of errors
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        kind = source.run.first.config.model.kind
+        raise UserError(
+            f'model.kind = "{kind}": PyTorch cannot write it as ONNX: {reason}; use --to torch'
+        ) from error
+    assert exported is not None
+    model = exported.model_proto
+    metadata = interface.describe() | {"model": source.run.description}
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
+    onnx.save(model, str(path))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Suppress what PyTorch's exporter prints, logs and warns about itself."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -23,13 +23,15 @@ from slipstream.data.windows import Series, WindowChunk
 from slipstream.exporting.formats import (
     LIMIT,
     Floats,
+    Interface,
     ReferenceBatch,
     ReferencePiece,
     Runner,
     SeriesPiece,
     WrittenExport,
+    measure_spreads,
+    widen_limit,
 )
-from slipstream.exporting.interface import Interface, measure_spreads, widen_limit
 from slipstream.inference.mixture import join_datasets
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.trained import TrainedRun, load_own_sets

@@ -18,6 +18,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.statistics import compute_percentile_interval
 from slipstream.config import Config
 from slipstream.config.errors import format_value
+from slipstream.config.model import SPECS
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series, WindowChunk
@@ -30,8 +31,8 @@ from slipstream.inference.trained import (
     load_own_sets,
     load_trained,
 )
-from slipstream.models.cost import count_multiply_adds
 from slipstream.models.losses import select_point
+from slipstream.models.shapes import count_multiply_adds
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import (
     CoverageCounter,
@@ -147,7 +148,6 @@ WITHOUT_WINDOW = {
     "normalize": ("none", "it needs all rows of a window"),
 }
 """Settings of `[model]`: the value that a carried state works with, and why not with others"""
-KINDS = ("lstm", "gru", "tcn")
 
 
 def explain_refusal(trained: TrainedRun) -> str | None:
@@ -160,8 +160,9 @@ def explain_refusal(trained: TrainedRun) -> str | None:
 def find_obstacle(config: Config) -> str | None:
     """Say which setting of a config rules out a carried state."""
     model = config.model
-    if model.kind not in KINDS:
-        return f'model.kind = "{model.kind}" has no state to carry on ({", ".join(KINDS)} have)'
+    if not model.spec.carries_state:
+        kinds = ", ".join(kind for kind, spec in SPECS.items() if spec.carries_state)
+        return f'model.kind = "{model.kind}" has no state to carry on ({kinds} have)'
     for name, (value, why) in WITHOUT_WINDOW.items():
         actual = getattr(model, name)
         if actual != value:

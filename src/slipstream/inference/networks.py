@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -13,27 +12,16 @@ from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.data.series import Floats
 from slipstream.inference.portable import PortableModel
 from slipstream.inference.rows import PhysicalWindows
-from slipstream.models.numpy_networks import (
+from slipstream.models.kinds import RowState, load_kind
+from slipstream.models.numpy_layers import (
+    SMALLEST_VARIANCE,
     Array,
     apply_head,
-    apply_linear,
-    encode_convolution,
-    encode_flat,
-    encode_recurrent,
-    encode_transformer,
-    join_taps,
     log_softmax,
-    normalize_layer,
-    pack_gates,
     pool_tokens,
-    relu,
-    sigmoid,
     softmax,
-    step_lstm,
 )
 
-SMALLEST_VARIANCE = np.float32(1e-5)
-"""Of a window, where it is divided by"""
 MAX_NUMBERS = 1 << 22
 """Numbers of a layer's activations that are in memory at a time, roughly"""
 
@@ -117,7 +105,7 @@ def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array
         inputs = inputs - centre
     if centre is not None and settings.normalize == "window":
         mean = inputs.mean(axis=0)  # of differences, as in WindowPredictor
-        spread = np.sqrt(np.square(inputs - mean).mean(axis=0) + SMALLEST_VARIANCE)
+        spread = np.sqrt(np.square(inputs - mean).mean(axis=0) + np.float32(SMALLEST_VARIANCE))
         mean[..., :known], spread[..., :known] = 0, 1
         inputs, centre = (inputs - mean) / spread, centre + mean
     out = compute_outputs(model, inputs, static)
@@ -134,7 +122,7 @@ def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array
 def compute_outputs(model: PortableModel, inputs: Array, static: Array | None) -> Array:
     """Return what the network itself computes of sequences [T, B, F]: [B, H, C, Q]."""
     weights, settings, signature = model.weights, model.config.model, model.signature
-    features = _encode(weights, settings, np.ascontiguousarray(inputs))
+    features = load_kind(settings).encode(weights, settings, np.ascontiguousarray(inputs))
     if settings.spec.is_sequential:
         features = pool_tokens(weights, settings, features)
     return shape_outputs(apply_head(weights, signature, features, static), signature)
@@ -148,16 +136,6 @@ def shape_outputs(flat: Array, signature: Signature) -> Array:
 def get_output_shape(signature: Signature) -> tuple[int, int, int]:
     """Return H, C, Q of one sequence."""
     return signature.steps_out, signature.model_targets, signature.outputs
-
-
-def _encode(weights: dict[str, Array], settings: Model, inputs: Array) -> Array:
-    if settings.spec.is_recurrent:
-        return encode_recurrent(weights, settings, inputs)
-    if settings.kind == "tcn":
-        return encode_convolution(weights, settings, inputs)
-    if settings.kind == "transformer":
-        return encode_transformer(weights, settings, inputs)
-    return encode_flat(weights, settings, inputs)
 
 
 def finish_outputs(out: Array, signature: Signature, limits: tuple[Array, Array] | None) -> Array:
@@ -196,12 +174,9 @@ def restore_outputs(outputs: Sequence[Array], signature: Signature, scaler: Scal
     return values if limits is None else np.clip(values, *limits)
 
 
-State = dict[str, Array]
-
-
 def explain_no_steps(model: Model) -> str | None:
     """Say why a model cannot carry a state from row to row; None where it can."""
-    if not (model.spec.is_recurrent or model.kind == "tcn"):
+    if not model.spec.carries_state:
         return f'model.kind = "{model.kind}" reads a window as a whole and has no state'
     if model.bidirectional:
         return "model.bidirectional = true reads every window backwards too"
@@ -212,16 +187,6 @@ def explain_no_steps(model: Model) -> str | None:
     if model.normalize != "none":
         return f'model.normalize = "{model.normalize}" is computed from each window'
     return None
-
-
-class RowEncoder(Protocol):
-    """A network below its head, row after row."""
-
-    def start(self, sequences: int) -> State:
-        """Return the state before the first row."""
-
-    def step(self, x: Array, state: State) -> Array:
-        """Return the features [B, D] of a row [B, F], and write the new state to `state`."""
 
 
 class RowNetwork:
@@ -235,12 +200,9 @@ class RowNetwork:
         self.limits = scale_limits(model.signature, model.scaler)
         self.sequences = model.signature.sequences_per_window
         self.shape = get_output_shape(model.signature)
-        kinds: dict[str, type[RowLstm | RowGru | RowConvolution]] = {
-            "lstm": RowLstm,
-            "gru": RowGru,
-            "tcn": RowConvolution,
-        }
-        self.encoder: RowEncoder = kinds[settings.kind](model.weights, settings)
+        row_encoder = load_kind(settings).row_encoder
+        assert row_encoder is not None  # explain_no_steps refuses kinds without one
+        self.encoder = row_encoder(model.weights, settings)
 
     @property
     def output_shape(self) -> tuple[int, int, int]:
@@ -248,18 +210,18 @@ class RowNetwork:
         steps, targets, outputs = self.shape
         return steps, targets if self.sequences == 1 else self.sequences, outputs
 
-    def start(self) -> State:
+    def start(self) -> RowState:
         """Return the state at the start of a series."""
         return self.encoder.start(self.sequences)
 
-    def step(self, row: Array, static: Array | None, state: State) -> Array:
+    def step(self, row: Array, static: Array | None, state: RowState) -> Array:
         """Return the scaled prediction [H, C, Q] after a scaled row [F]; `state` changes.
 
         `static` [K] is what is known beside the rows.
         """
         return self.decode(self.encode(row, state), static)
 
-    def encode(self, row: Array, state: State) -> Array:
+    def encode(self, row: Array, state: RowState) -> Array:
         """Return the features [B, D] after a scaled row; `state` changes."""
         x = row[None]
         if self.sequences > 1:
@@ -275,96 +237,3 @@ class RowNetwork:
         out = flat.reshape(-1, *self.shape)
         out = out[0] if self.sequences == 1 else out[:, :, 0].swapaxes(0, 1)
         return finish_outputs(out, self.signature, self.limits)
-
-
-class RowLstm:
-    """LSTM layers."""
-
-    def __init__(self, weights: dict[str, Array], model: Model) -> None:
-        self.sizes, self.weights, self.has_norm = model.sizes, weights, model.layer_norm
-        self.layers: list[tuple[Array, Array]] = []
-        for depth in range(len(model.sizes)):
-            along, across, bias = pack_gates(weights, f"core.layers.{depth}")
-            self.layers.append((np.concatenate([along, across]), bias))
-
-    def start(self, sequences: int) -> State:
-        zeros = [np.zeros((sequences, size), dtype=np.float32) for size in self.sizes]
-        return {
-            f"{part}{depth}": zero.copy() for part in ("h", "c") for depth, zero in enumerate(zeros)
-        }
-
-    def step(self, x: Array, state: State) -> Array:
-        for depth, (matrix, bias) in enumerate(self.layers):
-            h, c = f"h{depth}", f"c{depth}"
-            gates = np.concatenate((x, state[h]), axis=1) @ matrix
-            gates += bias
-            x, state[c] = step_lstm(gates, state[c])
-            state[h] = x
-            if self.has_norm:
-                x = normalize_layer(self.weights, f"core.norms.{depth}", x)
-        return x
-
-
-class RowGru:
-    """GRU layers."""
-
-    def __init__(self, weights: dict[str, Array], model: Model) -> None:
-        self.sizes, self.weights, self.has_norm = model.sizes, weights, model.layer_norm
-        self.layers = [
-            tuple(
-                np.ascontiguousarray(weights[f"core.layers.{depth}.{part}_l0"].T)
-                for part in ("weight_ih", "bias_ih", "weight_hh", "bias_hh")
-            )
-            for depth in range(len(model.sizes))
-        ]
-
-    def start(self, sequences: int) -> State:
-        return {
-            f"h{depth}": np.zeros((sequences, size), dtype=np.float32)
-            for depth, size in enumerate(self.sizes)
-        }
-
-    def step(self, x: Array, state: State) -> Array:
-        for depth, (of_x, bias_x, of_h, bias_h) in enumerate(self.layers):
-            size, h = self.sizes[depth], state[f"h{depth}"]
-            now, past = x @ of_x + bias_x, h @ of_h + bias_h
-            both = sigmoid(now[:, : 2 * size] + past[:, : 2 * size])
-            new = np.tanh(now[:, 2 * size :] + both[:, :size] * past[:, 2 * size :])
-            x = state[f"h{depth}"] = new + both[:, size:] * (h - new)
-            if self.has_norm:
-                x = normalize_layer(self.weights, f"core.norms.{depth}", x)
-        return x
-
-
-class RowConvolution:
-    """The residual blocks of a TCN; a state has the last rows that each convolution reads."""
-
-    def __init__(self, weights: dict[str, Array], model: Model) -> None:
-        self.weights, self.width, self.taps = weights, model.sizes[0], model.kernel_size
-        self.convolutions = [
-            (
-                f"rows{depth}_{place}",
-                2**depth,
-                join_taps(weights[f"core.layers.{depth}.conv{place}.weight"]),
-                weights[f"core.layers.{depth}.conv{place}.bias"],
-            )
-            for depth in range(len(model.sizes))
-            for place in (1, 2)
-        ]
-
-    def start(self, sequences: int) -> State:
-        return {
-            name: np.zeros(((self.taps - 1) * dilation, sequences, self.width), dtype=np.float32)
-            for name, dilation, _, _ in self.convolutions
-        }
-
-    def step(self, x: Array, state: State) -> Array:
-        tokens = hidden = apply_linear(self.weights, "core.embed", x)
-        for number, (name, dilation, matrix, bias) in enumerate(self.convolutions):
-            rows = np.concatenate((state[name], hidden[None]))
-            columns = np.concatenate(list(rows[::dilation]), axis=-1)
-            state[name] = rows[1:]
-            hidden = relu(columns @ matrix + bias)
-            if number % 2:  # the second one of a block
-                tokens = hidden = relu(tokens + hidden)
-        return tokens

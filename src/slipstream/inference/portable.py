@@ -20,13 +20,13 @@ from slipstream.data.prepare.chain import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.models.files import (
     WEIGHTS_FILE,
-    Weights,
     load_run_config,
     parse_description,
     parse_limits,
     parse_weights,
 )
-from slipstream.models.numpy_networks import verify_shapes
+from slipstream.models.numpy_layers import Weights
+from slipstream.models.shapes import verify_shapes
 from slipstream.runs import Run
 from slipstream.runs.lanes import (
     ENSEMBLE,

@@ -37,9 +37,10 @@ from slipstream.data.prepare.chain import (
 )
 from slipstream.data.series import MICROSECONDS, Floats, Times
 from slipstream.data.table import DataTable, wrap_table
-from slipstream.inference.networks import RowNetwork, State, predict_scaled, restore_outputs
+from slipstream.inference.networks import RowNetwork, predict_scaled, restore_outputs
 from slipstream.inference.portable import PortableMember, PortableRun, load_portable
-from slipstream.models.numpy_networks import Array
+from slipstream.models.kinds import RowState
+from slipstream.models.numpy_layers import Array
 
 EPOCH = datetime(1970, 1, 1)
 MICROSECOND = timedelta(microseconds=1)
@@ -450,7 +451,7 @@ class MemberState:
     """The last known value of each input, for `data.missing = "forward"`"""
     rows: Array
     """[T, F]: the last rows, scaled, the newest last; empty with a carried state"""
-    networks: list[State]
+    networks: list[RowState]
     """The carried state of each network"""
     count: int = 0
     """Rows since the series began, or since the last gap"""
@@ -708,15 +709,15 @@ Regime = Literal["auto", "window", "carried"]
 
 
 class StreamPrediction(NamedTuple):
-    """What `Stream.push` predicts after a row, in physical units.
+    """The prediction of `Stream.push` after a row, in physical units.
 
     Attributes:
         signature: The names of columns and classes, and the shape of a window.
         rows: Rows since the series began, or since the last gap.
         point: Predicted rows x targets; None for classes.
         quantiles: Predicted rows x targets x quantiles, of a run with `train.loss = "quantile"`.
-        intervals: By level, as "80", where the interval begins and ends, each predicted rows x
-            targets; empty where the run has none.
+        intervals: By level, such as "80", the lower and upper limits, each predicted rows x
+            targets; empty if the run has none.
         probabilities: Predicted rows x classes, of a classifier.
         value: The first target of the first predicted row.
         label: The likeliest class of the first predicted row.
@@ -777,26 +778,24 @@ class StreamSeries:
 
 
 class Stream:
-    """Predict row after row with a trained run; needs numpy and no torch.
+    """Predict row by row with a trained run; needs numpy and no torch.
 
-    `push` adds a row and returns what is predicted after it. A row that is refused leaves the state
-    as it was. Each series has a state of its own; `save_state` and `load_state` move it between
-    processes.
+    `push` adds a row and returns the prediction after it. A refused row does not change the state.
+    Each series has its own state; `save_state` and `load_state` move it between processes.
 
     Args:
         run: A run folder, the beginning of its name, `"last"`, or a result.
-        regime: `"window"` predicts from the last `data.context` rows, with the numbers of
-            `slipstream.predict`, and returns None until there are as many. `"carried"` carries the
-            state of an LSTM, GRU or TCN on from row to row: the cost of a row does not depend on
-            the context, and there is a prediction from the first row on; its errors are others,
-            which `slipstream evaluate --stream` measures. `"auto"`: carried where the run was
-            trained for it, windows otherwise.
+        regime: `"window"` predicts from the last `data.context` rows, as `slipstream.predict` does,
+            and returns None until there are as many. `"carried"` carries the state of an LSTM, GRU
+            or TCN from row to row: the cost of a row does not depend on the context, and there is a
+            prediction from the first row on. Its errors differ; `slipstream evaluate --stream`
+            measures them. `"auto"`: carried if the run was trained for it, otherwise windows.
         gaps: `"error"` refuses a row that does not follow the one before it by the usual time step;
-            `"reset"` starts the context anew there, as `predict` does.
-        ensemble: Of a run with several models: True for their mean, False for the best.
+            `"reset"` starts a new context there, as `predict` does.
+        ensemble: For a run with several models: True for their mean, False for the best.
 
     Attributes:
-        columns: What a row has, in this order where it is an array.
+        columns: The columns of a row, in the order of an array.
         regime: `"window"` or `"carried"`.
         signature: The names of columns and classes, and the shape of a window.
         ids: The series that have had a row.

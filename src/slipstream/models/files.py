@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import safetensors.numpy
 from safetensors import SafetensorError
 
@@ -19,9 +18,9 @@ from slipstream.base.storage import read_verified
 from slipstream.config import Config, Signature
 from slipstream.data.prepare.chain import Limits
 from slipstream.data.scaler import Scaler
+from slipstream.models.numpy_layers import Weights
 from slipstream.runs import Run
 
-Weights = dict[str, npt.NDArray[np.float32]]
 Content = TypeVar("Content")
 WEIGHTS_FILE, SIGNATURE_FILE, SCALER_FILE = "weights.safetensors", "signature.json", "scaler.json"
 ORIGIN = "origin.json"

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 
 from slipstream.config import Model, Signature
 from slipstream.kernels import find_library
-from slipstream.models.layers import SMALLEST_VARIANCE, load_network
+from slipstream.models.layers import load_network
 from slipstream.models.noise import Noise, gather_rows
+from slipstream.models.numpy_layers import SMALLEST_VARIANCE
 
-OWN_KERNELS = "off"
-"""In the place of a cuDNN algorithm: our own kernels"""
+OWN_KERNELS = "slipstream"
+"""What runs recurrent layers: our own kernels, in the place of cuDNN's or PyTorch's"""
 
 
 def build(model: Model, signature: Signature) -> WindowPredictor | MaskedAutoencoder:

@@ -11,13 +11,10 @@ from torch.utils.checkpoint import checkpoint
 from slipstream.config import Model
 from slipstream.kernels import linear, should_use_triton
 from slipstream.models.noise import Noise
+from slipstream.models.numpy_layers import ROW_UNITS
 
-SMALLEST_VARIANCE = 1e-5
-"""Of a window, where it is divided by"""
 NO_FUTURE = (0, 0)
 """Rows and columns that are known ahead, where none are"""
-ROW_UNITS = 64
-"""Hidden units of a row decoder"""
 
 
 def to_patches(inputs: Tensor, patch: int) -> Tensor:
@@ -174,11 +171,8 @@ def load_network(model: Model) -> Any:
 
     Every network is made with `(model, context=, inputs=, static=, outputs=, future=)` and maps
     inputs [T, B, F], static [B, K] or None, and noise or None to [B, outputs]. The last numbers of
-    static are rows that are known ahead, as many and as long as `future` says. One that reads
-    sequences is
-    an encoder where `outputs` is None: it has a `width` and returns its tokens, and `input_weights`
-    matches the names of the weights that meet the inputs. One whose spec says `can_pad` has
-    `unit_axes`, which `models.padding` reads.
+    static are rows that are known ahead, as many and as long as `future` says. A network that reads
+    sequences is an encoder where `outputs` is None: it has a `width` and returns its tokens.
     """
     module, _, name = model.spec.network.partition(":")
     return getattr(import_module(module), name)

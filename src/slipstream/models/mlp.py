@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from slipstream.config import Model
 from slipstream.models.layers import NO_FUTURE, Head, apply_linear, flatten_time
 from slipstream.models.noise import Noise, dropout
-from slipstream.models.padding import Axis
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -44,12 +43,6 @@ class FeedForward(nn.Module):
             self.body[str(3 * depth)] = nn.Linear(width, size)
             width = size
         self.head = Head(width, static, outputs, future if self.body else NO_FUTURE)
-
-    @staticmethod
-    def unit_axes(name: list[str], _: Model) -> tuple[Axis, ...]:
-        """For padding: the layer whose units lie along each axis of a weight."""
-        layer = int(name[1]) // 3
-        return (layer, 1), (layer - 1, 1) if layer else None
 
     def forward(self, inputs: Tensor, static: Tensor | None, noise: Noise | None = None) -> Tensor:
         hidden = flatten_time(inputs)

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Model
-from slipstream.models.layers import load_network
-
-Axis = tuple[int, int] | None
-"""The layer whose units lie along an axis of a weight, and how many times; None for other axes"""
+from slipstream.models.kinds import Axis, load_kind
 
 
 def find_widest(models: Sequence[Model]) -> Model:
@@ -86,5 +83,5 @@ def _find_axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis
         case [] | ["out", *_]:
             axes = (None, None)
         case of_network:
-            axes = load_network(model).unit_axes(of_network, model)
+            axes = load_kind(model).get_unit_axes(of_network, model)
     return axes[:dims]

@@ -6,7 +6,6 @@ one call, which cuDNN runs as a wavefront. Left to itself, PyTorch would cast an
 on every call, in fp16 even where the config says bf16.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -17,16 +16,14 @@ from slipstream.config import Model
 from slipstream.kernels import continue_rnn_layer, rnn_layer
 from slipstream.models.layers import NO_FUTURE, SequenceNetwork, apply_norm, call_layer, to_patches
 from slipstream.models.noise import Noise, dropout
-from slipstream.models.padding import Axis
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
-GATES = {"lstm": 4, "gru": 3}
+STANDARD = "cudnn-standard"
+"""cuDNN's standard algorithm, in the place of the one that PyTorch chooses"""
 
 
 class Recurrent(SequenceNetwork):
     """Layers of one cell kind, each with its own width, dropout between them."""
-
-    input_weights = re.compile(r"core\.layers\.0\.weight_ih_l0(_reverse)?")
 
     def __init__(
         self,
@@ -40,8 +37,8 @@ class Recurrent(SequenceNetwork):
     ) -> None:
         super().__init__()
         self.patch = model.patch
-        self.algorithms: tuple[str, ...] = ("persistent",) * len(model.sizes)
-        """cuDNN's, by layer: as PyTorch chooses, or the standard one; the plan sets them."""
+        self.algorithms: tuple[str, ...] = ("cudnn",) * len(model.sizes)
+        """What runs each layer, as in `Plan.rnn`; the plan sets them."""
         self.use_own_kernels = False
         """Run layers by our own operation, which has a vmap rule, instead of cuDNN's"""
         self.kind = model.kind
@@ -59,16 +56,6 @@ class Recurrent(SequenceNetwork):
             self.norms = nn.ModuleList(nn.LayerNorm(size * directions) for size in model.sizes)
         self.width = width
         self.add_head(model, context, static, outputs, future)
-
-    @staticmethod
-    def unit_axes(name: list[str], model: Model) -> tuple[Axis, ...]:
-        """For padding: the layer whose units lie along each axis of a weight."""
-        if name[0] == "norms":  # such models differ in no width: zeros would count as units
-            return (None,)
-        layer = int(name[1])
-        below = (layer - 1, 2 if model.bidirectional else 1) if layer else None
-        across = (layer, 1) if name[2].startswith("weight_hh") else below
-        return (layer, GATES[model.kind]), across
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:
         sequence = to_patches(inputs, self.patch)
@@ -199,7 +186,7 @@ def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: 
     state = (zeros, zeros) if isinstance(first, nn.LSTM) else zeros
     weights = _join_weights(layers, sequence.dtype)
     rest = (True, depth, 0.0, first.training, bidirectional)
-    if algorithm == "persistent":
+    if algorithm != STANDARD:
         out: Tensor = run(sequence, state, weights, *rest, False)[0]
         return out
     # a packed sequence of equal lengths is the only way to cuDNN's standard algorithm

@@ -4,7 +4,6 @@ Each block doubles the dilation, so that the last row has seen `1 + 2 * (kernel_
 layers - 1)` tokens. After Bai, Kolter and Koltun (2018), without weight normalization.
 """
 
-import re
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -22,13 +21,10 @@ from slipstream.models.layers import (
     to_patches,
 )
 from slipstream.models.noise import Noise, dropout
-from slipstream.models.padding import Axis
 
 
 class TCN(SequenceNetwork):
     """A linear embedding of each token, then residual blocks, all of one width."""
-
-    input_weights = re.compile(r"core\.embed\.weight")
 
     def __init__(
         self,
@@ -82,11 +78,6 @@ class TCN(SequenceNetwork):
     def _list_convolutions(self) -> list[nn.Conv1d]:
         blocks = (cast(ResidualBlock, block) for block in self.layers)
         return [conv for block in blocks for conv in (block.conv1, block.conv2)]
-
-    @staticmethod
-    def unit_axes(name: list[str], _: Model) -> tuple[Axis, ...]:
-        """For padding: the layer whose units lie along each axis of a weight."""
-        return ((0, 1), None) if name[0] == "embed" else ((0, 1), (0, 1), None)
 
 
 class ResidualBlock(nn.Module):

@@ -1,7 +1,6 @@
 """A pre-norm Transformer encoder over patches."""
 
 import math
-import re
 from typing import Any
 
 import torch
@@ -24,8 +23,6 @@ from slipstream.models.noise import Noise, dropout
 class Transformer(SequenceNetwork):
     """Dropout on the embeddings, after attention, and inside and after the feed-forward part; none
     on attention's own weights."""
-
-    input_weights = re.compile(r"core\.embed\.weight")
 
     def __init__(
         self,

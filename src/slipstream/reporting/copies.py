@@ -463,9 +463,9 @@ def copy_run(
 
     Args:
         run: A run, or the URL of a copy, such as s3://bucket/runs/job-20260131T120000Z.
-        to: The place that the run's folder is put into: a URL, such as s3://bucket/runs, or the
-            folder of runs on this machine.
-        show: Is called with the bytes that are copied and those to copy.
+        to: The destination of the run's folder: a URL, such as s3://bucket/runs, or a folder of
+            runs on this machine.
+        show: A function that is called with the bytes copied so far and the bytes in total.
 
     Returns:
         A dict: `run`, `to`, `files` and `bytes` of the whole run, and `copied_files` and

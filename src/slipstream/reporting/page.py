@@ -18,14 +18,23 @@ from slipstream import config as configs
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_number
 from slipstream.config import Config
+from slipstream.config.train import upgrade_plan
+from slipstream.data.predictions import PREDICTIONS, read_predictions
 from slipstream.reporting import streaming, wording
-from slipstream.reporting.plots import classification, encoder, errors, examples, training
-from slipstream.reporting.plots import search as plots
-from slipstream.reporting.plots.chart import FAINT, GREEN, INK, MODEL, MUTED, Chart, get_colour
-from slipstream.reporting.plots.losses import draw_loss_curves
-from slipstream.reporting.plots.predictions import read_predictions
-from slipstream.reporting.plots.scale import Scale, cover, number_places
-from slipstream.reporting.plots.timelines import draw_timelines
+from slipstream.reporting.charts import (
+    FAINT,
+    GREEN,
+    INK,
+    MODEL,
+    MUTED,
+    Chart,
+    Scale,
+    cover,
+    get_colour,
+    number_places,
+)
+from slipstream.reporting.plots import encoder, predictions, search, training
+from slipstream.reporting.plots.training import draw_loss_curves, draw_timelines
 from slipstream.reporting.template import find_date, render_page, write_page, write_report
 from slipstream.reporting.wording import (
     CLASSIFICATION,
@@ -200,7 +209,7 @@ def write_search_report(run: Run, to: Path) -> Path:
         metric_name=get_metric_name,
         reports=[name for name in RETRAINED if (retrained / name / "metrics.json").exists()],
         journal=journal if journal.exists() else None,
-        plots=plots.draw_all(summary, trials, metric=summary["metric"], curves=unit),
+        plots=search.draw_all(summary, trials, metric=summary["metric"], curves=unit),
         best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )
@@ -274,7 +283,7 @@ def _format_over_seeds(column: MetricColumn, test: Mapping[str, Any]) -> str:
 
 RUN_FILES = (
     *("config.toml", "plan.json", "metrics.json"),
-    *("predictions.parquet", "reconstructions.parquet"),
+    *(PREDICTIONS, "reconstructions.parquet"),
 )
 SEARCH_FILES = ("config.toml", "metrics.json", "trials.json", "best.toml")
 PROBE_FILES = ("summary.json", "labels.toml", "encoder.toml")
@@ -340,6 +349,7 @@ def read_plot_events(run: Run) -> tuple[list[Event], list[str]]:
 def _write_run_report(run: Run, to: Path) -> Path:
     with verify_sources(run.folder, RUN_FILES):
         summary = runs.read_metrics(run.folder)
+        summary["plan"] = upgrade_plan(summary["plan"])
         events, damage = read_plot_events(run)
         page = render_page(
             "page.html",
@@ -376,19 +386,20 @@ def _draw_plots(folder: Path, summary: dict[str, Any], events: list[Event]) -> d
     detail = summary["detail"]["test"]
     by_step, by_series = len(detail["per_step"]) > 1, len(detail["per_series"]) > 1
     plots = training.draw_training(summary, events)
-    plots["by_step"] = errors.draw_by_step(summary) if by_step else None
+    plots["by_step"] = predictions.draw_by_step(summary) if by_step else None
     if summary.get("classes"):
-        plots |= classification.draw_classes(summary)
+        plots |= predictions.draw_classes(summary)
         if by_series:
-            plots["by_series"] = classification.draw_by_series(detail["per_series"])
+            plots["by_series"] = predictions.draw_accuracy_by_series(detail["per_series"])
         return {"plots": plots}
-    predictions = read_predictions(folder / "predictions.parquet")
+    table = read_predictions(folder / PREDICTIONS)
     targets = list(detail["per_target"])[:MAX_TARGETS]
     if by_series:
-        plots["by_series"] = errors.draw_by_series(detail["per_series"], _find_shared_unit(summary))
-    plots["distributions"] = errors.draw_distributions(predictions, targets)
-    series = examples.draw_examples(predictions, targets)
-    return {"plots": plots, "examples": series, "sampled": predictions.sampled}
+        unit = _find_shared_unit(summary)
+        plots["by_series"] = predictions.draw_by_series(detail["per_series"], unit)
+    plots["distributions"] = predictions.draw_distributions(table, targets)
+    examples = predictions.draw_examples(table, targets)
+    return {"plots": plots, "examples": examples, "sampled": table.sampled}
 
 
 def get_unit(summary: dict[str, Any], column: str) -> str:

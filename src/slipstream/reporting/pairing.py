@@ -16,13 +16,21 @@ import numpy.typing as npt
 
 from slipstream.base import statistics
 from slipstream.base.errors import UserError
-from slipstream.data.predictions import FOLD, LABEL, ROW, STEP, name_columns, name_probability
+from slipstream.data.predictions import (
+    FOLD,
+    LABEL,
+    MIN_PROBABILITY,
+    PREDICTIONS,
+    ROW,
+    STEP,
+    Predictions,
+    name_probability,
+    read_predictions,
+)
 from slipstream.reporting.page import CURVES_IN
-from slipstream.reporting.plots.predictions import Predictions, read_predictions
 
 Array = npt.NDArray[Any]
-PREDICTIONS = "predictions.parquet"
-MOST_UNITS = 4_000
+MAX_UNITS = 4_000
 """Windows that are resampled; of more, neighbours are joined first"""
 OTHER_ROWS = "were tested on different rows"
 OTHER_TARGETS = "predict different targets"
@@ -103,15 +111,16 @@ def _read_tables(folders: Mapping[str, Path]) -> Iterator[tuple[str, Predictions
 
 
 def _name_targets(table: Predictions) -> tuple[str, ...]:
-    """Return the numeric targets of a table; those of classes are their probabilities."""
-    return (LABEL, *map(name_probability, table.classes)) if table.classes else table.targets
+    """Return the numeric targets of a table; of classes, the label and the probabilities."""
+    classes = table.shape.classes
+    return (LABEL, *map(name_probability, classes)) if classes else table.shape.targets
 
 
 def _read_rows(table: Predictions, targets: Sequence[str], codes: dict[str, int]) -> TestRows:
     series = np.array([codes.setdefault(name, len(codes)) for name in table.names])[table.codes]
     zeros = np.zeros(len(table), dtype=np.int64)
     row, step, fold = (
-        table[name].astype(np.int64) if name in table.columns else zeros
+        table[name].astype(np.int64) if name in table.shape.columns else zeros
         for name in (ROW, STEP, FOLD)
     )
     windows = ((series * 64 + fold) << 40) + row - step + (1 << 32)
@@ -122,19 +131,16 @@ def _read_rows(table: Predictions, targets: Sequence[str], codes: dict[str, int]
 
 
 def _compute_losses(table: Predictions, targets: Sequence[str]) -> tuple[Array, dict[str, Array]]:
-    if not table.classes:
-        truth = np.stack([table[name] for name in targets], axis=1).astype(float)
-        predicted = np.stack([table[name_columns(name).predicted] for name in targets], axis=1)
-        error = predicted.astype(float) - truth
+    if not table.shape.classes:
+        truth = np.stack([table.read_truth(name) for name in targets], axis=1)
+        error = np.stack([table.read_errors(name) for name in targets], axis=1)
         return truth, {"mae": np.abs(error), "rmse": error**2}
-    names = table.classes
-    labels = table[LABEL].astype(str)
-    truth = np.array([names.index(one) if one in names else -1 for one in labels])[:, None]
+    truth = table.read_classes(LABEL)[:, None]
     probs = np.stack([table[name] for name in targets[1:]], axis=1).astype(float)
     chosen = np.take_along_axis(probs, np.maximum(truth, 0), axis=1)
     right = (probs.argmax(axis=1)[:, None] == truth).astype(float)
     unknown = truth < 0
-    log_loss = np.where(unknown, np.nan, -np.log(np.maximum(chosen, 1e-12)))
+    log_loss = np.where(unknown, np.nan, -np.log(np.maximum(chosen, MIN_PROBABILITY)))
     return truth, {"log_loss": log_loss, "accuracy": np.where(unknown, np.nan, right)}
 
 
@@ -233,7 +239,7 @@ def _join_windows(rows: TestRows, context: int) -> Units:
     windows, of_row = np.unique(rows.windows, return_inverse=True)
     block = statistics.estimate_block_length(windows, context)
     is_enough = len(windows) >= statistics.MIN_BLOCKS * block
-    joined = -(-len(windows) // MOST_UNITS)
+    joined = -(-len(windows) // MAX_UNITS)
     return Units(of_row // joined, -(-len(windows) // joined), -(-block // joined), is_enough)
 
 

@@ -177,7 +177,7 @@ class RunRow:
         model: The kind of model.
         data: The files, the targets and the horizon: `ETTh1.csv: OT +24`.
         metric: The metric of the next values; `scaled_mse` is in standardised units.
-        test: The error on the test set, of what the run predicts with.
+        test: The error on the test set of the model that `predict` uses.
         val: The error on the validation set; a pre-training run has no other.
         baseline: The best baseline.
         baseline_error: Its error on the same set.

@@ -124,8 +124,7 @@ def write_stream_page(path: Path, result: Mapping[str, Any]) -> Path:
 
 def _draw_by_row(result: Mapping[str, Any]) -> Markup:
     """Draw the errors of both regimes over the rows since the start, on a logarithmic axis."""
-    from slipstream.reporting.plots.chart import MODEL, ORANGE, Chart
-    from slipstream.reporting.plots.scale import Scale, cover
+    from slipstream.reporting.charts import MODEL, ORANGE, Chart, Scale, cover
 
     metric = "log_loss" if result.get("classes") else "mae"
     colours = {"window": MODEL, "carried": ORANGE}

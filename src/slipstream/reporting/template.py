@@ -13,7 +13,6 @@ from markupsafe import Markup
 from slipstream import runs
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.base.text import escape_controls, format_number
-from slipstream.reporting.plots.classification import format_time
 from slipstream.reporting.wording import (
     describe_step,
     format_metric,
@@ -21,6 +20,7 @@ from slipstream.reporting.wording import (
     format_plural,
     format_seconds,
     format_step,
+    format_time,
     format_value,
 )
 

@@ -62,6 +62,16 @@ def format_plural(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
+def format_time(window: dict[str, Any]) -> str:
+    """Format the time of a window, or its row number."""
+    if window["time"] is None:
+        return f"row {window['row']:,}"
+    if isinstance(window["time"], str):
+        day, _, hour = window["time"].partition("T")
+        return day if hour == "00:00:00.000000" else f"{day} {hour[:8]}"
+    return f"{window['time']:.10g}"
+
+
 def format_moment(value: float, is_date: bool) -> str:
     """Format a time: a date of so many microseconds since 1970, or a plain number."""
     if not is_date:

@@ -192,8 +192,14 @@ def _to_list(value: Any) -> list[Any]:
 
 
 def _format_settings(text: str) -> dict[str, str]:
-    """Return a config's settings as text: nan equals itself, 1 is not 1.0."""
-    return {name: repr(value) for name, value in flatten_settings(tomllib.loads(text)).items()}
+    """Return a config's settings as text, by their names of today: nan equals itself, 1 is not
+    1.0."""
+    from slipstream.config.train import upgrade_engine
+
+    settings = tomllib.loads(text)
+    if isinstance(settings.get("engine"), dict):
+        settings["engine"], _ = upgrade_engine(settings["engine"])
+    return {name: repr(value) for name, value in flatten_settings(settings).items()}
 
 
 def _compute_sum(text: str) -> str:

@@ -49,7 +49,7 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
     edges = scale_limits(signature, scaler)
     limits = edges and [torch.from_numpy(edge).to(plan.device) for edge in edges]
     if plan.native_kernels:
-        set_execution(model, algorithms=plan.cudnn, recompute=False, compiled=False)
+        set_execution(model, algorithms=plan.rnn, recompute=False, compiled=False)
     carry = CarriedPredictor(model, plan, signature) if signature.state == "carried" else None
 
     def predict_part(series: Series, starts: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from slipstream.data.predictions import WindowPlaces
 from slipstream.data.prepare.chain import Replay
 from slipstream.data.scaler import merge_scalers
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times, is_date
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import make_interface
 from slipstream.inference.networks import RowNetwork, restore_outputs, scale_windows
 from slipstream.inference.portable import PortableMember, PortableRun
 from slipstream.inference.rows import (

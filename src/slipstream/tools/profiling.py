@@ -20,10 +20,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
+import numpy as np
 import torch
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as record_profile
@@ -48,7 +46,7 @@ from slipstream.engine.planning import (
 )
 from slipstream.engine.single import TrainingTask
 from slipstream.models import custom
-from slipstream.reporting.figure_style import STYLE
+from slipstream.reporting.charts import Chart, Scale, render_svg
 
 STEP = "slipstream: step"
 KIND_NAMES = {
@@ -652,7 +650,7 @@ def _format_summary(result: dict[str, Any]) -> str:
 
 
 def plot_timeline(trace: Trace, folder: Path, *, title: str, wall_ms: float) -> None:
-    """Write timeline.svg and timeline.png."""
+    """Write timeline.svg: what the host and the device do during one step."""
     begin, end = _choose_step(trace)
     rows = {"host": [span for span in compute_self_time(trace.host) if span.name != STEP]}
     for span in trace.device:
@@ -662,27 +660,26 @@ def plot_timeline(trace: Trace, folder: Path, *, title: str, wall_ms: float) -> 
     }
     busiest = sorted(visible, key=lambda name: -sum(s.end - s.begin for s in visible[name]))
     names = ["host", *[name for name in busiest if name != "host" and visible[name]][:MAX_STREAMS]]
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, 1.9 + 0.55 * len(names)), layout="constrained")
-        axes = figure.add_subplot()
-        for place, name in enumerate(names):
-            for kind in COLOURS:
-                cut = [(max(s.begin, begin), s) for s in visible[name] if s.kind == kind]
-                bars = [((b - begin) / 1e3, (min(s.end, end) - b) / 1e3) for b, s in cut]
-                axes.broken_barh(bars, (place - 0.36, 0.72), color=COLOURS[kind], lw=0)
-        labels = ["host" if name == "host" else f"device, {name}" for name in names]
-        axes.set_yticks(range(len(names)), labels)
-        axes.set_ylim(len(names) - 0.5, -0.5)
-        axes.set_xlim(0, (end - begin) / 1e3)
-        axes.grid(axis="y", visible=False)
-        axes.set_xlabel(f"ms, under the profiler; without it a step takes {format_ms(wall_ms)}")
-        axes.set_title(f"{title}: one training step")
-        kinds = [k for k in COLOURS if any(s.kind == k for name in names for s in visible[name])]
-        handles = [Patch(color=COLOURS[kind], label=KIND_NAMES[kind]) for kind in kinds]
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(kinds))
-        for kind in ("svg", "png"):
-            with runs.replace_atomically(folder / f"timeline.{kind}") as temporary:
-                figure.savefig(temporary, format=kind, dpi=150, facecolor="white")
+    labels = ["host" if name == "host" else f"device, {name}" for name in names]
+    ticks = tuple((float(-number), label) for number, label in enumerate(labels))
+    x, y = Scale(0.0, (end - begin) / 1e3), Scale(0.5 - len(names), 0.5, ticks=ticks)
+    label = f"ms, under the profiler; without it a step takes {format_ms(wall_ms)}"
+    chart = Chart(x, y, label, height=40 * len(names), x_ticks=10, grid="x")
+    chart.title = f"{title}: one training step"
+    for kind, colour in COLOURS.items():
+        bars = [
+            (max(s.begin, begin), min(s.end, end), -number)
+            for number, name in enumerate(names)
+            for s in visible[name]
+            if s.kind == kind
+        ]
+        if not bars:
+            continue
+        first, last, place = (np.array(column, dtype=float) for column in zip(*bars, strict=True))
+        sides = (first - begin) / 1e3, (last - begin) / 1e3
+        chart.boxes(sides, (place - 0.36, place + 0.36), colour)
+        chart.name("full", colour, KIND_NAMES[kind])
+    runs.write_text(folder / "timeline.svg", render_svg([chart], width=1100))
 
 
 def _choose_step(trace: Trace) -> tuple[float, float]:
@@ -874,7 +871,7 @@ def _list_changes(config: Config, dataset: Dataset, facts: StepFacts) -> Iterato
         yield _change_engine("threads", 'engine.threads = "auto"', threads="auto", plan="measure")
     if engine.fused is False:
         yield _change_engine("fused", "engine.fused = true", fused=True)
-    if engine.preset != "auto" or engine.model_fields_set - {"device", "plan", "preset"}:
+    if engine.model_fields_set - {"device", "plan"}:
         settings = {"engine": {"device": engine.device, "plan": "measure"}}
         yield SettingChange("auto", "[engine] left to Slipstream", settings, resets_engine=True)
     batch = BATCH_FACTOR * train.batch

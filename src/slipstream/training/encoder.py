@@ -21,7 +21,7 @@ from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.optim import CORE, is_encoder_weight
 from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
-from slipstream.models.layers import load_network
+from slipstream.models.kinds import load_kind
 
 OTHER_KINDS = {"search": "a search", "ensemble": "an ensemble", "probe": "a probe"}
 
@@ -88,7 +88,7 @@ def match_weights(
     order = _find_column_order(encoder.signature, signature) if not wrong else []
     mine = {name: one for name, one in model.named_parameters() if is_encoder_weight(name)}
     theirs = {name: one for name, one in encoder.weights.items() if name.startswith(CORE)}
-    weights, network = {}, load_network(config.model)
+    weights = {}
     for name in sorted(mine.keys() | theirs.keys()):
         if name not in theirs or name not in mine:
             where = "the encoder" if name not in theirs else "this model"
@@ -98,7 +98,8 @@ def match_weights(
             wrong.append(f"{name} is {shapes[0]} here and {shapes[1]} there")
         else:
             weight = theirs[name]
-            if order and network.input_weights.fullmatch(name):  # a patch has row after row
+            of_inputs = load_kind(config.model).input_weights if order else None
+            if of_inputs is not None and of_inputs.fullmatch(name):  # a patch has row after row
                 by_column = weight.unflatten(1, (-1, len(order)))
                 weight = by_column[:, :, torch.tensor(order)].flatten(1, 2)
             weights[name] = weight

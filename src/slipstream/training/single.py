@@ -117,9 +117,7 @@ def _fit_model(
     task.model.load_state_dict(result.weights)
     task.model.eval()
     plan = lane_plan.plan  # a run resumed after its last step has not built the step, which does it
-    set_execution(
-        task.model, algorithms=plan.cudnn, recompute=plan.recompute, compiled=plan.compile
-    )
+    set_execution(task.model, algorithms=plan.rnn, recompute=plan.recompute, compiled=plan.compile)
     return fit, lane_plan
 
 

@@ -31,7 +31,7 @@ import scipy.sparse
 from slipstream.base.errors import UserError
 from slipstream.data import columns, files
 from slipstream.data.formats import isolated
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.formats.reader import ReadOptions
 from tests.workbooks import write_workbook
 
 ROWS = 24

@@ -133,7 +133,7 @@ def test_unpacked_files_are_removed_when_the_process_ends(tmp_path):
     code = (
         "import sys, os, tempfile; from pathlib import Path; "
         "from slipstream.data.compression import unpack; "
-        "one, two = (unpack(Path(sys.argv[1]), {'.csv': ''}) for _ in range(2)); "
+        "one, two = (unpack(Path(sys.argv[1])) for _ in range(2)); "
         "assert one == two; assert os.listdir(tempfile.gettempdir())"
     )
     environment = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
@@ -186,7 +186,7 @@ def test_what_a_killed_process_has_unpacked_is_removed_by_the_next_one(tmp_path)
     code = (
         "import sys, os, signal; from pathlib import Path; "
         "from slipstream.data.compression import unpack; "
-        "unpack(Path(sys.argv[1]), {'.csv': ''}); print('unpacked', flush=True); {}"
+        "unpack(Path(sys.argv[1])); print('unpacked', flush=True); {}"
     )
     environment = os.environ | {"TMPDIR": str(folder)}
 

@@ -12,7 +12,7 @@ from slipstream import config as configs
 from slipstream.data import columns
 from slipstream.data.files import read_file
 from slipstream.data.formats import csv
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.formats.reader import ReadOptions
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slipstream.data.formats.csv import find_layout
+from slipstream.data.layout import find_layout
 
 
 def split(text, delimiter=","):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream import UserError
-from slipstream.data.compression import to_arrow
+from slipstream.data.table import to_arrow
 
 VALUES = {"a": [1.0, 2.0, 3.0], "b": [4, 5, 6]}
 DATES = pd.date_range("2026-01-01", periods=3, freq="h")

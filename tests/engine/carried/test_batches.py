@@ -138,7 +138,7 @@ def test_the_step_is_what_a_plain_loop_does(per_pass):
 @pytest.mark.usefixtures("native_kernels")
 def test_the_step_is_what_a_plain_loop_does_with_our_kernels():
     plan = make_plan(small_config(train=CARRIED), data_bytes=0)
-    assert OWN_KERNELS in plan.cudnn
+    assert OWN_KERNELS in plan.rnn
     compare_with_plain_loop(None)
 
 

@@ -40,7 +40,7 @@ OWN = f"{__package__}.cases:TwoLayers"
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"model": {"kind": kind, "dropout": 0.2, "layers": 2}} for kind in KINDS},
     "own class": {"model": {"kind": OWN}},
-    "own kernels": {"model": {"layers": 2, "dropout": 0.2}, "engine": {"cudnn": "off"}},
+    "own kernels": {"model": {"layers": 2, "dropout": 0.2}, "engine": {"rnn": "slipstream"}},
     "classes": merged(CLASSIFY, {"train": {"epochs": 2, "class_weights": [1.0, 2.0, 0.5]}}),
     "accumulated": {"train": {"batch": 16, "accumulate": 3, "clip": 0.1}},
     "odd batch": {"train": {"batch": 37, "clip": 0.1, "optimizer": "sgd", "lr": 0.1}},

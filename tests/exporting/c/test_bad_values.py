@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.exporting.c.files import CLibrary
-from slipstream.exporting.c.networks import TEMPLATES
-from slipstream.exporting.formats import to_inputs
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import make_interface, to_inputs
 from tests.conftest import slow
-from tests.exporting.c.programs import compile_run, needs_compiler
+from tests.exporting.c.programs import C_KINDS, compile_run, needs_compiler
 from tests.exporting.c.test_prepare import compile_model, draw_rows, list_steps, make_model
 from tests.exporting.c.test_source import EXAMPLES
 from tests.exporting.onnx.test_graphs import models, signatures
@@ -167,7 +165,7 @@ def check_steps_of_held_values(run: RandomRun, library: CLibrary) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("kind", C_KINDS)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_no_prediction_of_any_model_is_infinite_or_nan(kind, data):

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.exporting.c.files import FLAGS, make_runner
-from slipstream.exporting.c.networks import TEMPLATES, format_double, quantize, to_blocks
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import Differences
+from slipstream.models.c_code import format_double, quantize, to_blocks
 from tests.exporting.c.programs import (
+    C_KINDS,
     compare_windows,
     compile_run,
     needs_compiler,
@@ -66,7 +67,7 @@ def test_windows_and_single_rows_give_what_the_model_predicts(name):
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TEMPLATES)
+@pytest.mark.parametrize("kind", C_KINDS)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_every_model_that_training_accepts_gives_the_same_in_c(kind, data):

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.exporting.formats import to_inputs
-from slipstream.exporting.interface import make_interface
+from slipstream.exporting.formats import make_interface, to_inputs
 from slipstream.exporting.onnx.files import open_session
 from slipstream.exporting.onnx.graph import (
     build_step_graph,

@@ -15,7 +15,7 @@ import pytest
 import slipstream
 from slipstream import UserError
 from slipstream.base.run_names import find_run
-from slipstream.exporting.docker import PACKAGES, choose_packages, pin_packages
+from slipstream.exporting.standalone import PACKAGES, choose_packages, pin_packages
 from slipstream.inference.portable import load_portable
 from slipstream.server.api import read_graph
 from tests.conftest import HUNG_S, close

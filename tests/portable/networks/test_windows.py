@@ -17,7 +17,7 @@ from slipstream.engine.planning import make_plan
 from slipstream.inference.networks import predict_scaled
 from slipstream.inference.portable import PortableModel
 from slipstream.models.forecaster import build
-from slipstream.models.numpy_networks import list_shapes
+from slipstream.models.shapes import list_shapes
 from slipstream.scoring.predict import make_predictor
 from tests.conftest import KINDS, close, small_config
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.reporting.plots.classification import draw_classes
+from slipstream.reporting.plots.predictions import draw_classes
 
 
 def summary(classes, **window):

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from slipstream.reporting.plots.examples import draw_examples, to_safe_json
-from slipstream.reporting.plots.predictions import choose_ranked, read_predictions
+from slipstream.data.predictions import read_predictions
+from slipstream.reporting.plots.predictions import choose_ranked, draw_examples, to_safe_json
 
 ERRORS = {"good": 0.1, "fair": 1.0, "bad": 5.0, "poor": 2.0}
 
@@ -48,7 +48,7 @@ def test_the_worst_the_median_and_the_best_series_are_drawn(forecasts):
 def test_windows_follow_each_other_without_overlap(forecasts):
     plot = json.loads(draw_examples(forecasts, ["y"]).data)[0]
     assert plot["dates"]
-    times = np.cumsum(plot["x"])
+    times = np.cumsum(plot["steps"])
     assert times[0] == 1577836800
     assert len(times) == 21 + 6  # rows, and an interruption between windows
     assert plot["predicted"].count(None) == 6
@@ -79,7 +79,7 @@ def test_quantiles_are_a_fan_with_the_widest_first(tmp_path):
     columns = {"series": ["a"] * 3, "row": [0, 1, 2], "y": [1.0] * 3, "y_predicted": [1.0] * 3}
     table = pa.table(columns | {name: [1.0] * 3 for name in names})
     pa.parquet.write_table(table, tmp_path / "predictions.parquet")
-    bands = read_predictions(tmp_path / "predictions.parquet").find_bands("y")
+    bands = read_predictions(tmp_path / "predictions.parquet").shape.find_bands("y")
     assert [(band.low, band.high) for band in bands] == [("y_q2.5", "y_q97.5"), ("y_q25", "y_q75")]
 
 
@@ -87,3 +87,14 @@ def test_data_cannot_end_its_script():
     text = to_safe_json({"a": "</script><!-- & \0"})
     assert not set("<>&\0") & set(text)
     assert json.loads(text) == {"a": "</script><!-- & \0"}
+
+
+def test_series_are_ranked_by_the_rows_whose_truth_is_known(tmp_path):
+    columns = {"series": ["a", "a", "b", "b", "c", "c"], "row": [0, 1] * 3}
+    columns |= {"y": [1.0, None, 1.0, 1.0, None, None]}
+    columns["y_predicted"] = [1.5, 9.0, 3.0, 3.0, 1.0, 1.0]
+    table = pa.table({name: pa.array(values) for name, values in columns.items()})
+    pa.parquet.write_table(table, tmp_path / "predictions.parquet")
+    drawn = draw_examples(read_predictions(tmp_path / "predictions.parquet"), ["y"])
+    assert [one.title for one in drawn.series] == ["Worst series: b", "Best series: a"]
+    assert drawn.series[1].plots[0]["title"] == "y · mean absolute error 0.5000"

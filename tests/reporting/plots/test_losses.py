@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting.plots.losses import (
+from slipstream.reporting.plots.training import (
     describe_curves,
     draw_lane_losses,
     draw_loss_curves,

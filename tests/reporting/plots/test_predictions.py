@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from slipstream.reporting.plots import predictions as draw
+from slipstream.reporting import charts
 
 
 def test_thinning_keeps_the_extremes():
     y = np.zeros(100_000)
     y[[70, 99_000]] = 5, -7
-    rows = draw.thin([y, -y], 1500)
+    rows = charts.thin([y, -y], 1500)
     assert len(rows) <= 1500
     assert (y[rows].max(), y[rows].min()) == (5, -7)
     assert (np.diff(rows) > 0).all()
     assert (rows[0], rows[-1]) == (0, len(y) - 1)
-    assert len(draw.thin([y[:1000]], 1500)) == 1000
+    assert len(charts.thin([y[:1000]], 1500)) == 1000
 
 
 def test_thinning_finds_extremes_beside_values_that_are_not_known():
@@ -21,5 +21,5 @@ def test_thinning_finds_extremes_beside_values_that_are_not_known():
     y[::7] = np.nan
     y[5_001] = 3.0
     y[7_001] = -3.0
-    rows = draw.thin([y], 200)
+    rows = charts.thin([y], 200)
     assert {5_001, 7_001} <= set(rows.tolist())

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.reporting.plots.scale import EXTENT, Scale, cover, number_places
+from slipstream.reporting.charts import EXTENT, Scale, cover, number_places
 
 finite = st.floats(-1e12, 1e12, allow_subnormal=False)
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slipstream.reporting.plots.timelines import draw_timelines
+from slipstream.reporting.plots.training import draw_timelines
 
 
 def test_each_set_that_occurs_is_named():

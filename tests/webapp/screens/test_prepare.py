@@ -494,9 +494,9 @@ def test_a_link_is_not_written_through_and_paths_outside_are_refused(site, tmp_p
 
 
 def test_a_range_of_a_large_file_is_read_without_the_rest(site, monkeypatch):
-    from slipstream.data import files
+    from slipstream.data.formats import csv
 
-    monkeypatch.setattr(files, "LARGE_BYTES", 0)
+    monkeypatch.setattr(csv, "LARGE_BYTES", 0)
     write_table(site.workspace.folder / "load.csv")
     state = begin(site)
     body = {"draft": state["draft"], "begin": 100, "count": 50, "column": "load"}

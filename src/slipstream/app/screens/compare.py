@@ -189,7 +189,7 @@ def _format_command(workspace: Workspace, ids: Sequence[str]) -> str:
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from slipstream.reporting.plots.predictions import PredictionFile
+    from slipstream.data.predictions import PredictionFile
 
     Array = npt.NDArray[Any]
 
@@ -278,7 +278,7 @@ def list_predictions(request: Request) -> Response:
 
 
 def _open(path: Path) -> PredictionFile | None:
-    from slipstream.reporting.plots.predictions import open_predictions  # imports pyarrow
+    from slipstream.data.predictions import open_predictions  # imports pyarrow
 
     try:
         return open_predictions(path)
@@ -312,14 +312,14 @@ def _read_bound(text: str | None) -> float | None:
 
 @lru_cache(maxsize=32)
 def _list_contents(file: PredictionFile) -> Contents:
-    from slipstream.data.predictions import STEP, TIME, name_probability
+    from slipstream.data.predictions import STEP, name_probability
 
-    steps = 0
-    if file.shape.is_forecast:
+    steps, shape = 0, file.shape
+    if shape.is_forecast:
         steps = max((int(part[STEP].max(initial=0)) for part in file.read([])), default=0)
-    x = "row" if TIME not in file.shape.columns else "date" if file.shape.has_dates else "time"
-    targets = tuple(map(name_probability, file.classes)) or file.targets
-    known = tuple(name for name in targets if file.has_truth("" if file.classes else name))
+    x = shape.x_name or "date"
+    targets = tuple(map(name_probability, shape.classes)) or shape.targets
+    known = tuple(name for name in targets if shape.has_truth("" if shape.classes else name))
     return Contents(file.names, known, steps, x)
 
 
@@ -328,25 +328,25 @@ def _read_line(file: PredictionFile, series: str, target: str, step: int) -> Lin
     """Read one series; of a forecast, what was predicted so many steps ahead."""
     import numpy as np
 
-    from slipstream.data.predictions import LABEL, ROW, STEP, name_columns, name_probability
-    from slipstream.reporting.plots.predictions import MICROSECONDS
+    from slipstream.data.predictions import LABEL, ROW, STEP, name_probability
 
-    number, columns = file.names.index(series), [target, name_columns(target).predicted]
-    labels = {name_probability(name): name for name in file.classes}
-    if file.classes:
-        columns = [LABEL, target]
+    number, shape = file.names.index(series), file.shape
+    labels = [name_probability(name) for name in shape.classes]
+    columns = [LABEL, target] if shape.classes else shape.list_columns(target)
     parts = []
     for part in file.read(columns, series=number):
         chosen = part.codes == number
         if step:
             chosen &= part[STEP] == step
-        truth = part[LABEL] == labels[target] if file.classes else part[target]
-        predicted = part[columns[-1]]
-        parts.append([one[chosen] for one in (part[ROW], part.read_x(), truth, predicted)])
-    rows, x, truth, predicted = (np.concatenate(some) for some in zip(*parts, strict=True))
-    x = x / MICROSECONDS if file.shape.has_dates else x
-    rows, at = np.unique(rows, return_index=True)
-    return Line(rows, x[at], truth[at].astype(float), predicted[at].astype(float))
+        if shape.classes:
+            truth, predicted = part.read_classes(LABEL) == labels.index(target), part[target]
+        else:
+            truth, predicted = part.read_truth(target), part.read_predicted(target)
+        values = part[ROW], part.read_x() / shape.x_size, truth, predicted
+        parts.append([column[chosen] for column in values])
+    rows, x, truth, predicted = (np.concatenate(column) for column in zip(*parts, strict=True))
+    rows, first = np.unique(rows, return_index=True)
+    return Line(rows, x[first], truth[first].astype(float), predicted[first].astype(float))
 
 
 def _draw(
@@ -355,8 +355,8 @@ def _draw(
     """Return the values of runs on common rows, as JSON has them."""
     import numpy as np
 
+    from slipstream.reporting.charts import thin
     from slipstream.reporting.pairing import is_same_truth
-    from slipstream.reporting.plots.predictions import thin
 
     if not lines:
         return {"x": [], "truth": [], "truth_of": "", "lines": {}}

@@ -20,6 +20,7 @@ from slipstream.app.tables import service
 from slipstream.app.tables.service import CachedTable
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
+from slipstream.data.formats import ENDINGS, PACKED
 
 READING = {
     "encoding": "Encoding",
@@ -208,7 +209,7 @@ async def show(request: Request) -> Response:
         files=files,
         limit=limit,
         place=service.PLACE,
-        endings=",".join((*paths.TABLES, *paths.PACKED)),
+        endings=",".join((*ENDINGS, *PACKED)),
     )
 
 

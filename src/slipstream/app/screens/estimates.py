@@ -107,7 +107,7 @@ def _measure_job(
     config: Config, rows: int, num_numbers: int, share: float | None, device: str
 ) -> JobSize:
     from slipstream.config import Signature
-    from slipstream.models.cost import count_weights, guess_step_s
+    from slipstream.models.shapes import count_weights, guess_step_s
 
     data, train, model = config.data, config.train, config.model
     names = data.inputs or tuple(f"input {i}" for i in range(max(num_numbers, 1)))
@@ -178,7 +178,7 @@ def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
 @lru_cache(maxsize=1_000)
 def _read_earlier(path: Path, _: int, device: str) -> EarlierRun | None:
     """Return what a run took; None for one of another machine, device or version."""
-    from slipstream.models.cost import guess_step_s
+    from slipstream.models.shapes import guess_step_s
 
     summary = read_object(path)
     try:

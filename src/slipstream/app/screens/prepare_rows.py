@@ -30,7 +30,7 @@ from slipstream.config.prepare import (
 )
 from slipstream.data import files, labels, splits
 from slipstream.data.columns import is_numeric, read_codes, read_numbers
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.formats.reader import ReadOptions
 from slipstream.data.prepare.chain import Source, find_source, mark_source_rows, plan_steps
 from slipstream.data.prepare.tables import PrepareChain
 from slipstream.data.roles import build_signature
@@ -49,7 +49,7 @@ from slipstream.data.series import (
 )
 from slipstream.data.splits import SETS, SplitAssignment, find_fold_windows
 from slipstream.data.table import DataTable, MemoryReader
-from slipstream.reporting.plots.predictions import thin
+from slipstream.reporting.charts import thin
 from slipstream.tools.inspection import EVERY_SHEET, open_tables
 
 USUAL_ROWS, MOST_ROWS = 20_000, 200_000
@@ -58,8 +58,6 @@ MOST_POINTS = 2_000
 MOST_SERIES = 500
 MOST_BYTES = 64 << 20
 """Size of a file that a request reads as a whole"""
-LAZY = ("parquet", "arrow")
-"""Formats of which only some rows are read"""
 
 
 class PreviewRange(NamedTuple):
@@ -153,7 +151,7 @@ def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
     folder, every = files.expand_path(Path(data.paths[0]))
     names = [file.relative_to(folder).as_posix() for file in every]
     file = every[names.index(wanted.file)] if wanted.file in names else every[0]
-    if not is_sampled(file, data):
+    if not files.can_sample(file, data):
         refuse_large([file])
     table = files.read_rows(data, file, wanted.begin, wanted.begin + wanted.num_rows)
     return names[:MOST_SERIES], table
@@ -162,12 +160,6 @@ def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
 def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
     begin = min(wanted.begin, num_rows - 1)
     return begin, min(begin + wanted.num_rows, num_rows)
-
-
-def is_sampled(file: Path, data: Data) -> bool:
-    """Whether some rows of a file can be read without all the others."""
-    reader = files.READERS.get(file.suffix.lower())
-    return reader in LAZY or (reader == "csv" and data.encoding is None)
 
 
 def refuse_large(every: Sequence[Path]) -> None:
@@ -550,7 +542,7 @@ def _fit_columns(loaded: Loaded, training: Any) -> None:
 def _check_sample(config: Config, every: Sequence[Path], report: Report) -> dict[str, Any]:
     """Check the columns on the first rows, and the lengths of the series on all rows."""
     data = config.data
-    if not is_sampled(every[0], data):
+    if not files.can_sample(every[0], data):
         text = f"{every[0].name} is too large to be read here"
         return {"rows": None, "windows": None, "sample_rows": 0, "unchecked": text}
     table = files.read_rows(data, every[0], 0, SAMPLE_ROWS)

@@ -33,7 +33,7 @@ from slipstream.reporting.runs import show_run
 from slipstream.reporting.wording import choose_layout, format_percent
 
 if TYPE_CHECKING:
-    from slipstream.reporting.plots.predictions import PredictionFile
+    from slipstream.data.predictions import PredictionFile
 
 TEST, EXPORT = "test", "export"
 """Kinds of jobs of a finished run"""
@@ -431,24 +431,24 @@ def describe(request: Request) -> Response:
 
     source = find_source(request)
     file = _open_predictions(source.path)
-    target = _choose_target(request, file.targets)
+    target = _choose_target(request, file.shape.targets)
     values: dict[str, Any] = {
-        "targets": list(file.targets),
+        "targets": list(file.shape.targets),
         "target": target,
-        "classes": list(file.classes),
+        "classes": list(file.shape.classes),
         "names": [name[:MOST_NAME] for name in file.names[:MOST_SERIES]],
         "more_series": max(len(file.names) - MOST_SERIES, 0),
         "dates": file.shape.has_dates,
         "x_name": file.shape.x_name,
         "steps": _count_steps(source) if file.shape.is_forecast else 0,
         "unit": _find_unit(source.summary, target),
-        "has_truth": file.has_truth(target),
+        "has_truth": file.shape.has_truth(target),
         "num_rows": file.num_rows,
         "by_step": _compare_steps(source),
         "by_step_metric": choose_layout(source.summary).headline.heading,
         "reliability": _read_reliability(source),
     }
-    if file.has_truth(target) and not request.query_params.get("brief"):
+    if file.shape.has_truth(target) and not request.query_params.get("brief"):
         values |= compute_digest(file, target, _read_span(source.config))
         values["series"] = values["series"][:MOST_SERIES]
     return reply(values)
@@ -457,17 +457,16 @@ def describe(request: Request) -> Response:
 def plot(request: Request) -> Response:
     """The rows of one series for a plot, as JSON."""
     from slipstream.app.screens.result_plots import PlotView, read_plot
-    from slipstream.reporting.plots.predictions import MICROSECONDS
 
     source = find_source(request)
     file = _open_predictions(source.path)
     series = _read_whole(request, "series")
     if series >= len(file.names):
         raise paths.MissingError("there is no such series")
-    size = MICROSECONDS if file.shape.has_dates else 1.0
+    size = file.shape.x_size
     view = PlotView(
         series=series,
-        target=_choose_target(request, file.targets),
+        target=_choose_target(request, file.shape.targets),
         ahead=_read_whole(request, "ahead"),
         low=_read_number(request, "low", float("-inf")) * size,
         high=_read_number(request, "high", float("inf")) * size,
@@ -478,7 +477,7 @@ def plot(request: Request) -> Response:
 
 
 def _open_predictions(path: Path) -> PredictionFile:
-    from slipstream.reporting.plots.predictions import open_predictions  # imports pyarrow
+    from slipstream.data.predictions import open_predictions  # imports pyarrow
 
     if not path.is_file():
         raise paths.MissingError("there are no predictions here")

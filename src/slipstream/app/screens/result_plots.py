@@ -1,5 +1,6 @@
-"""Where a model errs, in one pass over its predictions: by series, over time, the worst windows,
-and how far the mean error is certain."""
+"""What the result screen draws from predictions: where a model errs, in one pass over its
+predictions (by series, over time, the worst windows, the interval of the mean error), and the rows
+of one series for a plot."""
 
 from __future__ import annotations
 
@@ -16,27 +17,21 @@ from slipstream.base.statistics import (
     Moments,
     compute_percentile_interval,
 )
-from slipstream.data.predictions import LABEL, PREDICTED, STEP
-from slipstream.reporting.plots.predictions import (
-    GAP,
-    MICROSECONDS,
+from slipstream.data.predictions import (
+    LABEL,
+    PREDICTED,
+    STEP,
     Array,
     PredictionFile,
     Predictions,
-    find_starts,
-    interrupt,
-    list_columns,
-    read_classes,
-    read_errors,
-    read_label_probability,
-    round_values,
-    thin,
+    chain_windows,
 )
+from slipstream.reporting.charts import GAP, interrupt, round_values, thin
 
 BINS = 120
 """Of the error over time"""
-MOST_WORST = 24
-MOST_BLOCKS = 2_000
+MAX_WORST = 24
+MAX_BLOCKS = 2_000
 """That are resampled; of more, the mean is certain enough to draw from some"""
 WAY = 1 << 40
 """Blocks of rows that a series may have"""
@@ -78,7 +73,7 @@ class ErrorSums:
         """Add the rows of a group; errors that are not finite are left out."""
         known = np.isfinite(error)
         codes, error, over_time = part.codes[known], error[known], over_time[known]
-        first = part["step"][known] == 1 if part.is_forecast else np.ones(len(codes))
+        first = part["step"][known] == 1 if part.shape.is_forecast else np.ones(len(codes))
         terms = (np.ones(len(codes)), first, error, np.abs(error), error**2)
         for sums, term in zip(self.by_series, terms, strict=True):
             sums += np.bincount(codes, weights=term, minlength=self.series)
@@ -96,17 +91,17 @@ def compute_digest(file: PredictionFile, target: str, span: int) -> dict[str, An
     are less than `span` rows apart count as one place."""
     sums = ErrorSums(len(file.names), file.range)
     blocks: list[Blocks] = []
-    for part in file.read(list_columns(file, target)):
-        error = read_errors(part, target, file.classes)
+    for part in file.read(file.shape.list_columns(target)):
+        error = part.read_errors(target)
         over_time = np.abs(error)
-        if file.classes:
-            pair = [read_classes(part, name, file.classes) for name in (LABEL, PREDICTED)]
+        if file.shape.classes:
+            pair = [part.read_classes(name) for name in (LABEL, PREDICTED)]
             over_time = (pair[0] != pair[1]).astype(float)
         sums.add(part, error, over_time)
         blocks.append(_merge_windows(part, np.abs(error), max(span, 1)))
     joined = _join(blocks)
     return {
-        "series": _describe_series(sums, file.classes),
+        "series": _describe_series(sums, file.shape.classes),
         "over_time": _describe_time(sums, file),
         "worst": _list_worst(joined, file),
         "mean": _divide(sums.by_series[3].sum(), sums.by_series[0].sum()),
@@ -119,7 +114,7 @@ def _merge_windows(part: Predictions, error: Array, span: int) -> Blocks:
     """Return the windows of a group by their places."""
     if not len(part):
         return Blocks(*(np.empty(0),) * 7)
-    starts, x = find_starts(part), part.read_x()
+    starts, x = part.find_starts(), part.read_x()
     change = (np.diff(starts) != 0) | (np.diff(part.codes) != 0)
     first = np.concatenate([[0], np.flatnonzero(change) + 1])
     last = np.append(first[1:], len(part)) - 1
@@ -163,7 +158,7 @@ def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:
         if not used.isdisjoint((key - 1, key, key + 1)):
             continue
         used.add(key)
-        size = MICROSECONDS if file.shape.has_dates else 1.0
+        size = file.shape.x_size
         worst = float(blocks.worst[at])
         result.append(
             {
@@ -174,7 +169,7 @@ def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:
                 "error": worst if np.isfinite(worst) else None,
             }
         )
-        if len(result) == MOST_WORST:
+        if len(result) == MAX_WORST:
             break
     return result
 
@@ -197,7 +192,7 @@ def _describe_series(sums: ErrorSums, classes: Sequence[str]) -> list[dict[str, 
 
 def _describe_time(sums: ErrorSums, file: PredictionFile) -> dict[str, Any]:
     low, high = file.range
-    edges = np.linspace(low, high, BINS + 1) / (MICROSECONDS if file.shape.has_dates else 1.0)
+    edges = np.linspace(low, high, BINS + 1) / file.shape.x_size
     rows, total = sums.by_time
     return {"x": ((edges[:-1] + edges[1:]) / 2).tolist(), "error": _divide(total, rows).tolist()}
 
@@ -214,7 +209,7 @@ def _bootstrap(blocks: Blocks) -> list[float] | None:
     if len(total) < MIN_BLOCKS:
         return None
     generator = np.random.default_rng(0)
-    size = min(len(total), MOST_BLOCKS)
+    size = min(len(total), MAX_BLOCKS)
     samples = np.empty(NUM_RESAMPLES)
     for number in range(NUM_RESAMPLES):
         drawn_blocks = generator.integers(len(total), size=size)
@@ -224,9 +219,9 @@ def _bootstrap(blocks: Blocks) -> list[float] | None:
     return compute_percentile_interval(mean + (samples - mean) * np.sqrt(size / len(total)))
 
 
-MOST_ROWS = 400_000
+MAX_ROWS = 400_000
 """Rows in memory before they are thinned"""
-MOST_POINTS = 4_000
+MAX_POINTS = 4_000
 
 
 class PlotView(NamedTuple):
@@ -265,13 +260,13 @@ def read_plot(file: PredictionFile, view: PlotView) -> dict[str, Any]:
         count += len(part.x)
         num_rows += len(part.x)
         error.add(_measure(file, part))
-        if count > MOST_ROWS:
-            parts = [_shrink(_join_rows(parts), MOST_ROWS // 4)]
+        if count > MAX_ROWS:
+            parts = [_shrink(_join_rows(parts), MAX_ROWS // 4)]
             count = len(parts[0].x)
     rows = _join_rows(parts) if parts else PlotRows(*(np.empty(0),) * 3, np.empty((2, 0)))
     order = np.argsort(rows.x, kind="stable")
     rows = PlotRows(*(column[..., order] for column in rows))
-    thinned = _shrink(rows, min(max(view.points, 100), MOST_POINTS))
+    thinned = _shrink(rows, min(max(view.points, 100), MAX_POINTS))
     figures = {"rows": num_rows, "points": len(thinned.x), "mean_error": error.mean}
     return _describe(file, view, thinned) | figures | ({} if error.count else {"mean_error": None})
 
@@ -281,18 +276,18 @@ def _measure(file: PredictionFile, part: PlotRows) -> Array:
     truth, predicted = part.values[:2]
     known = np.isfinite(truth) & np.isfinite(predicted)
     error = np.abs(predicted - truth)[known]
-    return np.asarray(error > 0, dtype=float) if file.classes else error
+    return np.asarray(error > 0, dtype=float) if file.shape.classes else error
 
 
 def _select(file: PredictionFile, view: PlotView) -> Iterator[PlotRows]:
     """Yield the rows of a view, group by group."""
     is_laid_out = file.shape.is_forecast and not view.ahead
     starts = lay_out(file, view.series, view.window) if is_laid_out else None
-    columns = list_columns(file, view.target, bands=True)
+    columns = file.shape.list_columns(view.target, bands=True)
     stretch, last, usual = 0, np.nan, np.nan
     between = view.low, view.high
     for part in file.read(columns, series=view.series, between=between):
-        window, x = find_starts(part), part.read_x()
+        window, x = part.find_starts(), part.read_x()
         mine = (part.codes == view.series) & (x >= view.low) & (x <= view.high)
         if starts is not None:
             mine &= np.isin(window, starts)
@@ -313,14 +308,15 @@ def _select(file: PredictionFile, view: PlotView) -> Iterator[PlotRows]:
 
 def _read_columns(file: PredictionFile, view: PlotView, part: Predictions) -> list[Array]:
     """Return the truth, the prediction, and what is drawn beside them."""
-    missing = np.full(len(part), np.nan)
-    if file.classes:
-        names = (LABEL if file.has_truth("") else None, PREDICTED)
-        codes = [missing if n is None else read_classes(part, n, file.classes) for n in names]
-        return [*codes, read_label_probability(part, file.classes)]
-    truth = part[view.target] if file.has_truth(view.target) else missing
-    bounds = [name for one in file.shape.find_bands(view.target) for name in (one.low, one.high)]
-    return [truth, part[f"{view.target}_{PREDICTED}"], *(part[name] for name in bounds)]
+    shape = file.shape
+    if shape.classes:
+        missing = np.full(len(part), np.nan)
+        truth = part.read_classes(LABEL) if shape.has_truth("") else missing
+        return [truth, part.read_classes(PREDICTED), part.read_probability()]
+    bounds = [
+        part[name] for band in shape.find_bands(view.target) for name in (band.low, band.high)
+    ]
+    return [part.read_truth(view.target), part.read_predicted(view.target), *bounds]
 
 
 @lru_cache(32)
@@ -331,26 +327,15 @@ def lay_out(file: PredictionFile, series: int, window: int | None = None) -> Arr
     for part in file.read([], series=series):
         mine = part.codes == series
         steps = part[STEP][mine]
-        firsts.append(find_starts(part)[mine][steps == 1])
+        firsts.append(part.find_starts()[mine][steps == 1])
         length = max(length, int(steps.max(initial=1)))
     every = np.unique(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
     anchor = window if window is not None and window in every else None
     if anchor is None:
-        return np.asarray(_chain(every, length), dtype=np.int64)
-    before = _chain(-every[every < anchor][::-1], length, -anchor)
-    after = _chain(every[every >= anchor], length)
+        return np.asarray(chain_windows(every, length), dtype=np.int64)
+    before = chain_windows(-every[every < anchor][::-1], length, -anchor)
+    after = chain_windows(every[every >= anchor], length)
     return np.asarray([*(-one for one in reversed(before)), *after], dtype=np.int64)
-
-
-def _chain(firsts: Array, length: int, last: float = -np.inf) -> list[int]:
-    """Return those of ascending first rows that are at least a window apart, the earliest first;
-    `last` is one before them."""
-    chosen, end = list[int](), last + length
-    for first in firsts.tolist():
-        if first >= end:
-            chosen.append(first)
-            end = first + length
-    return chosen
 
 
 def _join_rows(parts: list[PlotRows]) -> PlotRows:
@@ -370,8 +355,7 @@ def _describe(file: PredictionFile, view: PlotView, rows: PlotRows) -> dict[str,
     x, values = rows.x, rows.values
     if len(x) > 1:
         x, values = interrupt(x, values, rows.stretch, rows.window if by_window else None)
-    if file.shape.has_dates:
-        x = x / MICROSECONDS
+    x = x / file.shape.x_size
     lists = [round_values(column) for column in values]
     result: dict[str, Any] = {
         "dates": file.shape.has_dates,
@@ -381,8 +365,8 @@ def _describe(file: PredictionFile, view: PlotView, rows: PlotRows) -> dict[str,
         "predicted": lists[1],
         "bands": [],
     }
-    if file.classes:
-        return result | {"probability": lists[2], "classes": list(file.classes)}
+    if file.shape.classes:
+        return result | {"probability": lists[2], "classes": list(file.shape.classes)}
     error = values[1] - values[0]
     bands = zip(file.shape.find_bands(view.target), lists[2::2], lists[3::2], strict=True)
     result["bands"] = [{"label": band.label, "low": low, "high": high} for band, low, high in bands]

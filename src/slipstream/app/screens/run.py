@@ -30,6 +30,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.run_names import find_kind
 from slipstream.base.text import format_number
 from slipstream.config import Config
+from slipstream.config.train import upgrade_plan
 from slipstream.reporting.run_rows import FINISHED, RUNNING, looks_like_run, read_row
 from slipstream.reporting.runs import show_run
 from slipstream.reporting.wording import choose_layout, sort_key
@@ -115,10 +116,10 @@ def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
 
 def _describe_plan(folder: Path) -> list[tuple[str, str, str]]:
     """Return the choices of a plan with their reasons."""
-    plan = read_object(folder / "plan.json")
+    plan = upgrade_plan(read_object(folder / "plan.json"))
     reasons = plan.get("reasons")
     reasons = reasons if isinstance(reasons, dict) else {}
-    choices = ("device", "precision", "home", "capture", "cudnn", "compile", "fused", "threads")
+    choices = ("device", "precision", "home", "capture", "rnn", "compile", "fused", "threads")
     lines = []
     for name in choices:
         if name in plan:

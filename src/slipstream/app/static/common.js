@@ -1,22 +1,12 @@
 // What every screen uses: requests, the event stream, notices, copy buttons and formats.
+import {formatNumber, make} from "./charts.js";
+
+export {formatNumber, make};
 
 document.querySelector(".bar [aria-current]")?.scrollIntoView({block: "nearest", inline: "center"});
 
 export const find = (selector, root = document) => root.querySelector(selector);
 export const findAll = (selector, root = document) => [...root.querySelectorAll(selector)];
-
-export function make(tag, values = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(values)) {
-    if (value == null || value === false) continue;
-    if (name === "class") node.className = value;
-    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name in node && typeof value !== "string") node[name] = value;
-    else node.setAttribute(name, value === true ? "" : value);
-  }
-  node.append(...children.filter(child => child != null && child !== ""));
-  return node;
-}
 
 export class RequestProblem extends Error {
   constructor(message, body) { super(message); this.body = body; }
@@ -99,12 +89,6 @@ export function listen(run, handlers) {
 }
 
 export const encodePath = path => path.split("/").map(encodeURIComponent).join("/");
-
-export function formatNumber(value, digits = 4) {
-  if (value == null || !Number.isFinite(value)) return "–";
-  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential(digits - 2);
-  return Number(value.toPrecision(digits)).toLocaleString("en", {maximumSignificantDigits: digits});
-}
 
 export function formatSeconds(seconds) {
   if (seconds == null || !Number.isFinite(seconds)) return "–";

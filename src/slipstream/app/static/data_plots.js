@@ -1,9 +1,8 @@
 // Plots of columns of any length: the server sends what is seen, as the lowest and highest of stretches.
-import {ask, formatNumber, make} from "./common.js";
+import {drawPanel, formatNumber, make} from "./charts.js";
+import {ask} from "./common.js";
 
-const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif';
 const HEIGHT = 180;
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const pause = milliseconds => new Promise(done => setTimeout(done, milliseconds));
 
 // Asks until the answer is there; a task that takes longer is answered with its progress.
@@ -71,20 +70,15 @@ class Plot {
       return;
     }
     this.area.replaceChildren();
-    const axis = {stroke: colour("muted"), font: FONT, grid: {stroke: colour("grid"), width: 1}, ticks: {show: false}, gap: 4};
-    const values = (_, ticks) => ticks.map(tick => tick == null ? "" : formatNumber(tick, 4));
     const rows = (_, ticks) => ticks.map(tick => Number.isInteger(tick) ? tick.toLocaleString("en") : "");
-    const isDate = this.plots.isDate;
-    this.plot = new uPlot({
+    const only = kind => kind === "mousemove" || kind === "mouseleave";
+    this.plot = drawPanel(this.area, data, {
       width: this.width, height: HEIGHT,
-      tzDate: seconds => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      scales: {x: {time: isDate, auto: false, range: (_, low, high) => [low, high]}, y: {range: (_, low, high) => low == null ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)}},
-      axes: [{...axis, size: isDate ? 40 : 26, ...(isDate ? {} : {values: this.plots.axis === "row" ? rows : values})}, {...axis, values, size: 66}],
-      series: [{}, {stroke: colour("blue"), width: 1, points: {show: (plot, _, first, last) => !this.answer.high && last - first < this.width / 8, size: 4}}],
-      legend: {show: false},
+      lines: [{colour: "blue", width: 1, points: {show: (plot, _, first, last) => !this.answer.high && last - first < this.width / 8, size: 4}}],
+      x: {dates: this.plots.isDate, values: this.plots.axis === "row" ? rows : undefined, scale: {auto: false, range: (_, low, high) => [low, high]}},
+      y: {size: 66, range: (_, low, high) => low == null ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true)},
       cursor: {
-        drag: {x: true, y: false, setScale: false},
-        sync: {key: "data", filters: {pub: kind => kind === "mousemove" || kind === "mouseleave", sub: kind => kind === "mousemove" || kind === "mouseleave"}},
+        drag: {x: true, y: false, setScale: false}, y: true, sync: {key: "data", filters: {pub: only, sub: only}},
         bind: uPlot.followDrag({dblclick: () => this.plots.setView(null, null), mousedown: event => event.shiftKey && this.pan(event)}),
       },
       hooks: {
@@ -95,7 +89,7 @@ class Plot {
         }],
         setCursor: [plot => this.read(plot.cursor.idx)],
       },
-    }, data, this.area);
+    });
     this.rescale();
     this.plot.over.addEventListener("wheel", event => {
       if (!event.ctrlKey) return;

@@ -1,6 +1,6 @@
-import {Chart, DASHES} from "./charts.js";
+import {Chart, DASHES, formatX} from "./charts.js";
 import {act, ask, find, findAll, formatNumber, make, notify} from "./common.js";
-import {Explorer, formatX} from "./result_plot.js";
+import {Explorer} from "./result_plot.js";
 import {watchJobs} from "./result_jobs.js";
 
 const page = find("#result"), url = page.dataset.url;

@@ -31,9 +31,9 @@ from slipstream.base.statistics import Moments
 from slipstream.config import Config
 from slipstream.data import files
 from slipstream.data.columns import clean_text, is_text, read_codes
-from slipstream.data.compression import avoid_pandas
-from slipstream.data.formats import arrow
-from slipstream.data.table import FILE_COLUMN, DataTable
+from slipstream.data.formats import arrow, find_format
+from slipstream.data.formats.reader import Batch, OpenTable, open_table
+from slipstream.data.table import FILE_COLUMN, DataTable, avoid_pandas
 from slipstream.reporting.wording import find_unit
 from slipstream.runs import to_json
 from slipstream.tools.columns import (
@@ -48,10 +48,7 @@ from slipstream.tools.columns import (
     parse_cells,
 )
 from slipstream.tools.inspection import (
-    Batch,
-    OpenTable,
     inspect_path,
-    open_table,
     open_tables,
     parse_options,
 )
@@ -113,7 +110,7 @@ def load_table(cached: CachedTable) -> DataTable:
 
 def iter_batches(table: DataTable, names: Iterable[str]) -> Iterator[Batch]:
     """Read columns part by part."""
-    return open_table(replace(table, column_names=tuple(names)), None, PART_VALUES).batches
+    return open_table(replace(table, column_names=tuple(names)), PART_VALUES).batches
 
 
 def read_rows(cached: CachedTable, begin: int, count: int) -> dict[str, Any]:
@@ -142,9 +139,9 @@ def _format(cell: Any) -> str | None:
 
 
 def _read_in_place(cached: CachedTable) -> DataTable | None:
-    if cached.path.is_dir():
-        return None
-    if files.READERS.get(cached.path.suffix.lower()) not in ("parquet", "arrow"):
+    """Return the table of a file whose columns are read where they are; None for other formats."""
+    file_format = find_format(cached.path)
+    if cached.path.is_dir() or file_format is None or not file_format.load().reads_in_place:
         return None
     return files.read_file(cached.path, name=cached.path.name)
 

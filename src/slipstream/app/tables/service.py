@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream import config as configs
-from slipstream.app.paths import PACKED, TABLES, resolve_below
+from slipstream.app.paths import resolve_below
 from slipstream.base.errors import UserError
 from slipstream.config import Config
+from slipstream.data.formats import ENDINGS, PACKED
 
 IDLE_S = 120.0
 """How long a process waits for more"""
@@ -282,10 +283,10 @@ def clean_name(name: str) -> str:
         if lower.endswith(packed):
             ending = packed
             lower = lower.removesuffix(packed)
-    inner = next((one for one in sorted(TABLES, key=len, reverse=True) if lower.endswith(one)), "")
+    inner = next((one for one in sorted(ENDINGS, key=len, reverse=True) if lower.endswith(one)), "")
     if not inner and ending != ".zip":
         text = Path(last[-100:]).suffix or last[-100:]
-        known = ", ".join((*TABLES, *PACKED))
+        known = ", ".join((*ENDINGS, *PACKED))
         raise UploadError(415, f'unsupported format "{text}"; use {known}')
     stem = lower.removesuffix(inner)
     stem = plain[: len(stem)].strip("._-")[:MOST_NAME].strip("._-") or "table"

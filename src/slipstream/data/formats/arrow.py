@@ -13,13 +13,31 @@ import pyarrow as pa
 
 from slipstream.base.errors import UserError
 from slipstream.base.storage import AnyPath, ObjectPath, explain
-from slipstream.data.formats.csv import summarize_error
-from slipstream.data.table import DataTable, SourceFile, make_table
+from slipstream.data.formats.reader import InputFile, ReadOptions, TableReader
+from slipstream.data.table import DataTable, SourceFile, make_table, summarize_error
 
 ERRORS = (pa.ArrowException, OSError, ValueError)
 MANY_COLUMNS = 1000
 READ_AHEAD_BYTES = 16 << 20
 """Bytes that one read takes from a file with so many columns"""
+
+
+class ParquetReader(TableReader):
+    """Reads Parquet by column and row group, also from object storage."""
+
+    reads_in_place = True
+
+    def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
+        return [read_parquet(file.path, file.name)]
+
+
+class ArrowReader(TableReader):
+    """Maps Arrow files and streams (Feather) into memory."""
+
+    reads_in_place = True
+
+    def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
+        return [read_arrow(file.local_path, file.name)]
 
 
 def read_parquet(path: AnyPath, name: str) -> DataTable:

@@ -13,7 +13,9 @@ import pyarrow.compute as pc
 from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest
 from slipstream.data.columns import list_texts
-from slipstream.data.formats.csv import (
+from slipstream.data.formats.isolated import read_isolated
+from slipstream.data.formats.reader import InputFile, ReadOptions, TableReader
+from slipstream.data.layout import (
     NULLS,
     UNNAMED,
     Layout,
@@ -21,10 +23,8 @@ from slipstream.data.formats.csv import (
     describe_layout,
     find_layout,
     is_number,
-    summarize_error,
 )
-from slipstream.data.formats.options import ReadOptions
-from slipstream.data.table import DataTable, wrap_table
+from slipstream.data.table import DataTable, summarize_error, wrap_table
 
 HEAD_ROWS = 100
 """Rows among which the names are looked for"""
@@ -32,6 +32,14 @@ OLD_FORMAT = b"\xd0\xcf\x11\xe0"
 ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 """What a workbook with a password contains, in place of its sheets"""
 INSTALL = 'pip install "slipstream[excel]"'
+
+
+class ExcelReader(TableReader):
+    """Reads the sheets of a workbook, in a process of its own."""
+
+    def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
+        refuse_other_files(file.local_path, file.head)
+        return read_isolated(read_excel, file, options, kind="a workbook")
 
 
 def read_excel(path: Path, name: str, options: ReadOptions) -> list[DataTable]:
@@ -160,7 +168,11 @@ def _read_sheet(
         format=f"Excel, sheet {sheet}",
         header_lines=layout.first_value_row,
         units=layout.units,
-        notes=(*notes, *describe_layout(lines_above, layout.units, options, "row"), *dropped),
+        notes=(
+            *notes,
+            *describe_layout(lines_above, layout.units, options.skip_rows, "row"),
+            *dropped,
+        ),
     )
 
 

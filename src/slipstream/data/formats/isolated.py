@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -29,16 +29,11 @@ import pyarrow as pa
 
 import slipstream
 from slipstream.base.errors import UserError
-from slipstream.data.formats.csv import summarize_error
-from slipstream.data.formats.options import ReadOptions
-from slipstream.data.table import DataTable, MemoryReader, wrap_table
+from slipstream.data.formats.reader import InputFile, ReadOptions
+from slipstream.data.table import DataTable, MemoryReader, summarize_error, wrap_table
 
-READERS = {
-    "excel": ("slipstream.data.formats.excel", "read_excel", "a workbook"),
-    "matlab": ("slipstream.data.formats.matlab", "read_objects", "a MATLAB file"),
-}
-"""By format: the module and the function, which take a path, a name and options and return tables,
-and what the file should be"""
+ReadFunction = Callable[[Path, str, ReadOptions], list[DataTable]]
+"""A function of a module that takes a path, a name and options and returns tables"""
 IDLE_S = 20.0
 """How long a child waits for the next file"""
 START_S, BYTES_PER_S = 300, 200_000
@@ -53,9 +48,21 @@ _reading: dict[int, set[_Child]] = {}
 """Children with a file"""
 
 
-def read_isolated(kind: str, path: Path, name: str, options: ReadOptions) -> list[DataTable]:
-    """Read the tables of a workbook or a MATLAB file in a child process, one for each thread."""
-    request = {"kind": kind, "path": str(path), "name": name, "options": options}
+def read_isolated(
+    read: ReadFunction, file: InputFile, options: ReadOptions, *, kind: str
+) -> list[DataTable]:
+    """Read the tables of a file in a child process, one for each thread.
+
+    The child imports `read` by its module and name. `kind` says what the file should be.
+    """
+    path = file.local_path
+    request = {
+        "module": read.__module__,
+        "function": read.__qualname__,
+        "path": str(path),
+        "name": file.name,
+        "options": options,
+    }
     limit_s = START_S + path.stat().st_size // BYTES_PER_S
     waiting = _waiting.setdefault(os.getpid(), [])
     reading = _reading.setdefault(os.getpid(), set())
@@ -76,7 +83,7 @@ def read_isolated(kind: str, path: Path, name: str, options: ReadOptions) -> lis
         raise UserError(facts["error"])
     if "failure" in facts:
         raise UserError(
-            f"{path}: cannot be read as {READERS[kind][2]}: the process that reads it "
+            f"{path}: cannot be read as {kind}: the process that reads it "
             f"{facts['failure']}; the file is damaged or needs too much memory: save it again, or "
             "export it as CSV"
         )
@@ -237,10 +244,9 @@ def _limit_memory() -> None:
 
 def _carry_out(request: dict[str, Any]) -> list[DataTable]:
     values: list[Any] = [tuple(x) if isinstance(x, list) else x for x in request["options"]]
-    module, function, _ = READERS[request["kind"]]
-    read = getattr(importlib.import_module(module), function)
-    tables: list[DataTable] = read(Path(request["path"]), request["name"], ReadOptions(*values))
-    return tables
+    module = importlib.import_module(request["module"])
+    read: ReadFunction = getattr(module, request["function"])
+    return read(Path(request["path"]), request["name"], ReadOptions(*values))
 
 
 def _answer(request: dict[str, Any], messages: _Messages, replies: IO[bytes]) -> None:

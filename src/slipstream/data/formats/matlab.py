@@ -18,9 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from slipstream.base.errors import UserError
-from slipstream.data.formats.csv import summarize_error
-from slipstream.data.formats.options import ReadOptions
-from slipstream.data.table import DataTable, wrap_table
+from slipstream.data.formats.isolated import read_isolated
+from slipstream.data.formats.reader import InputFile, ReadOptions, TableReader
+from slipstream.data.table import DataTable, summarize_error, wrap_table
 
 MOST_LISTED = 12
 MAX_DENSE = 50_000_000
@@ -665,6 +665,16 @@ USER_BLOCK = 512
 """Bytes before the HDF5 data of version 7.3"""
 INSTALL = 'pip install "slipstream[matlab]"'
 MOST_NAMES = 5
+
+
+class MatlabReader(TableReader):
+    """Reads the columns of a variable; objects and version 7.3 in a process of its own."""
+
+    def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
+        table = read_matlab(file.local_path, file.name, file.head, options)
+        if table is not None:
+            return [table]
+        return read_isolated(read_objects, file, options, kind="a MATLAB file")
 
 
 def read_matlab(path: Path, name: str, head: bytes, options: ReadOptions) -> DataTable | None:

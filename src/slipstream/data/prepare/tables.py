@@ -15,7 +15,7 @@ from slipstream.base.text import format_count
 from slipstream.config import Data
 from slipstream.config.prepare import JoinStep, LabelStep, OutliersStep, PadStep, ResampleStep
 from slipstream.data.columns import is_numeric, read_numbers, read_times, require_column
-from slipstream.data.formats import csv
+from slipstream.data.layout import UNNAMED
 from slipstream.data.prepare.chain import (
     JoinedRows,
     JoinedTable,
@@ -354,9 +354,7 @@ class PrepareChain:
         return [
             name
             for name in free
-            if name not in data.ignore
-            and not name.startswith(csv.UNNAMED)
-            and is_numeric(table, name)
+            if name not in data.ignore and not name.startswith(UNNAMED) and is_numeric(table, name)
         ]
 
     def _list_stored(self, every: Sequence[Sequence[SeriesFrame]]) -> list[str]:

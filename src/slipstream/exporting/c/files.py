@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import UserError
-from slipstream.exporting.c.networks import format_double, format_floats
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -30,18 +29,21 @@ from slipstream.exporting.c.source import (
 from slipstream.exporting.formats import (
     LIMIT,
     ExportSource,
+    Interface,
     PieceRunner,
     ReferenceBatch,
     Runner,
     SeriesPiece,
     WrittenExport,
+    measure_spreads,
     to_inputs,
+    widen_limit,
 )
-from slipstream.exporting.interface import Interface, measure_spreads, widen_limit
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.stream import Stream, StreamPrediction
+from slipstream.models.c_code import format_double, format_floats
 
 MOST_WINDOWS, MOST_NUMBERS = 8, 20_000
 """How much a self-test holds at most; one window at least"""

@@ -22,8 +22,8 @@ from slipstream.data.prepare import filters
 from slipstream.data.prepare.chain import Limits, PlannedStep, StepPlan, plan_steps, select_steps
 from slipstream.data.prepare.filters import Floats
 from slipstream.data.prepare.formulas import ColumnName, Formula, Node, Number, Operation
-from slipstream.exporting.c.networks import format_double, format_list
 from slipstream.inference.portable import PortableModel
+from slipstream.models.c_code import format_double, format_list
 
 SIMPLE = {
     **{name: f"({{0}} {name} {{1}})" for name in "+-*/"},

@@ -22,8 +22,10 @@ from slipstream.config.prepare import UnitStep, name_step
 from slipstream.data.files import read_tables
 from slipstream.data.filters import FilterDesign, design_filter
 from slipstream.data.prepare.chain import apply_step, split_frames
-from slipstream.exporting.c.networks import (
-    ACTIVATIONS,
+from slipstream.exporting.c.prepare import PreparedColumns
+from slipstream.inference.networks import explain_no_steps
+from slipstream.inference.portable import PortableModel, Widths
+from slipstream.models.c_code import (
     LANES,
     ConstArrays,
     NetworkShape,
@@ -31,12 +33,9 @@ from slipstream.exporting.c.networks import (
     format_double,
     format_floats,
     format_list,
-    list_defines,
-    list_work,
 )
-from slipstream.exporting.c.prepare import PreparedColumns
-from slipstream.inference.networks import explain_no_steps
-from slipstream.inference.portable import PortableModel, Widths
+from slipstream.models.numpy_layers import SMALLEST_VARIANCE
+from slipstream.models.shapes import count_products
 
 Floats = npt.NDArray[np.float64]
 MAX_ROWS = 1_000_000
@@ -172,15 +171,11 @@ class StructMember(NamedTuple):
 
 def list_cells(shape: NetworkShape) -> list[StructMember]:
     """Return the members of a network's state."""
-    if shape.is_flat:
-        return []
-    result = [StructMember("float", name, count) for name, count in shape.cells.items()]
-    if shape.template == "tcn":
-        result += [
-            StructMember("int32_t", "slot", len(shape.slots)),
-            StructMember("int32_t", "count"),
-        ]
-    return result
+    layers = shape.layers
+    floats = [StructMember("float", name, length) for name, length in layers.cells.items()]
+    return floats + [
+        StructMember("int32_t", name, length) for name, length in layers.counters.items()
+    ]
 
 
 def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> list[StructMember]:
@@ -211,7 +206,7 @@ def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> li
 
 def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> list[StructMember]:
     """Return the members of the memory that calls share, beside rows and outputs."""
-    result = [StructMember("float", name, count) for name, count in list_work(shape).items()]
+    result = [StructMember("float", name, count) for name, count in shape.list_work().items()]
     if not shape.is_flat and parts.has_window:
         cells = sum(one.total for one in list_cells(shape))
         result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
@@ -227,7 +222,7 @@ def measure_sizes(
     signature = shape.signature
     outputs = signature.steps_out * signature.model_targets * signature.outputs
     rows = shape.rows_at_once * signature.model_inputs
-    token, head = shape.count_multiply_adds()
+    token, head = count_products(shape.model, shape.signature)
     passes = parts.networks * signature.sequences_per_window
     window = passes * (token * (1 if shape.is_flat else shape.tokens) + head)
     return CSizes(
@@ -406,10 +401,6 @@ def describe_step(layout: CLayout) -> str:
     return "/* " + "\n * ".join(textwrap.wrap(text, WIDTH)) + " */"
 
 
-SMALLEST_VARIANCE = 1e-5
-"""Of a normalized window or layer, where it is divided by"""
-
-
 @dataclass(frozen=True)
 class CSource:
     """A model in C."""
@@ -454,7 +445,7 @@ def make_source(
         has_window=first.signature.state == "windows",
     )
     scaling = _list_scaling(first)
-    constants = arrays.num_bytes + scaling.pop("num_bytes") + 16 * len(shape.slots)
+    constants = arrays.num_bytes + scaling.pop("num_bytes") + shape.layers.num_bytes
     constants += 8 * (prepared.num_constants if prepared else 0)
     constants += 0 if design is None else design.sections.nbytes + design.weights.nbytes
     constants += sum(one.nbytes for one in (half_widths or {}).values())
@@ -501,7 +492,6 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
     reads_ahead = signature.future_shape[0] > 0
     extra = [*(["constants"] if signature.static else []), *(["future"] if reads_ahead else [])]
     params = ", ".join(f"{value}{one}" for one in extra)
-    recurrent = shape.template == "recurrent"
     return {
         "p": name,
         "version": metadata.version("slipstream"),
@@ -509,7 +499,6 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "int8": settings.int8,
         "stored": "int8_t" if settings.int8 else "float",
         "value_type": settings.value_type,
-        "kind": model.kind,
         "network_template": shape.template,
         "features": signature.model_inputs,
         "ahead_columns": len(signature.future),
@@ -530,24 +519,19 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "fixed": len(signature.static),
         "width": shape.width,
         "layers": len(shape.sizes),
-        "directions": shape.directions,
-        "layer_norm": recurrent and model.layer_norm,
         "pool": None if shape.is_flat else model.pool,
         "normalize": model.normalize,
         "decoder": shape.decoder,
         "holds": shape.holds,
         "values_are": _name_values(signature),
-        "shape_lines": format_defines(list_defines(shape)),
+        "shape_lines": format_defines(shape.list_defines()),
         "uses_dense": not shape.is_flat or bool(shape.sizes),
-        "activation": ACTIVATIONS[model.activation],
         "smallest_variance": f"{format_double(float(np.float32(SMALLEST_VARIANCE)))}f",
-        "norm_epsilon": SMALLEST_VARIANCE,
-        "first_slots": _list_ints(np.cumsum([0, *shape.slots[:-1]])),
-        "num_slots": _list_ints(shape.slots),
         "extra_params": params,
         "comma_extra_params": f", {params}" if params else "",
         "extra_arguments": ", ".join(extra),
         "comma_extra_arguments": "".join(f", {one}" for one in extra),
+        **shape.layers.values,
     }
 
 
@@ -566,10 +550,6 @@ def _list_filter(design: FilterDesign) -> dict[str, Any]:
         "rows": len(design.weights),
         "numbers": format_list([*sections.ravel(), *design.weights], double=True),
     }
-
-
-def _list_ints(values: Sequence[int] | Any) -> str:
-    return "{" + ", ".join(str(int(one)) for one in values) + "}"
 
 
 def _list_scaling(model: PortableModel) -> dict[str, Any]:

@@ -13,13 +13,13 @@ import onnxruntime
 
 from slipstream.exporting.formats import (
     ExportSource,
+    Interface,
     PieceRunner,
     Runner,
     SeriesPiece,
     WrittenExport,
     to_inputs,
 )
-from slipstream.exporting.interface import Interface
 from slipstream.exporting.onnx.graph import (
     OPSET,
     build_step_graph,
@@ -148,10 +148,10 @@ MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
 def write(source: ExportSource, folder: Path) -> WrittenExport:
     """Write the graphs."""
     if source.run.first.config.model.is_custom:
-        from slipstream.exporting.onnx import own_classes  # it imports torch
+        from slipstream.exporting import torch_program  # it imports torch
 
-        own_classes.write_own_class(source, folder / MODEL_FILE)
-        opset = own_classes.OWN_OPSET
+        torch_program.write_own_class(source, folder / MODEL_FILE)
+        opset = torch_program.OWN_OPSET
     else:
         onnx.save(build_window_graph(source.run), str(folder / MODEL_FILE))
         opset = OPSET

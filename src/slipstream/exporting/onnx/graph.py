@@ -3,312 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
+from onnx import ModelProto, checker, helper
 
 from slipstream import __version__
 from slipstream.base.statistics import find_median
-from slipstream.config import Model, Signature
+from slipstream.config import Signature
 from slipstream.data.scaler import Scaler, scale_limits
-from slipstream.exporting.interface import Interface, make_interface
-from slipstream.inference.networks import SMALLEST_VARIANCE, explain_no_steps
+from slipstream.exporting.formats import Interface, make_interface
+from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableModel, PortableRun
-from slipstream.models.numpy_networks import LEAK, NORM_EPSILON, make_positions
-
-Array = npt.NDArray[Any]
-ELEMENTS = {
-    np.dtype(np.float32): TensorProto.FLOAT,
-    np.dtype(np.float64): TensorProto.DOUBLE,
-    np.dtype(np.int64): TensorProto.INT64,
-}
-
-
-class GraphBuilder:
-    """Collects nodes; every method that adds one returns the name of its result."""
-
-    def __init__(self) -> None:
-        self.nodes: list[NodeProto] = []
-        self.constants: dict[str, TensorProto] = {}
-        self._names: dict[tuple[Any, ...], str] = {}
-        self._counts: dict[str, int] = {}
-
-    def add(self, kind: str, *inputs: str, name: str = "", **attributes: Any) -> str:
-        """Add a node with one result."""
-        return self.add_many(kind, *inputs, names=[name or self._make_name(kind)], **attributes)[0]
-
-    def add_many(
-        self, kind: str, *inputs: str, names: Sequence[str], **attributes: Any
-    ) -> Sequence[str]:
-        """Add a node with several results, of these names; an empty one is not used."""
-        label = next(filter(None, names))
-        self.nodes.append(helper.make_node(kind, inputs, names, name=label, **attributes))
-        return names
-
-    def reserve(self, kind: str) -> str:
-        """Return a name that no other result has."""
-        return self._make_name(kind)
-
-    def constant(self, values: Any, name: str = "") -> str:
-        """Add a constant; of equal ones, there is one."""
-        array = np.ascontiguousarray(values).reshape(np.shape(values))
-        key = (array.dtype, array.shape, array.tobytes())
-        if key not in self._names:
-            name = name or self._make_name("constant")
-            self._names[key] = name
-            self.constants[name] = numpy_helper.from_array(array, name)
-        return self._names[key]
-
-    def integers(self, *values: int) -> str:
-        return self.constant(np.array(values, dtype=np.int64))
-
-    def cast(self, value: str, dtype: Any) -> str:
-        return self.add("Cast", value, to=ELEMENTS[np.dtype(dtype)])
-
-    def reshape(self, value: str, *shape: int) -> str:
-        """Reshape; 0 stands for the dimension at that place, -1 for what is left."""
-        return self.add("Reshape", value, self.integers(*shape))
-
-    def transpose(self, value: str, *order: int) -> str:
-        return self.add("Transpose", value, perm=list(order))
-
-    def slice(self, value: str, begin: int, end: int, *, axis: int) -> str:
-        parts = (self.integers(begin), self.integers(end), self.integers(axis))
-        return self.add("Slice", value, *parts)
-
-    def take(self, value: str, index: int, *, axis: int) -> str:
-        """Return one entry along an axis, without the axis."""
-        return self.add("Gather", value, self.constant(np.int64(index)), axis=axis)
-
-    def unsqueeze(self, value: str, axis: int) -> str:
-        return self.add("Unsqueeze", value, self.integers(axis))
-
-    def squeeze(self, value: str, axis: int) -> str:
-        return self.add("Squeeze", value, self.integers(axis))
-
-    def concatenate(self, *values: str, axis: int) -> str:
-        return values[0] if len(values) == 1 else self.add("Concat", *values, axis=axis)
-
-    def linear(self, value: str, weight: Array, bias: Array, name: str = "") -> str:
-        """Apply weight [N, D] and bias [N] along the last axis."""
-        matrix = self.constant(weight.T, f"{name}.weight" if name else "")
-        shift = self.constant(bias, f"{name}.bias" if name else "")
-        return self.add("Add", self.add("MatMul", value, matrix), shift)
-
-    def _make_name(self, kind: str) -> str:
-        number = self._counts[kind] = self._counts.get(kind, -1) + 1
-        return f"{kind.lower()}_{number}"
-
-
-Weights = Mapping[str, npt.NDArray[np.float32]]
-ORDERS = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2)}
-"""ONNX's gates by their place in PyTorch's: input, output, forget, cell; update, reset, hidden"""
-
-
-class Network(NamedTuple):
-    """One trained network, and the graph that it becomes a part of."""
-
-    graph: GraphBuilder
-    model: Model
-    signature: Signature
-    weights: Weights
-    prefix: str = ""
-    """Of the names of its weights in the graph"""
-
-    def has(self, name: str) -> bool:
-        return f"core.{name}.weight" in self.weights
-
-    def linear(self, value: str, name: str) -> str:
-        weight, bias = (self.weights[f"core.{name}.{end}"] for end in ("weight", "bias"))
-        return self.graph.linear(value, weight, bias, f"{self.prefix}core.{name}")
-
-    def normalize(self, value: str, name: str) -> str:
-        """Apply a LayerNorm over the last axis."""
-        parts = [
-            self.graph.constant(
-                self.weights[f"core.{name}.{end}"], f"{self.prefix}core.{name}.{end}"
-            )
-            for end in ("weight", "bias")
-        ]
-        return self.graph.add("LayerNormalization", value, *parts, axis=-1, epsilon=NORM_EPSILON)
-
-    def apply_activation(self, value: str, kind: str) -> str:
-        add = self.graph.add
-        match kind:
-            case "relu":
-                return add("Relu", value)
-            case "gelu":
-                one, half, root = (
-                    self.graph.constant(np.float32(x)) for x in (1, 0.5, math.sqrt(0.5))
-                )
-                error = add("Erf", add("Mul", value, root))
-                return add("Mul", add("Mul", value, half), add("Add", error, one))
-            case "silu":
-                return add("Mul", value, add("Sigmoid", value))
-            case "elu":
-                return add("Elu", value, alpha=1.0)
-            case "leaky_relu":
-                return add("LeakyRelu", value, alpha=float(LEAK))
-            case "tanh":
-                return add("Tanh", value)
-        raise AssertionError(kind)
-
-
-def to_patches(network: Network, rows: str) -> str:
-    """[T, B, F] to [T / patch, B, patch * F]."""
-    graph, patch = network.graph, network.model.patch
-    if patch == 1:
-        return rows
-    flat = graph.reshape(
-        graph.transpose(rows, 1, 0, 2), 0, -1, patch * network.signature.model_inputs
-    )
-    return graph.transpose(flat, 1, 0, 2)
-
-
-def flatten_time(network: Network, sequence: str) -> str:
-    """[T, B, D] to [B, T * D]; T is the context's."""
-    return network.graph.reshape(network.graph.transpose(sequence, 1, 0, 2), 0, -1)
-
-
-def encode(network: Network, rows: str) -> str:
-    """Rows [T, B, F] to tokens [T / patch, B, D]."""
-    tokens = to_patches(network, rows)
-    match network.model.kind:
-        case "lstm" | "gru":
-            return _encode_recurrent(network, tokens)
-        case "transformer":
-            return _encode_transformer(network, tokens)
-        case "tcn":
-            return _encode_tcn(network, tokens)
-    raise AssertionError(network.model.kind)
-
-
-# recurrent
-
-
-def _encode_recurrent(network: Network, sequence: str) -> str:
-    graph, model = network.graph, network.model
-    for depth, size in enumerate(model.sizes):
-        outputs = graph.reserve(model.kind)
-        run_cell(network, depth, sequence, (), [outputs])
-        if model.bidirectional:  # [T, directions, B, D]
-            sequence = graph.reshape(graph.transpose(outputs, 0, 2, 1, 3), 0, 0, 2 * size)
-        else:
-            sequence = graph.squeeze(outputs, 1)
-        if model.layer_norm:
-            sequence = network.normalize(sequence, f"norms.{depth}")
-    return sequence
-
-
-def run_cell(
-    network: Network, depth: int, sequence: str, states: tuple[str, ...], names: list[str]
-) -> None:
-    """Add the LSTM or GRU of one layer, from zero states or these; `names` are those of its
-    results: the outputs, then the states."""
-    graph, model = network.graph, network.model
-    where = f"{network.prefix}core.layers.{depth}"
-    matrices = [
-        graph.constant(values, f"{where}.{name}")
-        for name, values in zip("WRB", _join_weights(network, depth), strict=True)
-    ]
-    attributes = {"hidden_size": model.sizes[depth]}
-    if model.kind == "gru":  # PyTorch's form; the other one multiplies by the reset gate first
-        attributes["linear_before_reset"] = 1
-    graph.add_many(
-        model.kind.upper(),
-        sequence,
-        *matrices,
-        *(("", *states) if states else ()),
-        names=names,
-        direction="bidirectional" if model.bidirectional else "forward",
-        **attributes,
-    )
-
-
-def _join_weights(network: Network, depth: int) -> list[npt.NDArray[np.float32]]:
-    """Return W [directions, G * H, D], R [directions, G * H, H] and B [directions, 2 * G * H]."""
-
-    def read(name: str, end: str) -> npt.NDArray[np.float32]:
-        values = network.weights[f"core.layers.{depth}.{name}_l0{end}"]
-        gates = np.split(values, len(order))
-        return np.concatenate([gates[place] for place in order])
-
-    order = ORDERS[network.model.kind]
-    ends = ("", "_reverse") if network.model.bidirectional else ("",)
-    inputs, hidden = (np.stack([read(n, end) for end in ends]) for n in ("weight_ih", "weight_hh"))
-    biases = [np.concatenate([read("bias_ih", end), read("bias_hh", end)]) for end in ends]
-    return [inputs, hidden, np.stack(biases)]
-
-
-# convolutions
-
-
-def _encode_tcn(network: Network, tokens: str) -> str:
-    graph, model = network.graph, network.model
-    hidden = graph.transpose(network.linear(tokens, "embed"), 1, 2, 0)  # [B, D, T]
-    for depth in range(len(model.sizes)):
-        inner = hidden
-        for name in ("conv1", "conv2"):
-            before = (model.kernel_size - 1) * 2**depth
-            inner = graph.add("Relu", convolve(network, depth, name, inner, before))
-        hidden = graph.add("Relu", graph.add("Add", hidden, inner))
-    return graph.transpose(hidden, 2, 0, 1)
-
-
-def convolve(network: Network, depth: int, name: str, value: str, before: int) -> str:
-    """Convolve [B, D, T] after so many rows of zeros."""
-    where = f"core.layers.{depth}.{name}"
-    parts = [
-        network.graph.constant(network.weights[f"{where}.{end}"], f"{network.prefix}{where}.{end}")
-        for end in ("weight", "bias")
-    ]
-    return network.graph.add(
-        "Conv",
-        value,
-        *parts,
-        kernel_shape=[network.model.kernel_size],
-        dilations=[2**depth],
-        pads=[before, 0],
-    )
-
-
-# attention
-
-
-def _encode_transformer(network: Network, tokens: str) -> str:
-    graph, model, context = network.graph, network.model, network.signature.context
-    places = network.weights.get("core.positions")
-    if places is None:
-        places = make_positions(context // model.patch, model.sizes[0])
-    tokens = graph.add("Add", network.linear(tokens, "embed"), graph.constant(places))
-    for depth in range(len(model.sizes)):
-        where = f"layers.{depth}"
-        inner = _attend(network, depth, network.normalize(tokens, f"{where}.norm1"))
-        tokens = graph.add("Add", tokens, inner)
-        inner = network.linear(network.normalize(tokens, f"{where}.norm2"), f"{where}.linear1")
-        inner = network.linear(network.apply_activation(inner, "gelu"), f"{where}.linear2")
-        tokens = graph.add("Add", tokens, inner)
-    return network.normalize(tokens, "norm")
-
-
-def _attend(network: Network, depth: int, tokens: str) -> str:
-    graph, heads = network.graph, network.model.heads
-    width = network.model.sizes[depth] // heads
-    where = f"core.layers.{depth}.self_attn"
-    weight, bias = (network.weights[f"{where}.in_proj_{end}"] for end in ("weight", "bias"))
-    joined = graph.linear(tokens, weight, bias, f"{network.prefix}{where}.in_proj")
-    parts = graph.transpose(graph.reshape(joined, 0, 0, 3, heads, width), 2, 1, 3, 0, 4)
-    query, key, value = (graph.take(parts, i, axis=0) for i in range(3))  # [B, heads, T, width]
-    query = graph.add("Mul", query, graph.constant(np.float32(1 / math.sqrt(width))))
-    scores = graph.add("MatMul", query, graph.transpose(key, 0, 1, 3, 2))
-    mixed = graph.add("MatMul", graph.add("Softmax", scores, axis=-1), value)
-    rows = graph.reshape(graph.transpose(mixed, 2, 0, 1, 3), 0, 0, heads * width)
-    return network.linear(rows, f"layers.{depth}.self_attn.out_proj")
+from slipstream.models.kinds import GraphState, load_kind
+from slipstream.models.numpy_layers import SMALLEST_VARIANCE
+from slipstream.models.onnx_graph import ELEMENTS, GraphBuilder, OnnxNetwork
 
 
 class Scaled(NamedTuple):
@@ -352,22 +63,21 @@ def split_channels(graph: GraphBuilder, inputs: Scaled, signature: Signature) ->
     return Scaled(own, static)
 
 
-def predict_window(network: Network, inputs: Scaled) -> str:
+def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
     """Scaled rows [T, B, F] to scaled predictions [B, H, C, Q], or logits."""
     graph, signature = network.graph, network.signature
     rows, static = split_channels(graph, inputs, signature)
     rows, centre, spread = _normalize(network, rows)
+    features = load_kind(network.model).add_to_graph(network, rows)
     if network.model.spec.is_sequential:
-        features = _pool(network, encode(network, rows))
-    else:
-        features = _apply_hidden_layers(network, flatten_time(network, rows))
+        features = _pool(network, features)
     out = predict_from(network, features, static)
     if centre is not None and signature.model_shared:
         out = _restore(network, out, centre, spread)
     return merge_channels(graph, out, signature)
 
 
-def predict_from(network: Network, features: str, static: str | None) -> str:
+def predict_from(network: OnnxNetwork, features: str, static: str | None) -> str:
     """Features [S, D] to predictions [S, H, targets of a sequence, Q]."""
     graph, signature = network.graph, network.signature
     joined = features if static is None else graph.concatenate(features, static, axis=-1)
@@ -377,7 +87,7 @@ def predict_from(network: Network, features: str, static: str | None) -> str:
     return graph.reshape(out, -1, signature.steps_out, signature.model_targets, signature.outputs)
 
 
-def _decode_rows_ahead(network: Network, features: str, static: str) -> str:
+def _decode_rows_ahead(network: OnnxNetwork, features: str, static: str) -> str:
     """What rows that are known ahead add to the outputs of each, flat."""
     graph, signature = network.graph, network.signature
     (rows, columns), width = signature.future_shape, signature.static_width
@@ -400,7 +110,7 @@ def merge_channels(graph: GraphBuilder, out: str, signature: Signature) -> str:
     return graph.transpose(by_channel, 0, 2, 1, 3)
 
 
-def _normalize(network: Network, rows: str) -> tuple[str, str | None, str | None]:
+def _normalize(network: OnnxNetwork, rows: str) -> tuple[str, str | None, str | None]:
     """Return the rows, and what was subtracted from each window and what it was divided by."""
     graph, kind, future = network.graph, network.model.normalize, len(network.signature.future)
     if kind == "none":
@@ -412,7 +122,7 @@ def _normalize(network: Network, rows: str) -> tuple[str, str | None, str | None
     mean = graph.add("ReduceMean", rows, axes=[0], keepdims=0)  # of differences, as in PyTorch
     away = graph.add("Sub", rows, mean)
     variance = graph.add("ReduceMean", graph.add("Mul", away, away), axes=[0], keepdims=0)
-    smallest = graph.constant(SMALLEST_VARIANCE)
+    smallest = graph.constant(np.float32(SMALLEST_VARIANCE))
     deviation = graph.add("Sqrt", graph.add("Add", variance, smallest))
     spread = _leave_out(graph, deviation, future, 1.0)
     mean = _leave_out(graph, mean, future, 0.0)
@@ -429,7 +139,7 @@ def _leave_out(graph: GraphBuilder, by_column: str, count: int, value: float) ->
     return graph.add("Pad", rest, graph.integers(0, count, 0, 0), fill, mode="constant")
 
 
-def _restore(network: Network, out: str, centre: str, spread: str | None) -> str:
+def _restore(network: OnnxNetwork, out: str, centre: str, spread: str | None) -> str:
     """Undo the normalization of the targets that are inputs too."""
     graph, signature = network.graph, network.signature
     shared, targets, inputs = (
@@ -453,7 +163,7 @@ def _restore(network: Network, out: str, centre: str, spread: str | None) -> str
     return graph.concatenate(restored, graph.slice(out, shared, targets, axis=2), axis=2)
 
 
-def _pool(network: Network, tokens: str) -> str:
+def _pool(network: OnnxNetwork, tokens: str) -> str:
     """Tokens [T, S, D] to features [S, D]."""
     graph, model = network.graph, network.model
     match model.pool:
@@ -464,22 +174,13 @@ def _pool(network: Network, tokens: str) -> str:
         case "mean":
             return graph.add("ReduceMean", tokens, axes=[0], keepdims=0)
         case "flatten":
-            return flatten_time(network, tokens)
+            return network.flatten_time(tokens)
     if not model.bidirectional:
         return graph.take(tokens, -1, axis=0)
     size = model.sizes[-1]  # the backward direction ends at the first token
     forward = graph.slice(graph.take(tokens, -1, axis=0), 0, size, axis=1)
     backward = graph.slice(graph.take(tokens, 0, axis=0), size, 2 * size, axis=1)
     return graph.concatenate(forward, backward, axis=-1)
-
-
-def _apply_hidden_layers(network: Network, hidden: str) -> str:
-    """Apply the hidden layers of an mlp; a linear model has none."""
-    model = network.model
-    for depth in range(len(model.sizes) if model.spec.has_hidden else 0):
-        hidden = network.linear(hidden, f"body.{3 * depth}")
-        hidden = network.apply_activation(hidden, model.activation)
-    return hidden
 
 
 def sort_quantiles(graph: GraphBuilder, out: str, signature: Signature) -> str:
@@ -532,12 +233,12 @@ def list_models(run: PortableRun) -> list[PortableModel]:
     return [model for member, weight in members if weight for model in member.models]
 
 
-def list_networks(graph: GraphBuilder, run: PortableRun) -> list[tuple[PortableModel, Network]]:
+def list_networks(graph: GraphBuilder, run: PortableRun) -> list[tuple[PortableModel, OnnxNetwork]]:
     """Return each of these networks, to be added to the graph."""
     models = list_models(run)
     prefixes = [f"{number}/" for number in range(len(models))] if len(models) > 1 else [""]
     return [
-        (model, Network(graph, model.config.model, model.signature, model.weights, prefix))
+        (model, OnnxNetwork(graph, model.config.model, model.signature, model.weights, prefix))
         for model, prefix in zip(models, prefixes, strict=True)
     ]
 
@@ -744,42 +445,26 @@ def explain_no_step_graph(run: PortableRun) -> str | None:
     return next(filter(None, reasons), None)
 
 
-class State(NamedTuple):
-    """What a network carries from row to row; the graph's input and output are named by it."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Of one sequence"""
-
-
-def list_states(model: Model, prefix: str) -> Iterator[State]:
-    """List the states of a network, layer by layer."""
-    for depth, size in enumerate(model.sizes):
-        if model.kind == "tcn":
-            rows = (model.kernel_size - 1) * 2**depth
-            for name in ("conv1", "conv2") if rows else ():
-                yield State(f"{prefix}{name}_{depth}", (size, rows))
-        else:
-            yield State(f"{prefix}h_{depth}", (size,))
-            if model.kind == "lstm":
-                yield State(f"{prefix}c_{depth}", (size,))
-
-
 def build_step_graph(run: PortableRun) -> ModelProto:
     """Return the graph from one physical row and states to predictions and states."""
     interface, graph = make_interface(run), GraphBuilder()
     reader = InputReader(graph, interface)
     sequences = "batch" if run.signature.sequences_per_window == 1 else "sequences"
-    states, predictions = [], []
+    states: list[GraphState] = []
+    predictions = []
     networks = list_networks(graph, run)
     for number, (model, network) in enumerate(networks):
         prefix = f"{number}_" if len(networks) > 1 else ""
         row = graph.unsqueeze(reader.read_row(model), 0)
         inputs = split_channels(graph, Scaled(row, reader.read_static(model)), model.signature)
-        features = _advance(network, inputs.rows, prefix)
+        kind = load_kind(model.config.model)
+        features = kind.add_step_to_graph(network, inputs.rows, prefix)
         out = predict_from(network, features, inputs.static)
         predictions.append(merge_channels(graph, out, model.signature))
-        states += list(list_states(model.config.model, prefix))
+        states += [
+            state._replace(name=f"{prefix}{state.name}")
+            for state in kind.list_graph_states(model.config.model)
+        ]
     outputs = finish(graph, run, interface, predictions)
     dtype, shapes = np.dtype(interface.dtype), interface.get_input_shapes()
     inputs_ = [Shape("row", dtype, ["batch", len(interface.inputs)])]
@@ -793,38 +478,3 @@ def build_step_graph(run: PortableRun) -> ModelProto:
         "states": {f"state_{state.name}": [sequences, *state.shape] for state in states},
     }
     return to_model(graph, inputs_, outputs, metadata)
-
-
-def _advance(network: Network, row: str, prefix: str) -> str:
-    """Read one row [1, S, F] and return the last layer's output [S, D]."""
-    if network.model.kind == "tcn":
-        return _advance_tcn(network, row, prefix)
-    graph, model = network.graph, network.model
-    names = ("h", "c") if model.kind == "lstm" else ("h",)
-    for depth in range(len(model.sizes)):
-        before = tuple(graph.unsqueeze(f"state_{prefix}{name}_{depth}", 0) for name in names)
-        after = [graph.reserve(f"{model.kind}_{name}") for name in names]
-        run_cell(network, depth, row, before, ["", *after])
-        for name, value in zip(names, after, strict=True):
-            new = f"new_state_{prefix}{name}_{depth}"
-            graph.add("Squeeze", value, graph.integers(0), name=new)
-        row = after[0]  # [1, S, D]: one direction is one row
-        if model.layer_norm:
-            row = network.normalize(row, f"norms.{depth}")
-    return graph.squeeze(row, 0)
-
-
-def _advance_tcn(network: Network, row: str, prefix: str) -> str:
-    graph, model = network.graph, network.model
-    hidden = graph.transpose(network.linear(row, "embed"), 1, 2, 0)  # [S, D, 1]
-    for depth in range(len(model.sizes)):
-        inner, rows = hidden, (model.kernel_size - 1) * 2**depth
-        for name in ("conv1", "conv2"):
-            if rows:
-                where = f"{prefix}{name}_{depth}"
-                inner = graph.concatenate(f"state_{where}", inner, axis=2)
-                last = graph.integers(1), graph.integers(rows + 1), graph.integers(2)
-                graph.add("Slice", inner, *last, name=f"new_state_{where}")
-            inner = graph.add("Relu", convolve(network, depth, name, inner, 0))
-        hidden = graph.add("Relu", graph.add("Add", hidden, inner))
-    return graph.reshape(hidden, 0, model.sizes[-1])

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet
 from markupsafe import Markup
 
+from slipstream.reporting.charts import FAINT, INK, MODEL, Chart, Scale, cover, get_colour, shorten
 from slipstream.reporting.plots import training
-from slipstream.reporting.plots.chart import FAINT, INK, MODEL, Chart, get_colour, shorten
-from slipstream.reporting.plots.scale import Scale, cover
 
 MAX_COLUMNS, MAX_EXAMPLES = 3, 6
 
@@ -61,7 +60,9 @@ def _draw_window(table: pa.Table, name: str) -> tuple[str, Markup]:
 def _draw_by_distance(summary: dict[str, Any]) -> Markup:
     """Draw the error over the distance to the nearest visible row."""
     curves = {
-        name: [(one["distance"], one["mse"]) for one in summary["detail"][name]["by_distance"]]
+        name: [
+            (point["distance"], point["mse"]) for point in summary["detail"][name]["by_distance"]
+        ]
         for name in (*summary["baselines"], "model")
     }
     points = [point for curve in curves.values() for point in curve]

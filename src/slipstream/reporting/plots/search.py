@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from slipstream.reporting.plots.chart import (
+from slipstream.reporting.charts import (
     BLUE,
-    CARD,
     GREY,
     INK,
     MODEL,
@@ -19,9 +18,11 @@ from slipstream.reporting.plots.chart import (
     PURPLE,
     RED,
     Chart,
+    Scale,
+    cover,
+    number_places,
     render_bars,
 )
-from slipstream.reporting.plots.scale import Scale, cover, number_places
 from slipstream.reporting.wording import format_value, get_chosen, shorten_names
 
 Trial = Mapping[str, Any]
@@ -52,16 +53,16 @@ class SettingAxis:
         """Return the position between 0 (lowest) and 1 (highest)."""
         if self.choices is not None:
             return (self.get_position(value) + 0.5) / len(self.choices)
-        low, high, at = self.low, self.high, float(value)
+        low, high, number = self.low, self.high, float(value)
         if self.log:
-            low, high, at = math.log(low), math.log(high), math.log(at)
-        return (at - low) / (high - low) if high > low else 0.5
+            low, high, number = math.log(low), math.log(high), math.log(number)
+        return (number - low) / (high - low) if high > low else 0.5
 
     def build_scale(self) -> Scale:
         """Return the scale of a chart over this setting."""
         if self.choices is not None:
             names = [_shorten_label(format_value(choice)) for choice in self.choices]
-            return number_places(names, most=6)
+            return number_places(names, limit=6)
         return cover([self.low, self.high], log=self.log)
 
     def list_ticks(self) -> list[tuple[float, str]]:
@@ -70,7 +71,7 @@ class SettingAxis:
             names = [_shorten_label(format_value(choice)) for choice in self.choices]
             return list(zip(map(self.get_height, self.choices), names, strict=True))
         between = math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2
-        return [(self.get_height(at), f"{at:.3g}") for at in (self.low, between, self.high)]
+        return [(self.get_height(v), f"{v:.3g}") for v in (self.low, between, self.high)]
 
 
 def list_axes(space: Mapping[str, Any]) -> list[SettingAxis]:
@@ -113,15 +114,17 @@ def draw_all(
 def select_finished(trials: Sequence[Trial]) -> list[Trial]:
     """Select the trials with a score, or those that were cut off, if none has one; the value of a
     pruned trial is only its last loss."""
-    finished = [one for one in trials if one["state"] == "finished"]
-    cut_off = [one for one in trials if one["state"] == "cut off" and one["value"] is not None]
+    finished = [trial for trial in trials if trial["state"] == "finished"]
+    cut_off = [
+        trial for trial in trials if trial["state"] == "cut off" and trial["value"] is not None
+    ]
     return finished or cut_off
 
 
 def group_by_state(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
     """Return the trials of each state that occurs, finished ones first."""
     states = dict.fromkeys([*STATES, *(trial["state"] for trial in trials)])
-    groups = {state: [one for one in trials if one["state"] == state] for state in states}
+    groups = {state: [trial for trial in trials if trial["state"] == state] for state in states}
     return {state: group for state, group in groups.items() if group}
 
 
@@ -138,8 +141,8 @@ def draw_history(trials: Sequence[Trial], metric: str) -> Markup:
         Scale(-0.5, last + 0.5, whole=True), y, "trial", f"validation {metric}", 230, x_ticks=10
     )
     for state, group in group_by_state(trials).items():
-        points = [(one["trial"], one["value"]) for one in group if one["value"] is not None]
-        lost = [one["trial"] for one in group if one["value"] is None]
+        points = [(trial["trial"], trial["value"]) for trial in group if trial["value"] is not None]
+        lost = [trial["trial"] for trial in group if trial["value"] is None]
         label = f"{state} ({len(group)})"
         label += ", their last loss" if points and state == "pruned" else ""
         hollow, colour = state != "finished", get_state_colour(state)
@@ -158,39 +161,39 @@ def draw_history(trials: Sequence[Trial], metric: str) -> Markup:
 def mark_below(chart: Chart, x: Sequence[float], colour: str) -> None:
     """Mark trials without a score at the bottom of the chart."""
     ends = chart.y.find_value(0.0), chart.y.find_value(0.05)
-    chart.lines([([at, at], ends) for at in x], colour)
+    chart.lines([([number, number], ends) for number in x], colour)
 
 
 def draw_curves(trials: Sequence[Trial], best: int, metric: str, unit: str) -> Markup:
     """Draw the validation losses of every trial, the chosen trial bold."""
     curves = {trial["trial"]: _read_curve(trial) for trial in trials}
-    every = [point for curve in curves.values() for point in curve]
-    x = replace(cover([at for at, _ in every], margin=0.02), whole=True)
-    y = cover([loss for _, loss in every], log=True)
+    points = [point for curve in curves.values() for point in curve]
+    x = replace(cover([epoch for epoch, _ in points], margin=0.02), whole=True)
+    y = cover([loss for _, loss in points], log=True)
     chart = Chart(x, y, unit, f"validation {metric}", 260, x_ticks=10)
     opacity = min(0.9, max(0.15, 20 / len(trials)))
     for state, group in group_by_state(trials).items():
-        some = [curves[one["trial"]] for one in group if one["trial"] != best]
-        some = [curve for curve in some if curve]
-        if not some:
+        others = [curves[trial["trial"]] for trial in group if trial["trial"] != best]
+        others = [curve for curve in others if curve]
+        if not others:
             continue
         colour = get_state_colour(state)
-        pairs = [tuple(zip(*curve, strict=True)) for curve in some]
-        chart.lines(pairs, colour, opacity=opacity, label=state)
+        traces = [([x for x, _ in curve], [y for _, y in curve]) for curve in others]
+        chart.lines(traces, colour, opacity=opacity, label=state)
         if state != "finished":
-            stops = [curve[-1] for curve in some]
-            chart.dots([at for at, _ in stops], [loss for _, loss in stops], colour, size=4)
+            stops = [curve[-1] for curve in others]
+            chart.dots([epoch for epoch, _ in stops], [loss for _, loss in stops], colour, size=4)
     if curves.get(best):
-        at, losses = zip(*curves[best], strict=True)
-        chart.line(at, losses, BEST, width=2.6, label=f"chosen, trial {best}")
-        chart.dots(at, losses, BEST, size=6)
+        epochs, losses = zip(*curves[best], strict=True)
+        chart.line(epochs, losses, BEST, width=2.6, label=f"chosen, trial {best}")
+        chart.dots(epochs, losses, BEST, size=6)
     return chart.render()
 
 
 def _read_curve(trial: Trial) -> list[tuple[int, float]]:
     """Return epoch (or fold) and loss of every validation."""
     losses = trial["losses"].items()
-    return sorted((int(at), float(loss)) for at, loss in losses if loss is not None)
+    return sorted((int(epoch), float(loss)) for epoch, loss in losses if loss is not None)
 
 
 def draw_importances(importances: Mapping[str, float]) -> Markup:
@@ -216,9 +219,9 @@ def draw_ends(trials: Sequence[Trial]) -> Markup:
     chart = Chart(x, y, "epochs", "trials that ended", 200)
     floor, gap = np.zeros(len(edges) - 1), 0.08 * (edges[1] - edges[0])
     for state, counts in bars.items():
-        some = counts > 0
-        sides = (edges[:-1] + gap)[some], (edges[1:] - gap)[some]
-        chart.boxes(sides, (floor[some], (floor + counts)[some]), get_state_colour(state))
+        full = counts > 0
+        sides = (edges[:-1] + gap)[full], (edges[1:] - gap)[full]
+        chart.boxes(sides, (floor[full], (floor + counts)[full]), get_state_colour(state))
         chart.name("full", get_state_colour(state), f"{state} ({len(groups[state])})")
         floor = floor + counts
     return chart.render()
@@ -231,9 +234,9 @@ def draw_slice(axis: SettingAxis, trials: Sequence[Trial], best: int) -> Markup:
     chart = Chart(axis.build_scale(), cover(values, log=True, margin=0.14), height=150, x_ticks=4)
     size = 7 if len(finished) <= FEW else 4
     for shade in range(SHADES):  # later trials are darker
-        some = finished[shade * len(finished) // SHADES : (shade + 1) * len(finished) // SHADES]
-        x, y = [_spread(axis, trial) for trial in some], [trial["value"] for trial in some]
-        chart.dots(x, y, f"color-mix(in srgb, {MODEL} {36 + 16 * shade}%, {CARD})", size=size)
+        part = finished[shade * len(finished) // SHADES : (shade + 1) * len(finished) // SHADES]
+        x, y = [_spread(axis, trial) for trial in part], [trial["value"] for trial in part]
+        chart.dots(x, y, MODEL, size=size, opacity=0.36 + 0.16 * shade)
     top = [trial for trial in finished if trial["trial"] == best]
     places = [_spread(axis, trial) for trial in top]
     chart.dots(places, [trial["value"] for trial in top], BEST, size=10, square=True)
@@ -260,13 +263,13 @@ def draw_parallel(
     score = SettingAxis("", metric, None, values.min(), values.max(), log=bool(wide))
     ranked = sorted(finished, key=lambda trial: -trial["value"])
     names = [*(_shorten_label(axis.label) for axis in settings), metric]
-    ticks = tuple((float(at), name) for at, name in enumerate(names))
+    ticks = tuple((float(number), name) for number, name in enumerate(names))
     chart = Chart(Scale(-0.1, len(settings) + 0.3, ticks=ticks), Scale(-0.05, 1.05, ticks=()))
     chart.height = 250
     lines = [(range(len(names)), _list_heights(settings, score, trial)) for trial in ranked]
     for shade in range(SHADES):
-        some = lines[shade * len(lines) // SHADES : (shade + 1) * len(lines) // SHADES]
-        chart.lines(some, MODEL, opacity=0.2 + 0.8 * shade / (SHADES - 1))
+        part = lines[shade * len(lines) // SHADES : (shade + 1) * len(lines) // SHADES]
+        chart.lines(part, MODEL, opacity=0.2 + 0.8 * shade / (SHADES - 1))
     for line, trial in zip(lines, ranked, strict=True):
         if trial["trial"] == best:
             chart.line(*line, BEST, width=2.6)
@@ -294,7 +297,7 @@ def draw_retrained(summary: Mapping[str, Any], trials: Sequence[Trial], metric: 
     rows = summary["retrained"][::-1]
     searched = [scores.get(result["trial"]) for result in rows]
     losses = [[loss for loss in result["losses"] if loss is not None] for result in rows]
-    x = cover([*(loss for some in losses for loss in some), *searched], log=True)
+    x = cover([*(loss for seeds in losses for loss in seeds), *searched], log=True)
     ticks = tuple((float(row), str(result["what"])) for row, result in enumerate(rows))
     y = Scale(-0.6, len(rows) - 0.4, ticks=ticks)
     chart = Chart(x, y, f"validation {metric}", height=30 + 32 * len(rows))

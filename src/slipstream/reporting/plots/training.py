@@ -1,16 +1,23 @@
-"""Plots of training: losses, learning rate, seeds, folds, time by phase and the machine's load."""
+"""Plots of training: where the sets lie, losses, learning rate, seeds, folds, time by phase and the
+machine's load."""
+
+from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
+from slipstream.base.text import format_epoch
+from slipstream.events import Epoch
 from slipstream.reporting import wording
-from slipstream.reporting.plots import losses
-from slipstream.reporting.plots.chart import (
+from slipstream.reporting.charts import (
+    BLUE,
     CYCLE,
     FAINT,
     GREEN,
@@ -18,15 +25,36 @@ from slipstream.reporting.plots.chart import (
     MODEL,
     ORANGE,
     PURPLE,
+    SKY,
+    VALIDATION,
     Chart,
+    Scale,
+    cover,
     get_colour,
+    number_places,
+    render_svg,
+    shorten,
 )
-from slipstream.reporting.plots.scale import Scale, cover, number_places
 from slipstream.reporting.wording import choose_layout
 
 Rows = Sequence[dict[str, Any]]
+"""Rows, lanes or folds"""
+SETS = {
+    "train": (BLUE, "training"),
+    "val": (ORANGE, "validation"),
+    "test": (GREEN, "test"),
+    "unused": (FAINT, "not used"),
+}
+MIN_WIDTH = 0.002
+"""Share of the chart's width that a short stretch has at least, so that it is visible"""
+DASHES = ("", "6 3", "2 3")
+"""Tell apart more curves than there are colours"""
+MAX_LOSSES, MAX_SAMPLES = 1500, 400
+"""Logged losses, and other values over time, that are drawn"""
+NOTE_HEIGHT = 0.85
+RISE = 0.1
+"""How much the validation loss must rise after its best epoch to be worth a remark"""
 MIN_SAMPLES, SHORT_S = 10, 0.5
-MAX_POINTS = 400
 MACHINE: dict[str, tuple[float, str, str]] = {
     "gpu_utilisation": (1.0, "GPU busy, %", MODEL),
     "power_w": (1.0, "power, W", ORANGE),
@@ -39,40 +67,132 @@ MACHINE: dict[str, tuple[float, str, str]] = {
 
 def draw_training(summary: dict[str, Any], events: Rows) -> dict[str, Any]:
     """Draw the plots that every kind of run has: losses, learning rate, time and machine."""
-    if summary.get("members"):  # of an ensemble: nothing was trained
+    if summary.get("members"):  # an ensemble trains nothing
         return {}
     label = "loss" if summary.get("classes") else "loss (scaled)"
     plots: dict[str, Any] = {"rates": None, "lanes": None}
-    if summary.get("lanes"):  # each lane has its own learning rate, so that is left out
+    if summary.get("lanes"):  # each lane has its own learning rate, so none is drawn
         model = [lane for lane in summary["lanes"] if lane["best"]][-1]
-        epochs: Rows = losses.group_by_lane(events).get(model["lane"], [])
-        plots["losses"] = losses.draw_lane_losses(events, summary["lanes"], label)
+        epochs: Rows = group_by_lane(events).get(model["lane"], [])
+        plots["losses"] = draw_lane_losses(events, summary["lanes"], label)
         if summary["folds"]:
             plots["lanes"] = _draw_folds(summary)
         elif summary["spread"]:
             plots["lanes"] = _draw_seeds(summary)
     else:
-        epochs = losses.group_by_lane(events).get(0, [])
-        plots["losses"] = losses.draw_losses(events, summary["best_epoch"], label)
+        epochs = group_by_lane(events).get(0, [])
+        plots["losses"] = draw_losses(events, summary["best_epoch"], label)
         plots["rates"] = _draw_rates(events)
     return plots | {
-        "remark": losses.describe_curves(epochs),
+        "remark": describe_curves(epochs),
         "time": _draw_time(wording.list_time_parts(summary), wording.get_total_s(summary)),
         "machine": _draw_machine([e for e in events if e["event"] == "monitor"]),
     }
+
+
+def draw_losses(events: Rows, best_epoch: float, label: str) -> Markup:
+    """Draw the training and validation loss of one model."""
+    logs = [e for e in events if e["event"] == "log" and e["loss"] is not None]
+    epochs = group_by_lane(events).get(0, [])
+    chart = _start_chart(
+        [*epochs, *({"epoch": e["epoch"], "loss": e["loss"]} for e in logs)], label
+    )
+    if logs:
+        drawn = logs[:: -(-len(logs) // MAX_LOSSES)]
+        x, y = [e["epoch"] for e in drawn], [e["loss"] for e in drawn]
+        chart.line(x, y, SKY, width=1, label="training, step by step")
+    _draw_both(chart, epochs)
+    chart.vline(best_epoch, note="best")
+    mark_exploit(chart, events)
+    return chart.render()
+
+
+def draw_lane_losses(events: Rows, lanes: Rows, label: str) -> Markup:
+    """Draw the validation loss of every lane, and both losses of the lane that is the model."""
+    model = [lane for lane in lanes if lane["best"]][-1]
+    by_lane = group_by_lane(events)
+    chart = _start_chart([e for epochs in by_lane.values() for e in epochs], label)
+    others = [by_lane[lane["lane"]] for lane in lanes if lane is not model]
+    if others:
+        traces = [([e["epoch"] for e in lane], [e["val_loss"] for e in lane]) for lane in others]
+        chart.lines(traces, FAINT, label="validation of the others")
+    _draw_both(chart, by_lane[model["lane"]])
+    chart.vline(model["best_epoch"], note="best")
+    mark_exploit(chart, events, model["lane"])
+    return chart.render()
+
+
+def mark_exploit(chart: Chart, events: Rows, lane: int = 0) -> None:
+    """Mark where the epochs at a low learning rate began, if they did."""
+    for e in events:
+        if e["event"] == "exploit" and e.get("lane", 0) == lane:
+            chart.vline(e["epoch"], dash="6 3")
+            # below the note on the best epoch, which may be near
+            chart.note(e["epoch"], chart.y.find_value(NOTE_HEIGHT), "low rate")
+
+
+def describe_curves(epochs: Rows) -> str:
+    """Say so where training and validation loss part; empty where they do not."""
+    if len(epochs) < 2:
+        return ""
+    best = min(range(len(epochs)), key=lambda number: epochs[number]["val_loss"])
+    then, last = epochs[best], epochs[-1]
+    if any(e["train_loss"] is None or e["train_loss"] <= 0 for e in (then, last)):
+        return ""
+    rise = last["val_loss"] / then["val_loss"] - 1 if then["val_loss"] > 0 else 0.0
+    fall = 1 - last["train_loss"] / then["train_loss"]
+    if rise >= RISE and fall > 0:
+        return (
+            f"The curves part: after epoch {format_epoch(then['epoch'])} the training loss fell by "
+            f"{100 * fall:.0f} % while the validation loss rose by {100 * rise:.0f} %, so the "
+            "model began to memorise the training rows. More data, dropout, weight decay or a "
+            "smaller model narrow the gap; the weights are those of the best epoch."
+        )
+    ratio = then["val_loss"] / then["train_loss"]
+    if ratio >= 2:
+        return (
+            f"At the best epoch the validation loss is {ratio:.1f} times the training loss: the "
+            "validation rows differ from the training rows, or the model memorises."
+        )
+    if best == len(epochs) - 1:
+        return "The validation loss was lowest in the last epoch: more epochs may lower it further."
+    return ""
+
+
+def _start_chart(epochs: Rows, label: str) -> Chart:
+    keys = ("train_loss", "val_loss", "loss")
+    losses = [e[key] for e in epochs for key in keys if e.get(key) is not None]
+    last = max((e["epoch"] for e in epochs), default=1.0)
+    x = Scale(0.0, last or 1.0, whole=True)
+    return Chart(x, cover(losses, log=True), "epoch", label, 230)
+
+
+def _draw_both(chart: Chart, epochs: Rows, *, is_named: bool = True) -> None:
+    _draw_curve(chart, epochs, "train_loss", MODEL, label="training" if is_named else "")
+    _draw_curve(chart, epochs, "val_loss", VALIDATION, label="validation" if is_named else "")
+
+
+def _draw_curve(
+    chart: Chart, epochs: Rows, key: str, colour: str, *, dash: str = "", label: str
+) -> None:
+    x, y = [e["epoch"] for e in epochs], [e[key] for e in epochs]
+    values = [float("nan") if value is None else value for value in y]
+    chart.line(x, values, colour, width=2, dash=dash, label=label)
+    if len(x) < 25:
+        chart.dots(x, values, colour, size=5)
 
 
 def _draw_rates(events: Rows) -> Markup | None:
     logs = [e for e in events if e["event"] == "log" and e["lr"] is not None]
     if not logs:
         return None
-    logs = logs[:: -(-len(logs) // MAX_POINTS)]
+    logs = logs[:: -(-len(logs) // MAX_SAMPLES)]
     x, y = [e["epoch"] for e in logs], [e["lr"] for e in logs]
     chart = Chart(
         Scale(0.0, max(x) or 1.0, whole=True), cover(y, zero=True), "epoch", "", 90, y_ticks=3
     )
     chart.line(x, y, PURPLE)
-    losses.mark_exploit(chart, events)
+    mark_exploit(chart, events)
     return chart.render()
 
 
@@ -83,8 +203,8 @@ def _draw_seeds(summary: dict[str, Any]) -> Markup:
     spread = summary["spread"][headline.key]
     low, high = spread["mean"] - spread["sd"], spread["mean"] + spread["sd"]
     levels = {"ensemble": summary["ensemble"]} if summary["ensemble"] else {}
-    levels |= {name: one for name, one in summary["baselines"].items() if one}
-    errors = {name: headline.read(one) for name, one in levels.items()}
+    levels |= {name: result for name, result in summary["baselines"].items() if result}
+    errors = {name: headline.read(result) for name, result in levels.items()}
     errors = {  # those that are near enough to share the plot
         name: error
         for name, error in errors.items()
@@ -99,11 +219,11 @@ def _draw_seeds(summary: dict[str, Any]) -> Markup:
     for name, error in errors.items():
         dash = "" if name == "ensemble" else "6 4"
         chart.hline(error, get_colour(name), dash=dash, label=name)
-    best = [at for at, lane in enumerate(lanes) if lane["best"]]
-    others = [at for at in range(len(lanes)) if at not in best]
-    chart.dots(others, [values[at] for at in others], MODEL, size=7)
+    best = [number for number, lane in enumerate(lanes) if lane["best"]]
+    others = [number for number in range(len(lanes)) if number not in best]
+    chart.dots(others, [values[number] for number in others], MODEL, size=7)
     label = "the model: best by validation"
-    chart.dots(best, [values[at] for at in best], MODEL, size=9, square=True, label=label)
+    chart.dots(best, [values[number] for number in best], MODEL, size=9, square=True, label=label)
     return chart.render()
 
 
@@ -122,7 +242,7 @@ def _draw_folds(summary: dict[str, Any]) -> Markup:
     curves["model"] = [headline.read(fold) for fold in by_fold]
     values = [error for errors in curves.values() for error in errors]
     values += [headline.read(lane) for lane in others]
-    x = number_places([fold["label"].split(" to ")[0] for fold in by_fold], most=5)
+    x = number_places([fold["label"].split(" to ")[0] for fold in by_fold], limit=5)
     y = cover(values, zero=headline.key == "mae")  # log-losses may differ little
     chart = Chart(x, y, "test block from", f"test {headline.heading}")
     chart.dots(
@@ -160,13 +280,101 @@ def _draw_machine(samples: Sequence[dict[str, Any]]) -> Markup | None:
     names = [name for name in MACHINE if all(name in sample for sample in samples)][:3]
     ends = np.cumsum([sample["seconds"] for sample in samples])
     unit, label = (60.0, "minutes") if ends[-1] > 180 else (1.0, "seconds")
-    every = -(-len(samples) // MAX_POINTS)
+    stride = -(-len(samples) // MAX_SAMPLES)
     charts = Markup()
     for name in names:
         divisor, title, colour = MACHINE[name]
-        values = [sample[name] / divisor for sample in samples[::every]]
+        values = [sample[name] / divisor for sample in samples[::stride]]
         x, y = Scale(0.0, float(ends[-1] / unit)), cover(values, zero=True)
         chart = Chart(x, y, label, title, 90, y_ticks=3)
-        chart.line(ends[::every] / unit, values, colour)
+        chart.line(ends[::stride] / unit, values, colour)
         charts += chart.render()
     return Markup('<div class="three">') + charts + Markup("</div>")
+
+
+def draw_loss_curves(events_by_name: Mapping[str, Iterable[dict[str, Any]]]) -> Markup:
+    """Draw the validation loss of several runs over the epochs, from the events of each.
+
+    Of a run with several lanes, the lane with the lowest loss is drawn.
+    """
+    curves = {name: select_best_lane(list(events)) for name, events in events_by_name.items()}
+    chart = _start_chart([epoch for curve in curves.values() for epoch in curve], "validation loss")
+    for number, (name, curve) in enumerate(curves.items()):
+        colour, dash = CYCLE[number % len(CYCLE)], DASHES[number // len(CYCLE) % len(DASHES)]
+        _draw_curve(chart, curve, "val_loss", colour, dash=dash, label=name)
+    return chart.render()
+
+
+def select_best_lane(events: Rows) -> Rows:
+    """Return the epochs of the lane with the lowest validation loss."""
+    lanes = group_by_lane(events).values()
+    return min(lanes, key=lambda epochs: min(e["val_loss"] for e in epochs), default=[])
+
+
+def group_by_lane(events: Rows) -> dict[int, list[dict[str, Any]]]:
+    """Return the epochs with a validation loss, by lane."""
+    by_lane: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for e in events:
+        if e["event"] == "epoch" and e["val_loss"] is not None:
+            by_lane[e.get("lane", 0)].append(e)
+    return by_lane
+
+
+def build_loss_chart(models: Iterable[Rows], label: str = "loss (scaled)") -> Chart | None:
+    """Return a chart of both losses of one or more models over the epochs, for a picture; None
+    where no loss is known."""
+    keys = ("train_loss", "val_loss")
+    curves = [[e for e in epochs if any(e[k] is not None for k in keys)] for epochs in models]
+    curves = [epochs for epochs in curves if epochs]
+    if not curves:
+        return None
+    chart = _start_chart([e for epochs in curves for e in epochs], label)
+    for number, epochs in enumerate(curves):
+        _draw_both(chart, epochs, is_named=number == 0)
+    return chart
+
+
+def draw_history(history: Sequence[Epoch]) -> str:
+    """Return an SVG picture of the losses of one or more models, for a notebook; empty with fewer
+    than two epochs or without a loss."""
+    by_lane: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for epoch in history:
+        losses = {"train_loss": epoch.train_loss, "val_loss": epoch.val_loss}
+        by_lane[epoch.lane or 0].append({"epoch": epoch.epoch, **losses})
+    chart = build_loss_chart(by_lane.values()) if len(history) > 1 else None
+    if chart is None:
+        return ""
+    known = [epoch.val_loss for epoch in history if epoch.val_loss is not None]
+    best = min((loss for loss in known if math.isfinite(loss)), default=None)
+    chart.y_label += f", lowest in validation {best:.4g}" if best is not None else ""
+    chart.height = 150
+    return render_svg([chart], width=480)
+
+
+def draw_timelines(data: dict[str, Any]) -> Markup | None:
+    """Draw one row for each series, or fold, with the sets in their colours."""
+    rows = data.get("timelines")
+    if not rows:
+        return None
+    ends = [end for row in rows for _, *pair in row["parts"] for end in pair]
+    low, high = float(min(ends)), float(max(ends))
+    x = Scale(low, high if high > low else low + 1.0, dates=data["dates"])
+    ticks = tuple((float(-n), shorten(row["name"], 22)) for n, row in enumerate(rows))
+    y = Scale(0.5 - len(rows), 0.5, ticks=ticks)
+    label = "" if data["dates"] else data["time"] if data["range"] else "row"
+    chart = Chart(x, y, label, "", 22 * len(rows) + 8, x_ticks=5)
+    shortest = MIN_WIDTH * (x.high - x.low)
+    for name, (colour, text) in SETS.items():
+        parts = [
+            (first, max(last, first + shortest), -number)
+            for number, row in enumerate(rows)
+            for which, first, last in row["parts"]
+            if which == name
+        ]
+        if not parts:
+            continue
+        begins, stops, places = (list(column) for column in zip(*parts, strict=True))
+        heights = [place - 0.32 for place in places], [place + 0.32 for place in places]
+        chart.boxes((begins, stops), heights, colour)
+        chart.name("full", colour, text)
+    return chart.render()

@@ -964,13 +964,13 @@ def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     yield "precision", f"{plan['precision']} ({reasons['precision']})"
     if plan["device"] == "cpu":
         yield "threads", f"{plan['threads']} ({reasons['threads']})"
-        if "off" in plan["cudnn"]:
+        if "slipstream" in plan["rnn"]:
             yield "layers", describe_kernels(plan)
         else:
             yield "oneDNN", f"{'yes' if plan['onednn'] else 'no'} ({reasons['onednn']})"
     else:
         yield "capture", f"{'yes' if plan['capture'] else 'no'} ({reasons['capture']})"
-        yield "cuDNN", describe_kernels(plan).removeprefix("cuDNN ")
+        yield "layers", describe_kernels(plan)
     if plan["ms_per_step"] is not None:
         yield "speed", f"{format_ms(plan['ms_per_step'])} a step; {reasons['plan']}"
     if "load" in reasons:

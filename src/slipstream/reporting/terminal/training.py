@@ -6,7 +6,7 @@ import collections
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from slipstream.base.text import (
@@ -16,7 +16,7 @@ from slipstream.base.text import (
     format_ms,
     format_number,
 )
-from slipstream.events import Epoch
+from slipstream.config.train import LAYER_WORDS, upgrade_plan
 from slipstream.reporting.terminal.console import (
     create_progress_console,
     create_text_column,
@@ -28,9 +28,6 @@ from slipstream.reporting.wording import format_seconds
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.progress import Progress
-
-WIDTH, HEIGHT, MARGIN = 360, 120, 18
-TRAINING, VALIDATION = "#9ca3af", "#2563eb"
 
 
 def is_notebook() -> bool:
@@ -67,46 +64,6 @@ class NotebookOutput:
             self._handle = display(content, raw=True, display_id=True)
         else:
             self._handle.update(content, raw=True)
-
-
-def draw_losses(history: Sequence[Epoch]) -> str:
-    """Draw training and validation losses over epochs, one line a model; empty without losses."""
-    losses = [loss for one in history for loss in (one.train_loss, one.val_loss)]
-    values = [loss for loss in losses if _is_drawn(loss)]
-    if len(history) < 2 or not values:
-        return ""
-    low, high = math.log(min(values)), math.log(max(values))
-    last = max(one.epoch for one in history)
-    first = min(one.epoch for one in history)
-
-    def place(epoch: float, loss: float) -> str:
-        x = MARGIN + (WIDTH - 2 * MARGIN) * (epoch - first) / ((last - first) or 1.0)
-        y = HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * (math.log(loss) - low) / ((high - low) or 1.0)
-        return f"{x:.1f},{y:.1f}"
-
-    lines = []
-    for lane in sorted({one.lane or 0 for one in history}):
-        mine = [one for one in history if (one.lane or 0) == lane]
-        for name, colour in (("train_loss", TRAINING), ("val_loss", VALIDATION)):
-            pairs = [(one.epoch, getattr(one, name)) for one in mine]
-            points = " ".join(place(*pair) for pair in pairs if _is_drawn(pair[1]))
-            lines.append(
-                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
-            )
-    best = min((one.val_loss for one in history if _is_drawn(one.val_loss)), default=math.nan)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" role="img" '
-        f'aria-label="loss curve">{"".join(lines)}'
-        f'<text x="{MARGIN}" y="12" font-size="11" fill="{TRAINING}">training loss</text>'
-        f'<text x="{MARGIN + 84}" y="12" font-size="11" fill="{VALIDATION}">validation, best '
-        f"{best:.4g}</text>"
-        f'<text x="{WIDTH - MARGIN}" y="{HEIGHT - 4}" font-size="11" fill="{TRAINING}" '
-        f'text-anchor="end">epoch {last:g}</text></svg>'
-    )
-
-
-def _is_drawn(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss) and loss > 0
 
 
 LOADING = "loading torch and the data ..."
@@ -430,6 +387,7 @@ class LaneProgress:
 
 def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> Iterator[str]:
     """Yield what will run, why, and how long it will take."""
+    plan = upgrade_plan(plan)
     device_name = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
     yield f"plan: {plan['device']} ({device_name}); data: {plan['home']} ({reasons['home']})"
@@ -438,10 +396,10 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     choices = [plan["precision"] + _format_gain(plan, "precision = fp32", "fp32", "precision")]
     if plan["device"] == "cpu":
         choices.append(f"{format_count(plan['threads'], 'thread')} ({reasons['threads']})")
-        if "off" in plan["cudnn"]:
+        if "slipstream" in plan["rnn"]:
             choices.append(describe_kernels(plan))
     else:
-        if plan["cudnn"]:
+        if plan["rnn"]:
             choices.append(describe_kernels(plan))
         captured = "step captured" if plan["capture"] else "step eager"
         choices.append(captured + _format_gain(plan, "capture = False", "eager", "capture"))
@@ -465,16 +423,18 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
 
 def describe_kernels(plan: dict[str, Any]) -> str:
     """Name the recurrent kernels: ours, or cuDNN's algorithms, as measured where known."""
-    reason = plan["reasons"]["cudnn"]
-    if "off" in plan["cudnn"]:
+    reason = plan["reasons"]["rnn"]
+    if "slipstream" in plan["rnn"]:
         name = "our own recurrent kernels"
         if plan["device"] == "cpu":
-            other = "PyTorch's layers"
-            return name + _format_gain(plan, f"cudnn = {other}", other, "cudnn")
+            return name + _format_gain(plan, "rnn = torch", "PyTorch's layers", "rnn")
         return f"{name} ({reason})"
-    ran = "persistent" if any("Persist" in name for name in plan["kernels"]) else "standard"
-    names = {ran} if plan["kernels"] else set(plan["cudnn"])
-    return f"cuDNN {' and '.join(sorted(names))} ({reason})"
+    if "torch" in plan["rnn"]:
+        return f"PyTorch's recurrent layers ({reason})"
+    is_persistent = any("Persist" in name for name in plan["kernels"])
+    ran = "cudnn" if is_persistent else "cudnn-standard"
+    names = {LAYER_WORDS[name] for name in ([ran] if plan["kernels"] else plan["rnn"])}
+    return f"{' and '.join(sorted(names)).replace('and cuDNN', 'and')} ({reason})"
 
 
 def _format_gain(plan: dict[str, Any], candidate: str, name: str, setting: str) -> str:

@@ -216,7 +216,7 @@ class Follower:
                 Point(WHOLE, name, int(max(steps, default=0)), value, at)
                 for name, value in read_figures(metrics).items()
             ]
-            with list_files(self.folder) as files:
+            with list_files(self.folder, self.tracker.pictures) as files:
                 self.tracker.finish(figures, files)
             self.state.finished_at = finished_at
 
@@ -244,10 +244,10 @@ def follow(
     show: Callable[[int], None] | None = None,
     warn: Callable[[str], None] = warnings.warn,
 ) -> dict[str, Any]:
-    """Send what a run logs to a tracker, until the run ends; a finished run is sent at once.
+    """Send the log of a run to a tracker, until the run ends; a finished run is sent at once.
 
-    What was sent is in the run's folder: called again, it goes on where it was. A server that does
-    not answer is tried again as long as the run trains, and five minutes longer.
+    The run's folder records what was sent, so another call continues from there. If a server does
+    not answer, the call retries until five minutes after the end of the run.
 
     Args:
         run: A run folder, the beginning of its name, or "last".
@@ -259,8 +259,8 @@ def follow(
         warn: Called with a message when the server does not answer, and when it does again.
 
     Returns:
-        `to`, `run`, `where`, `points` (sent by this call) and `finished`: whether the run is, and
-        its figures, config, report, plots and model were added.
+        A dict: `to`, `run`, `where`, `points` (sent by this call) and `finished` (whether the run
+        is finished, and its metrics, config, report, plots and model were sent).
 
     Raises:
         UserError: There is no such run or tracker, a package is missing, or the server does not

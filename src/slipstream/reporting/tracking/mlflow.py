@@ -47,6 +47,8 @@ NOTE = "mlflow.note.content"
 class MLflow(Tracker):
     """Sends points with `log_batch`."""
 
+    pictures = ".svg"
+
     def __init__(self, about: FollowedRun, memory: Memory) -> None:
         for name, value in DEFAULTS.items():
             os.environ.setdefault(name, value)

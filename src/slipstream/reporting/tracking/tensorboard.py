@@ -97,14 +97,15 @@ class TensorBoard(Tracker):
         """Nothing says so in its files."""
 
     def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
-        from matplotlib.image import imread
+        import numpy as np
+        from PIL import Image
         from tensorboardX.summary import image
 
         self.send(figures)
         now = time.time()
         for file in files.values():
             if file.suffix == ".png":
-                picture = image(file.stem, imread(file), dataformats="HWC")
+                picture = image(file.stem, np.asarray(Image.open(file)), dataformats="HWC")
                 self._write(WHOLE, picture, step=0, at=now)
         self._flush()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import tempfile
 from abc import ABC, abstractmethod
@@ -12,12 +13,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import find_kind, is_run
-from slipstream.reporting.figure_style import INK, MODEL, STYLE
+
+if TYPE_CHECKING:
+    from slipstream.reporting.charts import Chart
 
 WHOLE = ""
 """The part of points that belong to the run as a whole"""
@@ -148,7 +151,7 @@ def is_finished(folder: Path) -> bool:
     return (folder / "metrics.json").exists()
 
 
-MOST_DEPTH = 2
+MAX_DEPTH = 2
 """Folders between a run and the search that has trained it: search/retrained/best"""
 OF_RUNS = ("events.jsonl", "labels.toml")
 """Files that only runs have, the second one those of probes"""
@@ -170,7 +173,7 @@ class FollowedRun:
         """The name of its folder; of a run inside of another one, such as those that a search
         retrains, the path from that one's, since all searches call them alike."""
         folder = self.folder.absolute()
-        outer = [one for one in folder.parents[:MOST_DEPTH] if _holds_runs(one)]
+        outer = [one for one in folder.parents[:MAX_DEPTH] if _holds_runs(one)]
         return folder.relative_to(outer[-1].parent).as_posix() if outer else folder.name
 
 
@@ -197,10 +200,14 @@ class TrackerDown(Exception):
 class Tracker(ABC):
     """Takes points and, at the end, figures and files."""
 
+    pictures = ".png"
+    """The kind of pictures that it shows"""
     can_rewrite = False
     """Whether points can be taken back, so that those may be sent that a resumed run replaces"""
 
     def __init__(self, about: FollowedRun, memory: Memory) -> None:
+        if self.pictures == ".png":
+            importlib.import_module("PIL.Image")  # if missing, better now than after training
         self.about, self.memory, self.remote = about, memory, memory.remote
         self.part_settings: dict[str, dict[str, Any]] = {}
         """By part: what a trial of a search has of its own"""
@@ -241,65 +248,71 @@ class Tracker(ABC):
         """Return where the points are, for the terminal."""
 
 
-MOST_ROWS = 1500
+MAX_PICTURE_ROWS = 1500
 """Of a series in a picture"""
-SIZE = (9.0, 3.6)
 
 
-def draw_pictures(folder: Path, place: Path) -> Iterator[Path]:
-    """Draw what a run has, and return the files."""
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
+def draw_pictures(folder: Path, out: Path, suffix: str) -> Iterator[Path]:
+    """Draw the losses and the predictions of a run as files with the suffix ".svg" or ".png", and
+    yield those that the run has data for."""
+    from slipstream.reporting.charts import render_png, render_svg
 
     drawings = {"losses": _draw_losses, "predictions": _draw_predictions}
-    with mpl.rc_context(STYLE):
-        for name, draw in drawings.items():
-            figure = Figure(figsize=SIZE, layout="constrained")
-            if draw(folder, figure.subplots()):
-                file = place / f"{name}.png"
-                figure.savefig(file, dpi=120)
-                yield file
+    for name, draw in drawings.items():
+        chart = draw(folder)
+        if chart is None:
+            continue
+        file = out / f"{name}{suffix}"
+        if suffix == ".svg":
+            file.write_text(render_svg([chart]), "utf-8")
+        else:
+            file.write_bytes(render_png([chart]))
+        yield file
 
 
-def _draw_losses(folder: Path, axes: Any) -> bool:
-    reader = PointReader(0.0)
-    curves: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+def _draw_losses(folder: Path) -> Chart | None:
+    """Return a chart of both losses of every model: a lane, or a trial of a search."""
+    from slipstream.reporting.plots.training import build_loss_chart
+
+    by_model: dict[Any, list[runs.Event]] = defaultdict(list)
     for event in runs.read_events(runs.Run(folder)):
-        for point in reader.read(event):
-            if point.name in ("train_loss", "val_loss"):
-                curves[point.name][point.part].append((point.step, point.value))
-    for name, colour in (("train_loss", INK), ("val_loss", MODEL)):
-        for number, curve in enumerate(curves[name].values()):
-            label = name.replace("_", " ") if number == 0 else None
-            axes.plot(*zip(*curve, strict=True), color=colour, alpha=0.8, label=label)
-    if curves["val_loss"]:
-        axes.set(title="Losses", xlabel="step", yscale="log")
-        axes.legend()
-    return bool(curves["val_loss"])
+        if event["event"] == "epoch" and event.get("val_loss") is not None:
+            by_model[event.get("trial"), event.get("lane")].append(event)
+    chart = build_loss_chart(by_model.values())
+    if chart is not None:
+        chart.title = "Losses"
+    return chart
 
 
-def _draw_predictions(folder: Path, axes: Any) -> bool:
-    """Draw the first target of the first series; of a forecast, its first row ahead."""
-    from slipstream.data.predictions import ROW, STEP, name_columns
-    from slipstream.reporting.plots.predictions import read_predictions
+def _draw_predictions(folder: Path) -> Chart | None:
+    """Return a chart of the first target of the first series; of a forecast, of the first row
+    ahead. Classes have none."""
+    from slipstream.data.predictions import PREDICTIONS, ROW, STEP, read_predictions
+    from slipstream.reporting.charts import INK, MODEL, Chart, Scale, cover
 
-    file = folder / "predictions.parquet"
-    if not file.is_file():
-        return False
-    predictions = read_predictions(file)
-    if not (len(predictions) and predictions.targets):  # classes are not drawn
-        return False
-    target = predictions.targets[0]
+    file = folder / PREDICTIONS
+    predictions = read_predictions(file) if file.is_file() else None
+    if not predictions or not predictions.shape.targets:
+        return None
+    target = predictions.shape.targets[0]
     chosen = predictions.codes == predictions.codes[0]
-    if predictions.is_forecast:
+    if predictions.shape.is_forecast:
         chosen &= predictions[STEP] == predictions[STEP][0]
-    rows = chosen.nonzero()[0][:MOST_ROWS]
-    lines = {"true": (target, INK), "predicted": (name_columns(target).predicted, MODEL)}
-    for label, (name, colour) in lines.items():
-        axes.plot(predictions[ROW][rows], predictions[name][rows], color=colour, label=label)
-    axes.set(title=f"{target}: the first series of the test set", xlabel="row")
-    axes.legend()
-    return True
+    rows = chosen.nonzero()[0][:MAX_PICTURE_ROWS]
+    x, truth, predicted = (
+        values[rows]
+        for values in (
+            predictions[ROW],
+            predictions.read_truth(target),
+            predictions.read_predicted(target),
+        )
+    )
+    ends = float(x.min()), float(x.max())
+    chart = Chart(Scale(*ends, whole=True), cover([*truth, *predicted]), "row", height=300)
+    chart.title = f"{target}: the first series of the test set"
+    chart.line(x, truth, INK, width=1.4, label="true")
+    chart.line(x, predicted, MODEL, width=1.4, label="predicted")
+    return chart
 
 
 FILES = ("config.toml", "best.toml", "plan.json", "metrics.json", "report.html", "signature.json")
@@ -317,12 +330,12 @@ def read_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def list_files(folder: Path) -> Iterator[dict[str, Path]]:
-    """Return the files of a finished run by the names that they get, with pictures of its plots,
-    which exist while the context does."""
+def list_files(folder: Path, pictures: str) -> Iterator[dict[str, Path]]:
+    """Return the files of a finished run by the names that they get, with pictures of its plots
+    (".svg" or ".png"), which exist while the context does."""
     files = {name: folder / name for name in FILES if (folder / name).is_file()}
     files |= {f"model/{file.name}": file for file in sorted((folder / "model").glob("*.*"))}
-    with tempfile.TemporaryDirectory() as place:
-        for picture in draw_pictures(folder, Path(place)):
+    with tempfile.TemporaryDirectory() as out:
+        for picture in draw_pictures(folder, Path(out), pictures):
             files[f"plots/{picture.name}"] = picture
         yield files

@@ -20,6 +20,23 @@ from slipstream.models import custom
 ROWS, ROWS_ON_CPU = 60_000, 8_000
 EPOCHS, EPOCHS_ON_CPU = 200, 20
 WIDTH_ON_CPU = 32
+SLOW: dict[str, Any] = {"plan": "off", "home": "loader", "sync": True, "rnn": "cudnn"}
+SLOW |= dict.fromkeys(("capture", "compile", "fused"), False)
+
+
+def get_preset(name: str, *, on_gpu: bool) -> dict[str, Any]:
+    """Return settings of `[engine]`: those of Slipstream itself ("auto"), of the usual advice
+    ("classic": DataLoader workers, pinned memory, fp16, cuDNN benchmark), or of the naive loop
+    ("baseline": a DataLoader, fp32, a synchronisation after every step)."""
+    match name:
+        case "auto":
+            return {}
+        case "classic":
+            return SLOW | {"cudnn_benchmark": True, "precision": "fp16" if on_gpu else "auto"}
+        case "baseline":
+            alone = {"workers": 0, "pinned": False, "non_blocking": False}
+            return SLOW | alone | {"precision": "fp32"}
+    raise AssertionError(name)
 
 
 @dataclass(frozen=True)

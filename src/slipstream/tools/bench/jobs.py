@@ -13,7 +13,7 @@ from slipstream import config as configs
 from slipstream.base import machine
 from slipstream.base.errors import UserError
 from slipstream.config import replace_settings
-from slipstream.tools.bench.cases import Case
+from slipstream.tools.bench.cases import Case, get_preset
 from slipstream.tools.bench.frameworks import lightning_loop
 from slipstream.tools.bench.frameworks.workload import PeerSettings
 from slipstream.tools.bench.results import (
@@ -125,11 +125,14 @@ def _count_epochs(case: Case, variants: Variants, timed: list[ResultRow], share_
 
 def _build_command(path: Path, name: str, peer: PeerSettings | None, folder: Path) -> list[str]:
     if peer is None:
-        here = ["--set", f"out={folder / 'runs'}", "--set", f"engine.preset={name.split()[-1]}"]
-        return [sys.executable, "-m", "slipstream", "train", str(path), *here]
-    settings = [peer.framework, peer.precision, str(peer.workers), "habits" if peer.habits else ""]
-    settings.append(str(peer.threads or ""))
-    return [sys.executable, "-m", "slipstream.tools.bench.frameworks.job", str(path), *settings]
+        on_gpu = machine.choose_device(configs.load(path).engine.device).type == "cuda"
+        settings = get_preset(name.split()[-1], on_gpu=on_gpu)
+        texts = [f"engine.{key}={str(value).lower()}" for key, value in settings.items()]
+        options = [part for text in (f"out={folder / 'runs'}", *texts) for part in ("--set", text)]
+        return [sys.executable, "-m", "slipstream", "train", str(path), *options]
+    arguments = [peer.framework, peer.precision, str(peer.workers)]
+    arguments += ["habits" if peer.habits else "", str(peer.threads or "")]
+    return [sys.executable, "-m", "slipstream.tools.bench.frameworks.job", str(path), *arguments]
 
 
 def _time_command(command: list[str]) -> TimedJob:

@@ -12,6 +12,7 @@ from slipstream.base import machine
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config, replace_settings
+from slipstream.config.train import LAYER_WORDS
 from slipstream.engine import recovery
 from slipstream.engine.planning import TrainingWorkload
 from slipstream.reporting.wording import format_seconds
@@ -32,7 +33,7 @@ from slipstream.tools.bench.results import (
 REPEATS = 5
 MIN_STEPS, MAX_STEPS = 2, 2000
 WARM_S = 0.1
-PLAN_FIELDS = ("precision", "cudnn", "threads", "capture", "home", "compile", "onednn")
+PLAN_FIELDS = ("precision", "rnn", "threads", "capture", "home", "compile", "onednn")
 COPIES = 2
 """Augmented copies on disk, to compare with augmenting in the step"""
 COMPILE_S = 15.0
@@ -312,7 +313,7 @@ def _describe_choice(rows: Sequence[ResultRow]) -> str:
         return ""
     parts = [plan["precision"], f"home {plan['home']}"]
     if plan["capture"]:
-        parts += ["cuDNN " + "/".join(dict.fromkeys(plan["cudnn"]))] if plan["cudnn"] else []
+        parts += dict.fromkeys(LAYER_WORDS[layer] for layer in plan["rnn"])
         parts.append("captured")
     else:
         parts.append(format_count(plan["threads"], "thread"))

@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from slipstream import runs
+from slipstream.base import machine
 from slipstream.base.errors import UserError
 from slipstream.base.statistics import compute_t_interval
 from slipstream.config import Config, Engine, replace_settings
 from slipstream.engine import loop
 from slipstream.engine.planning import TrainingWorkload, choose_plan, prepare_task
-from slipstream.tools.bench.cases import Case
+from slipstream.tools.bench.cases import Case, get_preset
 from slipstream.tools.bench.results import (
     BenchResult,
     ProgressCallback,
@@ -120,10 +121,12 @@ def _measure_case(
     return rows, verdict, epochs
 
 
-def _make_config(case: Case, preset: Any, *, seed: int, epochs: int) -> Config:
+def _make_config(case: Case, preset: str, *, seed: int, epochs: int) -> Config:
     train = {"epochs": epochs, "patience": "off", "minutes": None}
     config = replace_settings(case.config, train=train)
-    engine = Engine(preset=preset, device=case.config.engine.device, monitor=False)
+    device = case.config.engine.device
+    settings = get_preset(preset, on_gpu=machine.choose_device(device).type == "cuda")
+    engine = Engine(**settings, device=device, monitor=False)
     return config.model_copy(update={"seed": seed, "engine": engine})
 
 

@@ -12,7 +12,7 @@ from slipstream.base import machine
 from slipstream.config import Engine, replace_settings
 from slipstream.engine.planning import TrainingWorkload
 from slipstream.tools.bench import jobs as whole_jobs
-from slipstream.tools.bench.cases import Case
+from slipstream.tools.bench.cases import Case, get_preset
 from slipstream.tools.bench.frameworks import lightning_loop, plain_loop
 from slipstream.tools.bench.frameworks.workload import PeerSettings, StepTimings
 from slipstream.tools.bench.jobs import AT_BEST, AUTO, BASELINE, CLASSIC, list_peers
@@ -110,7 +110,7 @@ def _measure_steps(
                 if name in peers:
                     timings = _time_peer(case, peers[name], steps)
                 else:
-                    timings = _time_ours(case, steps, **_get_engine_settings(name))
+                    timings = _time_ours(case, steps, **_get_engine_settings(name, case))
             except RuntimeError as error:
                 problems[name] = "failed: " + str(error).strip().split("\n", 1)[0]
                 continue
@@ -128,11 +128,13 @@ def _time_peer(case: Case, peer: PeerSettings, steps: int) -> StepTimings:
     )
 
 
-def _get_engine_settings(name: str) -> dict[str, Any]:
+def _get_engine_settings(name: str, case: Case) -> dict[str, Any]:
     """Return the settings of one of our own variants."""
     value = name.partition(", ")[2]
-    preset = name in (CLASSIC, BASELINE)
-    return {"preset": value} if preset else {"precision": value, "plan": "measure"}
+    if name not in (CLASSIC, BASELINE):
+        return {"precision": value, "plan": "measure"}
+    on_gpu = machine.choose_device(case.config.engine.device).type == "cuda"
+    return get_preset(value, on_gpu=on_gpu)
 
 
 def _time_ours(case: Case, steps: int, **settings: Any) -> StepTimings:

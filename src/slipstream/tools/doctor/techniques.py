@@ -196,7 +196,7 @@ def _try_native_kernels(device: torch.device) -> tuple[float, str]:
         if not job.kernels():
             raise RuntimeError("the C compiler failed")
 
-    ms = trials.time_changed_step(device, cudnn="off", check=check).ms
+    ms = trials.time_changed_step(device, rnn="slipstream", check=check).ms
     return ms, f"PyTorch's layers {format_ms(other)}"
 
 
@@ -234,7 +234,7 @@ def _try_compile(device: torch.device) -> tuple[None, str]:
 
 def _try_own_kernels(device: torch.device) -> tuple[float, str]:
     other = trials.time_changed_step(device, precision="fp16").ms
-    ms = trials.time_changed_step(device, precision="fp16", cudnn="off").ms
+    ms = trials.time_changed_step(device, precision="fp16", rnn="slipstream").ms
     return ms, f"by cuDNN {format_ms(other)}"
 
 
@@ -284,8 +284,8 @@ TECHNIQUES = (
     ),
     Technique(
         "recurrent kernels in C",
-        'engine.cudnn = "off"',
-        "--set engine.cudnn=persistent, or install gcc or clang",
+        'engine.rnn = "slipstream"',
+        "--set engine.rnn=torch, or install gcc or clang",
         _try_native_kernels,
         device="cpu",
     ),
@@ -314,8 +314,8 @@ TECHNIQUES = (
     Technique("torch.compile", COMPILE, NO_COMPILE, _try_compile, None, (7, 0), isolated=True),
     Technique(
         "own recurrent kernels",
-        'engine.cudnn = "off"',
-        "--set engine.cudnn=persistent",
+        'engine.rnn = "slipstream"',
+        "--set engine.rnn=cudnn",
         _try_own_kernels,
         device="cuda",
         capability=(8, 0),

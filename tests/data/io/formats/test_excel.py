@@ -18,7 +18,7 @@ from slipstream import config as configs
 from slipstream.data import columns
 from slipstream.data.files import read_file, read_parts, read_tables
 from slipstream.data.formats import isolated
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.formats.reader import ReadOptions
 from slipstream.data.table import find_duplicates
 from tests.workbooks import Fault, Formula, write_workbook
 
@@ -194,7 +194,7 @@ def test_threads_read_at_the_same_time(tmp_path):
 FORKS = """
 import os, sys
 from pathlib import Path
-from slipstream.data.io.files import read_file
+from slipstream.data.files import read_file
 
 def count():
     return [read_file(Path(path), name=path).num_rows for path in sys.argv[1:]]

@@ -20,7 +20,7 @@ from slipstream.data import columns
 from slipstream.data.files import read_file
 from slipstream.data.formats import isolated
 from slipstream.data.formats.matlab import read_mat_file
-from slipstream.data.formats.options import ReadOptions
+from slipstream.data.formats.reader import ReadOptions
 from slipstream.data.roles import find_roles
 from tests.conftest import small_config
 from tests.data.io import damaged

@@ -1,0 +1,260 @@
+"""Text tables: where names, units and values are, records and the lines that they stand in.
+
+CSV files and workbooks have the same layouts, and errors name lines of a file long after it was
+read, so this lies below the readers of formats.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from slipstream.base.errors import UserError
+from slipstream.base.text import format_count
+
+Rows = Sequence[Sequence[str]]
+Record = tuple[int, int, list[str]]
+"""First line, last line and cells"""
+
+TAIL_ROWS = 10
+"""Last rows of the sample, whose usual width is the table's"""
+NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
+NULLS += ["null", "NULL", "None", "none"]
+"""Cells that mean "missing", whatever the settings say"""
+UNNAMED = "column_"
+"""The name of a column without one is this and its position."""
+_SYMBOL = (
+    r"(?:[numµμkMGTcdh]?(?:V|A|W|Wh|Ah|VA|var|s|sec|Hz|m|g|Pa|bar|J|N|Nm|K|C|F|S|Ω|[Oo]hm|rad|l|L|mol)"
+    r"|%|°C?|°F|deg[CF]?|min|h|d|t|psi|dB|rpm|ppm|ppb|EUR|USD|counts?|[vw]ol%)(?:\^?-?\d)?"
+)
+UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
+"""A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
+LONGEST_UNIT = 20
+MOST_NAMED = 5
+
+
+class Layout(NamedTuple):
+    """Where the names, the units and the first row of values are; rows count from 0."""
+
+    names: list[str]
+    """Empty where a column has none"""
+    first_name_row: int
+    first_value_row: int
+    units: dict[str, str]
+
+
+def is_number(cell: str, *, comma: bool = False) -> bool:
+    """Return whether a cell is a number; with `comma`, also one with a decimal comma."""
+    try:
+        float(cell.replace(",", ".") if comma else cell)
+    except ValueError:
+        return False
+    return True
+
+
+def find_layout(rows: Rows, *, search: bool = True) -> Layout | None:
+    """Find the names, and a row of units below them; None where all rows are blank.
+
+    Without `search`, or where no row looks like names above numbers, the first row has the names.
+    """
+    filled = [i for i, row in enumerate(rows) if _has_text(row)]
+    if not filled:
+        return None
+    at = filled[0]
+    if search:
+        names_row = find_names(rows)
+        merged = _find_merged(rows, filled) if names_row is None else None
+        if merged is not None:
+            return merged
+        at = at if names_row is None else names_row
+    return _finish(rows, _strip(rows[at]), at, at + 1)
+
+
+def find_names(rows: Rows) -> int | None:
+    """Find the first row of names right above numbers, or above units and numbers.
+
+    Rows above it must be lines of text; None where there is no such row.
+    """
+    filled = [i for i, row in enumerate(rows) if _has_text(row)]
+    width = _find_width(rows)
+    for place, at in enumerate(filled):
+        below = [rows[i] for i in filled[place + 1 : place + 1 + TAIL_ROWS]]
+        names = _trim(rows[at])
+        used = {i for row in below for i, cell in enumerate(row) if cell.strip()}
+        unnamed = any(i >= len(names) or not names[i] for i in used)
+        if unnamed or len(names) > width or not _starts_values(below[:2]):
+            continue
+        if _has_number(names) or (place and _has_doubles(names)):
+            continue
+        above = [rows[i] for i in filled[:place]]
+        return at if all(_is_text_line(row, width) for row in above) else None
+    return None
+
+
+def describe_layout(
+    lines_above: int, units: Mapping[str, str], skip_rows: int | None, what: str
+) -> list[str]:
+    """Note the lines, or rows, that were recognised above the names, and the units below them."""
+    notes = []
+    if lines_above and skip_rows is None:
+        lines = f"{what} 1 is" if lines_above == 1 else f"{what}s 1 to {lines_above} are"
+        notes.append(f"{lines} above the names (data.skip_rows = {lines_above})")
+    if units:
+        listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MOST_NAMED))
+        more = f" and {len(units) - MOST_NAMED} more" * (len(units) > MOST_NAMED)
+        notes.append(f"a row of units is below the names: {listed}{more}")
+    return notes
+
+
+def describe_dropped(num_columns: int, num_rows: int) -> list[str]:
+    """Note the empty columns and rows that were left out."""
+    notes = [f"{format_count(num_columns, 'empty column')} left out"] if num_columns else []
+    if num_rows:
+        notes.append(f"{format_count(num_rows, 'empty row')} at the end left out")
+    return notes
+
+
+def _find_width(rows: Rows) -> int:
+    """Return how many cells the last rows usually have."""
+    widths = Counter(len(row) for row in [row for row in rows if _has_text(row)][-TAIL_ROWS:])
+    return widths.most_common(1)[0][0] if widths else 0
+
+
+def _strip(row: Sequence[str]) -> list[str]:
+    return [cell.strip() for cell in row]
+
+
+def _trim(row: Sequence[str]) -> list[str]:
+    """Return the cells without the empty ones at the end."""
+    cells = _strip(row)
+    while cells and not cells[-1]:
+        cells.pop()
+    return cells
+
+
+def _has_text(row: Sequence[str]) -> bool:
+    return any(cell.strip() for cell in row)
+
+
+def _has_number(row: Sequence[str]) -> bool:
+    return any(is_number(cell, comma=True) for cell in row if cell.strip() not in NULLS)
+
+
+def _has_doubles(cells: list[str]) -> bool:
+    names = list(filter(None, cells))
+    return len(set(names)) < len(names)
+
+
+def _starts_values(below: Rows) -> bool:
+    """Whether numbers follow, at once or below a row without any."""
+    return any(_has_number(row) for row in below)
+
+
+def _is_text_line(row: Sequence[str], width: int) -> bool:
+    """Whether a row above the names is no row of values, and not the names either: another width,
+    or mostly empty. Of a single column, nothing tells."""
+    cells = _trim(row)
+    if all(is_number(cell, comma=True) for cell in cells if cell):
+        return False
+    return len(row) != width or 2 * sum(map(bool, cells)) <= width
+
+
+def _find_merged(rows: Rows, filled: list[int]) -> Layout | None:
+    """Find names over two rows, as merged cells give: a group above, and names below it."""
+    width = _find_width(rows)
+    for above, below in pairwise(filled):
+        under = [rows[i] for i in filled if i > below][:2]
+        first, second = (
+            [*_strip(row), *[""] * width][:width] for row in (rows[above], rows[below])
+        )
+        if _has_number(first) or _has_number(second) or not _starts_values(under):
+            continue
+        groups = _fill_groups(first, second)
+        names = [" ".join(filter(None, pair)) for pair in zip(groups, second, strict=True)]
+        has_group = any(name and not cell for cell, name in zip(first, second, strict=True))
+        if has_group and all(names) and len(set(names)) == width > 1:
+            lines = [rows[i] for i in filled if i < above]
+            if all(_is_text_line(row, width) for row in lines):
+                return _finish(rows, names, above, below + 1)
+    return None
+
+
+def _fill_groups(first: list[str], second: list[str]) -> list[str]:
+    """Repeat a group's name over the empty cells to its right that have a name below."""
+    groups, last = [], ""
+    for group, name in zip(first, second, strict=True):
+        last = group or (last if name else "")
+        groups.append(last)
+    return groups
+
+
+def _finish(rows: Rows, names: list[str], at: int, first: int) -> Layout:
+    """Add the units; where only empty cells differ, adapt the number of names to that of values."""
+    units = _find_units(names, [row for row in rows[first:] if _has_text(row)][:2])
+    if units is not None:
+        first = next(i for i in range(first, len(rows)) if _has_text(rows[i])) + 1
+    values = next((row for row in rows[first:] if row), None)
+    if values is not None and len(values) < len(names) and not any(names[len(values) :]):
+        names = names[: len(values)]
+    elif values is not None and len(values) > len(names) and not _has_text(values[len(names) :]):
+        names = [*names, *[""] * (len(values) - len(names))]
+    return Layout(names, at, first, units or {})
+
+
+def _find_units(names: list[str], below: Rows) -> dict[str, str] | None:
+    """Return the units that the first of two rows gives to columns whose next cell is a number.
+
+    None where it is a row of values. Half of the columns must have a unit that is known.
+    """
+    if len(below) < 2 or _has_number(below[0]):
+        return None
+    triples = list(zip(names, _strip(below[0]), _strip(below[1]), strict=False))
+    units = {name: unit for name, unit, value in triples if is_number(value, comma=True)}
+    others = [(unit, value) for _, unit, value in triples if not is_number(value, comma=True)]
+    if any(_has_digit(unit) and _has_digit(value) for unit, value in others):
+        return None  # a date above a date
+    known = sum(bool(UNIT.fullmatch(unit)) for unit in units.values())
+    if 2 * known < len(units) or not all(map(_may_be_unit, units.values())):
+        return None
+    plain = {name: unit.strip("[]()- ") for name, unit in units.items()}
+    # a row of dashes alone has no values: they mean "missing"
+    return {name: unit for name, unit in plain.items() if name and unit} or None
+
+
+def _has_digit(cell: str) -> bool:
+    return any(char.isdigit() for char in cell)
+
+
+def _may_be_unit(cell: str) -> bool:
+    return not cell or (cell not in NULLS and len(cell) <= LONGEST_UNIT)
+
+
+def iter_records(path: Path, delimiter: str) -> Iterator[Record]:
+    """Yield each record with its first and last line; slow, so for the header and errors only."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file, delimiter=delimiter)
+        first = 1
+        try:
+            for cells in reader:
+                yield first, reader.line_num, cells
+                first = reader.line_num + 1
+        except csv.Error as error:
+            if "field limit" in str(error):
+                raise UserError(
+                    f"{path}, line {first}: a cell has more than {csv.field_size_limit():,} "
+                    "characters; is there a quote that never closes?"
+                ) from None
+            raise UserError(f"{path}, line {first}: cannot be read as CSV: {error}") from None
+
+
+def find_line(path: Path, delimiter: str, columns: int, header_lines: int, row: int) -> int | None:
+    """Return the line in which a row below the header begins."""
+    rows = iter_records(path, delimiter)
+    lines = (first for first, _, cells in rows if first > header_lines and (cells or columns == 1))
+    return next(itertools.islice(lines, row, None), None)

@@ -1,0 +1,170 @@
+"""An export's folder as a run of its own: config, weights, and a Dockerfile that serves it without
+PyTorch."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from slipstream import __version__, runs
+from slipstream.base.run_names import ENSEMBLE_FILE, OUT
+from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
+from slipstream.config import Config, Engine
+from slipstream.config.data import SIMULATED
+from slipstream.inference.portable import MEMBERS, PortableMember, PortableRun
+from slipstream.models.files import ORIGIN, load_run_config
+from slipstream.runs.lanes import ENSEMBLE, LANE_METADATA, LANES_FOLDER, MODEL
+
+PACKAGES = (
+    *("numpy", "onnxruntime", "psutil", "pyarrow", "pydantic", "rich", "safetensors"),
+    *("starlette", "tomli-w", "typer", "uvicorn"),
+)
+"""What `slipstream serve` imports; Slipstream itself is installed without its dependencies, of
+which torch is one"""
+FOR_STEPS = ("scipy",)
+"""What steps of `data.prepare` and `predict.filter` import"""
+PORT = 8000
+TEMPLATE = """\
+# Serves this folder without PyTorch:
+#   docker build -t {name} .
+#   docker run --rm -p {port}:{port} -e SLIPSTREAM_TOKEN=... {name}
+# A wheel of Slipstream beside this file is installed instead of the released version.
+FROM python:{python}-slim
+WORKDIR /model
+COPY requirements.txt ./
+RUN pip install --no-cache-dir --requirement requirements.txt
+COPY . .
+RUN pip install --no-cache-dir --no-deps \\
+    "$(ls slipstream-*.whl 2>/dev/null || echo slipstream=={version})"
+USER nobody
+EXPOSE {port}
+CMD ["slipstream", "serve", "/model", "--host", "0.0.0.0", "--port", "{port}"]
+"""
+
+
+def write_servable(run: PortableRun, folder: Path) -> None:
+    """Make an export a run as well, and write Dockerfile and requirements.txt for it."""
+    write_standalone(run, folder)
+    name = re.sub(r"[^a-z0-9_.-]", "-", run.first.config.name.lower())
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    text = TEMPLATE.format(name=name, port=PORT, python=python, version=__version__)
+    (folder / "Dockerfile").write_text(text, encoding="utf-8")
+    lines = "\n".join(pin_packages(choose_packages(run))) + "\n"
+    (folder / "requirements.txt").write_text(lines, encoding="utf-8")
+
+
+def choose_packages(run: PortableRun) -> tuple[str, ...]:
+    """Return the packages that serving this run needs."""
+    configs = [member.first.config for member in run.members]
+    has_steps = any(one.data.prepare or one.predict.filter.kind != "none" for one in configs)
+    return (*PACKAGES, *FOR_STEPS) if has_steps else PACKAGES
+
+
+def pin_packages(names: tuple[str, ...]) -> list[str]:
+    """Return packages and all that they require as `name==version`, as they are installed here;
+    those that are not have no version."""
+    pinned: dict[str, str] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in pinned:
+            continue
+        try:
+            package = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            pinned[name] = name
+            continue
+        pinned[name] = f"{name}=={package.version}"
+        needs = [Requirement(line) for line in package.requires or ()]
+        waiting += [
+            _normalize(one.name)
+            for one in needs
+            if one.marker is None or one.marker.evaluate({"extra": ""})
+        ]
+    return sorted(pinned.values())
+
+
+def _normalize(name: str) -> str:
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def write_standalone(run: PortableRun, folder: Path) -> None:
+    """Write the run's model, or its members with their weights, into a folder."""
+    if not run.is_ensemble:
+        _write_member(run.members[0], folder)
+        return
+    config = strip_config(runs.load_config(run.run))
+    (folder / "config.toml").write_text(runs.format_config(config), encoding="utf-8")
+    content = runs.read_json(run.run.folder / ENSEMBLE_FILE)
+    for member in content["members"]:
+        member["run"] = Path(member["run"]).name
+    if list(run.weights) != content["folds"][-1]["weights"]:  # the best member was chosen
+        for fold in content["folds"]:
+            fold["weights"] = [float(number == fold["best"]) for number in range(len(run.members))]
+            fold["reach"][ENSEMBLE] = fold["reach"][MODEL]
+    runs.write_json(folder / ENSEMBLE_FILE, content)
+    for number, one in enumerate(run.members, start=1):
+        inner = folder / MEMBERS / str(number)
+        inner.mkdir(parents=True)
+        _write_member(one, inner)
+
+
+def strip_config(config: Config) -> Config:
+    """Return a config without what only its own machine knows: folders and devices."""
+    steps = tuple(
+        step.model_copy(update={"path": _shorten(path)}) if (path := _get_path(step)) else step
+        for step in config.data.prepare
+    )
+    paths = {"path": config.data.path, "labels": config.data.labels}
+    data = {name: _shorten(value) for name, value in paths.items()} | {"prepare": steps}
+    return config.model_copy(
+        update={
+            "out": OUT,
+            "data": config.data.model_copy(update=data),
+            "train": config.train.model_copy(update={"init_from": None}),
+            "engine": Engine(),
+        }
+    )
+
+
+def _get_path(step: Any) -> str | None:
+    return getattr(step, "path", None)
+
+
+def _shorten(path: Any) -> Any:
+    """Return a path's last part; of several paths, that of each."""
+    if isinstance(path, str):
+        return path if path.startswith(SIMULATED) else Path(path).name
+    return tuple(map(_shorten, path)) if path else path
+
+
+def _write_member(member: PortableMember, folder: Path) -> None:
+    run = member.run
+    text = runs.format_config(strip_config(load_run_config(run)))
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    files = read_verified(run.model)
+    origin = json.loads(files.get(ORIGIN, b"{}")) | {"config": text}
+    files[ORIGIN] = runs.to_json(origin).encode()
+    _write_verified(folder / run.model.name, files)
+    if (lanes := run.folder / LANES_FOLDER).exists():
+        files = read_verified(lanes)
+        metadata = json.loads(files[LANE_METADATA])
+        if len(metadata["folds"][-1]["lanes"]) > 1:
+            metadata["uses"] = ENSEMBLE if len(member.models) > 1 else MODEL
+        files[LANE_METADATA] = runs.to_json(metadata).encode()
+        _write_verified(folder / LANES_FOLDER, files)
+
+
+def _write_verified(folder: Path, files: dict[str, bytes]) -> None:
+    """Write a folder with its manifest."""
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    sums = {name: compute_sha256(folder / name) for name in sorted(files)}
+    runs.write_json(folder / MANIFEST, sums)

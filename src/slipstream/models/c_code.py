@@ -1,0 +1,260 @@
+"""Constant arrays, literals and sizes of a network in C source, for `exporting/c`.
+
+The layers of each kind are in `models/kinds`, their code in `exporting/c/templates`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slipstream.config import Model, Signature
+from slipstream.models.kinds import load_kind
+from slipstream.models.numpy_layers import ROW_UNITS, Weights
+
+Floats = npt.NDArray[np.float32]
+LANES = 8
+"""Rows of a matrix that the C code computes side by side: as many sums fit into registers"""
+PER_LINE = 8
+POINTER_BYTES = 4
+"""Of a 32-bit microcontroller"""
+LARGEST_INT8 = 127
+
+
+class Quantized(NamedTuple):
+    """A matrix [N, K] in 8 bits: row n is values[n] * scales[n]."""
+
+    values: npt.NDArray[np.int8]
+    scales: Floats
+
+
+@dataclass
+class ConstArrays:
+    """The arrays of a source file in their order."""
+
+    int8: bool
+    """Whether matrices are stored in 8 bits"""
+    lines: list[str] = field(default_factory=list)
+    num_bytes: int = 0
+    num_weights: int = 0
+
+    def add_floats(self, name: str, values: npt.ArrayLike) -> str:
+        """Add an array of float and return its name."""
+        flat = np.asarray(values, dtype=np.float32).ravel()
+        self._add("float", name, format_floats(flat), flat.nbytes)
+        self.num_weights += flat.size
+        return name
+
+    def add_matrix(self, name: str, matrix: Floats) -> str:
+        """Add a matrix and return the initializer of its `matrix`."""
+        rows, columns = matrix.shape
+        self.num_bytes += 2 * POINTER_BYTES  # rows and columns, as int
+        if not self.int8:
+            self.add_floats(name, to_blocks(matrix))
+            self.num_bytes += POINTER_BYTES
+            return f"{{{name}, {rows}, {columns}}}"
+        values, scales = quantize(matrix)
+        flat = to_blocks(values)
+        self._add("int8_t", name, (str(one) for one in flat.tolist()), flat.nbytes)
+        self.num_weights += flat.size
+        self.add_floats(f"{name}_scale", scales)
+        self.num_weights -= scales.size
+        self.num_bytes += 2 * POINTER_BYTES
+        return f"{{{name}, {name}_scale, {rows}, {columns}}}"
+
+    def add_dense(self, name: str, matrix: Floats, bias: npt.ArrayLike) -> str:
+        """Add a matrix and a bias, and return the initializer of their `dense`."""
+        weight = self.add_matrix(f"{name}_weight", matrix)
+        self.num_bytes += POINTER_BYTES
+        return f"{{{weight}, {self.add_floats(f'{name}_bias', bias)}}}"
+
+    def _add(self, kind: str, name: str, values: Iterable[str], num_bytes: int) -> None:
+        every = list(values)
+        lines = [", ".join(every[at : at + PER_LINE]) for at in range(0, len(every), PER_LINE)]
+        body = ",\n    ".join(lines)
+        self.lines.append(f"static const {kind} {name}[{len(every)}] = {{\n    {body}}};\n")
+        self.num_bytes += num_bytes
+
+
+def to_blocks(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a matrix [N, K] as the C code reads it: blocks of LANES rows, column by column, then
+    the remaining rows one after the other."""
+    whole = len(matrix) - len(matrix) % LANES
+    blocks = matrix[:whole].reshape(-1, LANES, matrix.shape[1]).transpose(0, 2, 1)
+    return np.concatenate([blocks.ravel(), matrix[whole:].ravel()])
+
+
+def quantize(matrix: Floats) -> Quantized:
+    """Round each row to multiples of its largest value / 127."""
+    largest = np.abs(matrix).max(axis=1)
+    scales = np.where(largest > 0, largest / LARGEST_INT8, 1.0).astype(np.float32)
+    values = np.rint(matrix / scales[:, None]).clip(-LARGEST_INT8, LARGEST_INT8)
+    return Quantized(values.astype(np.int8), scales)
+
+
+def format_floats(values: Iterable[Any]) -> Iterable[str]:
+    """Return float literals that are exact."""
+    texts = (format_double(float(value)) for value in values)
+    return (text if text.endswith(("N", "Y")) else f"{text}f" for text in texts)
+
+
+def format_double(value: float) -> str:
+    """Return a hexadecimal literal, which is exact; whole numbers stay readable."""
+    if not math.isfinite(value):
+        return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{value:.1f}"
+    digits, _, exponent = value.hex().partition("p")
+    whole, _, fraction = digits.partition(".")
+    fraction = fraction.rstrip("0")
+    return f"{whole}.{fraction or '0'}p{exponent}"
+
+
+def format_list(values: Iterable[Any], *, double: bool = False) -> str:
+    """Return the initializer of a small array."""
+    every = [format_double(float(value)) for value in values] if double else format_floats(values)
+    return f"{{{', '.join(every)}}}"
+
+
+def format_integers(values: Iterable[Any]) -> str:
+    """Return the initializer of a small array of integers."""
+    return "{" + ", ".join(str(int(value)) for value in values) + "}"
+
+
+class CLayers(NamedTuple):
+    """What the layers of a kind need in C, beside their weights."""
+
+    defines: Mapping[str, int] = {}
+    """Sizes that the template names"""
+    cells: Mapping[str, int] = {}
+    """Arrays of float that are one network's state, and their lengths"""
+    counters: Mapping[str, int] = {}
+    """Arrays of int32_t of the state, and their lengths; 0 for a single number"""
+    work: Mapping[str, int] = {}
+    """Arrays of float that one call needs, and their lengths"""
+    values: Mapping[str, Any] = {}
+    """What else the template names"""
+    num_bytes: int = 0
+    """Bytes of constant tables in the template"""
+
+
+ROW_NUMBERS = 64
+"""Numbers of a window that a network without tokens reads at a time"""
+
+
+@dataclass(frozen=True)
+class NetworkShape:
+    """Sizes of a network."""
+
+    model: Model
+    signature: Signature
+    holds: bool = False
+    """Whether a missing value is the last known one: `data.missing = "forward"`"""
+    carried: bool = False
+    """Whether steps carry the network's state on"""
+
+    @property
+    def template(self) -> str:
+        """The name of the template of the layers."""
+        template = load_kind(self.model).c_template
+        assert template is not None, f"{self.model.kind} has no C code"
+        return template
+
+    @cached_property
+    def layers(self) -> CLayers:
+        """What the layers need."""
+        return load_kind(self.model).describe_c(self)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether a window is read as one row, not as tokens."""
+        return not self.model.spec.is_sequential
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Width of each layer."""
+        return self.model.sizes if self.model.spec.has_hidden else ()
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.model.bidirectional else 1
+
+    @property
+    def tokens(self) -> int:
+        return self.signature.context // self.patch
+
+    @property
+    def patch(self) -> int:
+        return 1 if self.is_flat else self.model.patch
+
+    @property
+    def width(self) -> int:
+        """The width of what the head reads at a time."""
+        return load_kind(self.model).get_width(self.model, self.signature)
+
+    @property
+    def widest(self) -> int:
+        return max(self.sizes, default=0) * self.directions
+
+    @property
+    def rows_at_once(self) -> int:
+        if not self.is_flat:
+            return self.patch
+        return min(max(ROW_NUMBERS // self.signature.model_inputs, 1), self.signature.context)
+
+    @property
+    def decoder(self) -> bool:
+        """Whether a small network reads each row that is known ahead."""
+        return self.signature.future_shape[0] > 0 and bool(self.sizes)
+
+    def list_defines(self) -> dict[str, int]:
+        """Return the sizes that the layers' template names."""
+        defines = {"LAYERS": len(self.sizes), "WIDEST": self.widest}
+        if self.decoder:
+            defines["DECODER"] = ROW_UNITS
+        if not self.is_flat:
+            defines |= {"TOKENS": self.tokens, "PATCH": self.patch}
+        defines |= self.layers.defines
+        return {name: value for name, value in defines.items() if value}
+
+    def list_work(self) -> dict[str, int]:
+        """Return the arrays of float that one call needs, beside the rows and the outputs."""
+        features, work = self.signature.model_inputs, {}
+        if self.model.normalize != "none":
+            work["centre"] = features
+        if self.model.normalize == "window":
+            work["mean"] = work["spread"] = features
+        if self.signature.static_width:
+            work["extra"] = self.signature.static_width
+        if self.decoder:
+            work["window"] = ROW_UNITS
+        work |= self.layers.work
+        if not self.is_flat and self.model.pool in ("mean", "attention"):
+            work["pooled"] = self.width
+        return work
+
+
+def add_network(arrays: ConstArrays, shape: NetworkShape, weights: Weights, number: int) -> str:
+    """Add a network's weights to the arrays and return the initializer of its `network`."""
+
+    def read(name: str) -> Any:
+        return weights[f"core.{name}"]
+
+    def add(name: str, source: str) -> str:
+        return arrays.add_dense(
+            f"n{number}_{name}", read(f"{source}.weight"), read(f"{source}.bias")
+        )
+
+    parts = load_kind(shape.model).add_c_weights(arrays, shape, read, f"n{number}")
+    if shape.model.pool == "attention" and not shape.is_flat:
+        parts.append(add("score", "pool.score"))
+    parts.append(add("head", "head.linear"))
+    if shape.decoder:
+        parts += [add(f"ahead_{part}", f"head.ahead.{part}") for part in ("window", "row", "out")]
+    return "{" + ", ".join(parts) + "}"
