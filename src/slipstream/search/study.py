@@ -262,7 +262,9 @@ class StatelessCmaEsSampler(optuna.samplers.CmaEsSampler):
             trials = self._get_solution_trials(completed_trials, optimizer.generation)[:size]
             if len(trials) < size:
                 return optimizer
-            optimizer.tell([(transform.transform(one.params), one.values[0]) for one in trials])
+            optimizer.tell(
+                [(transform.transform(trial.params), trial.values[0]) for trial in trials]
+            )
 
 
 def make_pruner(tune: Tune, epochs: int) -> BasePruner:
