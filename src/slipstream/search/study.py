@@ -32,7 +32,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Range, Tune
 from slipstream.config import search_space as spaces
-from slipstream.search import storage as shared
+from slipstream.search import storage as storages
 from slipstream.search.database import HEARTBEAT
 from slipstream.search.storage import CUT_OFF, JOURNAL, NOTES, Journal, name_state
 
@@ -56,7 +56,7 @@ def open_study(
     if url is None:
         storage = JournalStorage(Journal(folder / JOURNAL))
     else:
-        storage = shared.open_storage(url, heartbeat)
+        storage = storages.open_storage(url, heartbeat)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():
