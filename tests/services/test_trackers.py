@@ -144,7 +144,7 @@ def test_mlflow_has_every_point_once_and_the_files(run, server):
 
 
 def test_mlflow_has_every_point_once_after_a_kill_and_a_resume(run, server, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 400)  # many messages
+    monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 400)  # many messages
     from slipstream.reporting.tracking.mlflow import MLflow
 
     send, messages = MLflow.send, []
@@ -311,7 +311,7 @@ def is_followed(folder: Path) -> bool:
 
 
 def test_a_server_that_is_away_at_the_start_and_later_gets_everything(run, machine, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 400)  # many messages
+    monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 400)  # many messages
     from slipstream.reporting.tracking import follow
     from slipstream.reporting.tracking.mlflow import MLflow
 

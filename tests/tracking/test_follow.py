@@ -112,7 +112,7 @@ class Halting(TensorBoard):
 
 
 def test_a_follower_that_is_killed_goes_on_without_loss_or_repetition(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 500)  # several messages
+    monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 500)  # several messages
     monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Halting)
     with pytest.raises(KeyboardInterrupt):
         follow(run, "tensorboard", out=str(tmp_path / "board"))
@@ -248,7 +248,7 @@ class Failing(Keeping):
 
 @pytest.mark.usefixtures("keeping")
 def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("slipstream.runs.log.MOST_BYTES", 500)
+    monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 500)
     monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Failing)
     monkeypatch.setattr(follow, "FIRST_PAUSE_S", 0.01)
     messages: list[str] = []

@@ -74,7 +74,7 @@ def test_a_log_that_was_cut_and_grew_past_the_old_end_is_sent_anew(tmp_path):
 
 
 def test_a_log_in_several_messages_is_complete(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "MOST_BYTES", 200)
+    monkeypatch.setattr(tail, "MAX_BYTES", 200)
     log = tmp_path / "events.jsonl"
     for step in range(50):
         runs.add_event(log, {"event": "log", "at_s": 1.0, "step": step})

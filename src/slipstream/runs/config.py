@@ -187,7 +187,7 @@ def list_changed_targets(data: Mapping[str, Any]) -> list[ChangedTarget]:
             what, written = FILTERED, _to_list(values.get("name")) if targets else []
         else:
             continue
-        names = written if targets is None else [one for one in written if one in targets]
+        names = written if targets is None else [name for name in written if name in targets]
         changed += [ChangedTarget(number, kind, str(name), what) for name in names]
     return changed
 

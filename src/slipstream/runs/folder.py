@@ -358,7 +358,7 @@ def find_writers(folder: Path) -> list[Mapping[str, Any]]:
     and process each."""
     if holder := find_holder(folder):
         return [holder]
-    return [who for one in list_worker_folders(folder) if (who := find_holder(one))]
+    return [who for worker in list_worker_folders(folder) if (who := find_holder(worker))]
 
 
 def count_shares(folder: Path) -> ShareCount | None:
@@ -367,5 +367,5 @@ def count_shares(folder: Path) -> ShareCount | None:
         shares = read_json(folder / FOLDER / SHARES)["shares"]
     except (UserError, LookupError, TypeError):
         return None
-    done = sum((one / RESULT).is_dir() for one in list_worker_folders(folder))
+    done = sum((worker / RESULT).is_dir() for worker in list_worker_folders(folder))
     return ShareCount(done, len(shares))

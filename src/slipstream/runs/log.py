@@ -118,7 +118,7 @@ def truncate_log(run: LoggedRun, size: int) -> None:
 
 SIGNED_BYTES = 4096
 """Of the log before a position, in its checksum"""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of the log that are read at once"""
 POSITION = re.compile(r"([0-9a-f]{8}):(\d{1,15})")
 LOG_START = "00000000:0"
@@ -145,7 +145,7 @@ def read_chunk(log: Path, position: str, *, end: int | None = None) -> Chunk:
             if offset and _sign(file, offset) != position:
                 offset, is_reset = 0, True
             file.seek(offset)
-            text = file.read(MOST_BYTES)
+            text = file.read(MAX_BYTES)
             text += b"" if b"\n" in text else file.readline()
             if end is not None:
                 text = text[: max(end - offset, 0)]

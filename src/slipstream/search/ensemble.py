@@ -67,11 +67,11 @@ def refuse_disagreement(members: Sequence[Member]) -> None:
     """Refuse members that predict something else than the first, or split their data otherwise."""
     first = members[0]
     for member in members[1:]:
-        one, other = first.trained.signature, member.trained.signature
+        signature, other = first.trained.signature, member.trained.signature
         facts: list[tuple[str, Any, Any]] = [
-            ("targets", sorted(one.targets), sorted(other.targets)),
-            ("data.horizon", one.horizon, other.horizon),
-            ("classes", list(one.classes), list(other.classes)),
+            ("targets", sorted(signature.targets), sorted(other.targets)),
+            ("data.horizon", signature.horizon, other.horizon),
+            ("classes", list(signature.classes), list(other.classes)),
         ]
         differing = configs.list_differences(first.config, member.config)
         for name in SAME_SETTINGS:
@@ -79,10 +79,10 @@ def refuse_disagreement(members: Sequence[Member]) -> None:
                 section, _, key = name.partition(".")
                 values = (getattr(getattr(run.config, section), key) for run in (first, member))
                 facts.append((name, *map(_format_setting, values)))
-        for name, mine, theirs in facts:
-            if mine != theirs:
+        for name, wanted, found in facts:
+            if wanted != found:
                 raise UserError(
-                    f"{member.run.folder}: {name} {_be(name)} {theirs}, but {mine} in "
+                    f"{member.run.folder}: {name} {_be(name)} {found}, but {wanted} in "
                     f"{first.run.folder}; an ensemble needs the same"
                 )
         if len(member.trained.folds) != len(first.trained.folds):
@@ -113,15 +113,16 @@ def refuse_other_data(members: Sequence[Member], datasets: Sequence[Dataset]) ->
                 f"{member.run.folder}: holds the model of one fold; set tune.retrain to have them "
                 "all"
             )
-    for one, other in pairwise(zip(members, datasets, strict=True)):
-        if one[1].memory is not other[1].memory:
-            _compare_series(*one, *other)
-            _compare_targets(*one, *other)
+    for pair, next_pair in pairwise(zip(members, datasets, strict=True)):
+        if pair[1].memory is not next_pair[1].memory:
+            _compare_series(*pair, *next_pair)
+            _compare_targets(*pair, *next_pair)
 
 
-def _compare_series(first: Member, one: Dataset, member: Member, other: Dataset) -> None:
-    """Refuse series that only one has, unless they are too short for the other's windows."""
-    for owner, has, lacking, lacks in ((first, one, member, other), (member, other, first, one)):
+def _compare_series(first: Member, data: Dataset, member: Member, other: Dataset) -> None:
+    """Refuse series that one member alone has, unless the other's windows are too long for
+    them."""
+    for owner, has, lacking, lacks in ((first, data, member, other), (member, other, first, data)):
         rows = dict(zip(has.index.series_names, np.diff(has.index.offsets), strict=True))
         shortest = lacks.signature.lead + lacks.signature.steps_out
         for name in sorted(rows.keys() - set(lacks.index.series_names)):
@@ -132,30 +133,29 @@ def _compare_series(first: Member, one: Dataset, member: Member, other: Dataset)
                 )
 
 
-def _compare_targets(first: Member, one: Dataset, member: Member, other: Dataset) -> None:
+def _compare_targets(first: Member, data: Dataset, member: Member, other: Dataset) -> None:
     """Refuse targets that differ in a row which both have."""
-    assert one.memory is not None
+    assert data.memory is not None
     assert other.memory is not None
-    rows = match_rows(one, other)
-    both = np.flatnonzero((rows >= 0) & ~_mark_unknown(one) & ~_mark_unknown(other)[rows])
+    rows = match_rows(data, other)
+    both = np.flatnonzero((rows >= 0) & ~_mark_unknown(data) & ~_mark_unknown(other)[rows])
     if not len(both):
         raise UserError(
             f"{member.run.folder}: its data and those of {first.run.folder} have no row in common, "
             "by series and time; an ensemble needs the same data"
         )
-    for name in one.signature.targets:
-        mine, theirs = (
-            _read_target(data, name)[some] for data, some in ((one, both), (other, rows[both]))
-        )
-        size = 1.0 if one.signature.classes else one.scaler.size[name]
-        wrong = np.flatnonzero(~np.isclose(mine, theirs, rtol=TOLERANCE, atol=TOLERANCE * size))
+    for name in data.signature.targets:
+        wanted = _read_target(data, name)[both]
+        found = _read_target(other, name)[rows[both]]
+        size = 1.0 if data.signature.classes else data.scaler.size[name]
+        wrong = np.flatnonzero(~np.isclose(wanted, found, rtol=TOLERANCE, atol=TOLERANCE * size))
         if len(wrong):
-            at = int(both[wrong[0]])
-            owner = int(np.searchsorted(one.index.offsets, at, side="right")) - 1
-            row = at - int(one.index.offsets[owner])
+            position = int(both[wrong[0]])
+            owner = int(np.searchsorted(data.index.offsets, position, side="right")) - 1
+            row = position - int(data.index.offsets[owner])
             raise UserError(
-                f'{member.run.folder}: target "{name}" is {theirs[wrong[0]]:g} in row {row} of '
-                f'series "{one.index.series_names[owner]}", but {mine[wrong[0]]:g} in '
+                f'{member.run.folder}: target "{name}" is {found[wrong[0]]:g} in row {row} of '
+                f'series "{data.index.series_names[owner]}", but {wanted[wrong[0]]:g} in '
                 f"{first.run.folder}; {len(wrong):,} of {len(both):,} rows differ, and an ensemble "
                 "needs the same data"
             )
@@ -250,8 +250,8 @@ def _score_fold(
             errors.add(row)
             yield row
 
-    alone = [summarize_sums({"val": one}) for one in accumulate_side_by_side(collect(), dataset)]
-    values = [summary.get_metric(one, "val", metric) for one in alone]
+    alone = [summarize_sums({"val": sums}) for sums in accumulate_side_by_side(collect(), dataset)]
+    values = [summary.get_metric(sums, "val", metric) for sums in alone]
     best = 0
     for place, value in enumerate(values):
         best = place if statistics.is_better(value, values[best], metric) else best
@@ -296,21 +296,21 @@ def summarize_ensemble(
 
     def merge(position: int) -> dict[str, Any]:
         sets = folds[-1].sums
-        return {which: merge_sums([one.sums[which][position] for one in folds]) for which in sets}
+        return {which: merge_sums([fold.sums[which][position] for fold in folds]) for which in sets}
 
-    baselines = summary.merge_baselines([one.baselines for one in folds])
+    baselines = summary.merge_baselines([fold.baselines for fold in folds])
     scores, detail = summary.summarize_scores(run, config, dataset, merge(-1), baselines)
-    coverage = ensembles.compute_coverage([one.scores.coverage[ENSEMBLE] for one in folds])
+    coverage = ensembles.compute_coverage([fold.scores.coverage[ENSEMBLE] for fold in folds])
     weights = folds[-1].mixture.weights
-    unfiltered = [one.scores.unfiltered.get(ENSEMBLE, {}) for one in folds]
-    without = {which: merge_sums([one[which] for one in unfiltered]) for which in unfiltered[-1]}
+    unfiltered = [fold.scores.unfiltered.get(ENSEMBLE, {}) for fold in folds]
+    without = {which: merge_sums([fold[which] for fold in unfiltered]) for which in unfiltered[-1]}
     return scores | {
         **summary.summarize_filter(config, dataset, without),
         "members": [
             {**describe_member(member), "weight": weight, **summarize_sums(merge(position))}
             for position, (member, weight) in enumerate(zip(members, weights, strict=True))
         ],
-        "folds": [_summarize_fold(one, members) for one in folds] if len(folds) > 1 else None,
+        "folds": [_summarize_fold(fold, members) for fold in folds] if len(folds) > 1 else None,
         "coverage": coverage,
         "notes": [*dataset.notes, *summary.list_missing_baselines(baselines)],
     }, detail
@@ -329,18 +329,19 @@ def describe_member(member: Member) -> dict[str, Any]:
     }
 
 
-def _summarize_fold(one: FoldScores, members: Sequence[Member]) -> dict[str, Any]:
+def _summarize_fold(scored: FoldScores, members: Sequence[Member]) -> dict[str, Any]:
+    """Return the metrics, weights and baselines of one fold."""
     names = [member.name for member in members]
     baselines: Mapping[str, Any] = {
-        name: summarize_sums(sums) if sums else None for name, (_, sums) in one.baselines.items()
+        name: summarize_sums(sums) if sums else None for name, (_, sums) in scored.baselines.items()
     }
     return {
-        "fold": one.fold.number,
-        "label": one.fold.label,
-        "windows": one.fold.dataset.num_windows,
-        "weights": dict(zip(names, one.mixture.weights, strict=True)),
-        **summarize_sums({which: sums[-1] for which, sums in one.sums.items()}),
-        "coverage": ensembles.compute_coverage([one.scores.coverage[ENSEMBLE]]),
+        "fold": scored.fold.number,
+        "label": scored.fold.label,
+        "windows": scored.fold.dataset.num_windows,
+        "weights": dict(zip(names, scored.mixture.weights, strict=True)),
+        **summarize_sums({which: sums[-1] for which, sums in scored.sums.items()}),
+        "coverage": ensembles.compute_coverage([scored.scores.coverage[ENSEMBLE]]),
         "baselines": baselines,
     }
 
@@ -404,8 +405,8 @@ def _load_members(
     opened: dict[Path, Run] = {}
     names: dict[str, int] = {}
     loaded = []
-    for one in members:
-        run = runs.open_run(one)
+    for member in members:
+        run = runs.open_run(member)
         if (run.folder / ENSEMBLE_FILE).exists():
             raise UserError(f"{run.folder}: is an ensemble itself; name its members instead")
         model_run, _ = runs.find_model_run(run)
@@ -446,13 +447,13 @@ def _build(
     portable.save_mixture(
         run,
         reference,
-        [describe_member(one) | {"data": _read_fingerprint(one)} for one in members],
-        [one.mixture for one in scored],
+        [describe_member(member) | {"data": _read_fingerprint(member)} for member in members],
+        [fold.mixture for fold in scored],
     )
-    summaries.save_scored_baselines(run, [one.baselines for one in scored])
+    summaries.save_scored_baselines(run, [fold.baselines for fold in scored])
     runs.write_json(run.folder / "plan.json", first.plan.to_dict())
     summary, detail = summarize_ensemble(run, config, dataset, members, scored)
-    parameters = sum(checkpoint.count_parameters(one.run) for one in members)
+    parameters = sum(checkpoint.count_parameters(member.run) for member in members)
     return summary | {
         "parameters": parameters,
         "plan": first.plan.to_dict(),

@@ -208,7 +208,7 @@ class TrialPool:
             self.waiting.append(trial)
 
     def _ask(self) -> TrialRun | None:
-        if sum(not one.keeps_lane for one in (*self.waiting, *self.running)) >= self.parallel:
+        if sum(not trial.keeps_lane for trial in (*self.waiting, *self.running)) >= self.parallel:
             return None
         trial = self.source.ask()
         self.is_exhausted = trial is None
@@ -240,7 +240,7 @@ class TrialPool:
                 trial = new
             else:
                 self.waiting.append(new)
-        if trial is None and not any(not one.keeps_lane for one in self.waiting):
+        if trial is None and not any(not waiting.keeps_lane for waiting in self.waiting):
             trial = self.source.fill_place(fits)
         if trial is not None:
             self.start([trial])
@@ -450,15 +450,15 @@ def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list
     best_saving: float = 0.0
     best_merge: list[TrialGroup] = []
     costs = [_estimate_ms(group, device, num_windows) for group in groups]
-    for i, one in enumerate(groups):
+    for i, group in enumerate(groups):
         for j, other in enumerate(groups[:i]):
-            shape = one.shape.merge(other.shape)
+            shape = group.shape.merge(other.shape)
             if shape is None:
                 continue
-            union = TrialGroup(shape, [*other.trials, *one.trials])
+            union = TrialGroup(shape, [*other.trials, *group.trials])
             saving = costs[i] + costs[j] - _estimate_ms(union, device, num_windows)
             if saving > best_saving:
-                rest = [group for group in groups if group not in (one, other)]
+                rest = [kept for kept in groups if kept not in (group, other)]
                 best_saving, best_merge = saving, [*rest, union]
     return best_merge
 
@@ -470,7 +470,7 @@ def _estimate_ms(group: TrialGroup, device: str, num_windows: int) -> float:
     constant, per_unit = FLOOR_MS[device]
     floor = OVERLAP * rows * sum(constant + per_unit * width for width in group.shape.widths)
     lane = 3 * _count_flops(group.shape) * rows * group.shape.batch / FLOPS_PER_MS[device]
-    steps_left = sorted(-(-num_windows // int(one.config.train.batch)) for one in group.trials)
+    steps_left = sorted(-(-num_windows // int(trial.config.train.batch)) for trial in group.trials)
     total, done = 0.0, 0
     for ended, steps in enumerate(steps_left):  # a pack gets cheaper as its lanes end
         total += (steps - done) * (floor + lane * (len(steps_left) - ended))
@@ -528,15 +528,15 @@ class TrialPack:
         self.trials = list(trials)
         data = self.data = self._load_data()
         self.shapes = [shape, *{self._get_shape(trial) for trial in trials}]
-        every = [lane for trial in trials for lane in _make_lanes(trial, data)]
-        self.num_lanes = min(len(every), max_lanes)
-        first = every[: self.num_lanes]
-        self.queue.extend(every[self.num_lanes :])
+        lanes = [lane for trial in trials for lane in _make_lanes(trial, data)]
+        self.num_lanes = min(len(lanes), max_lanes)
+        first = lanes[: self.num_lanes]
+        self.queue.extend(lanes[self.num_lanes :])
         widest = _widen(trials[0].config, shape)
         extremes = (widest, *self.pool.source.list_extremes(widest))
         largest = [data.resolve_settings(config) for config in extremes]
         self.plan, mode = data.make_plan(widest)
-        room = [*every, *(Lane(config, fold) for config in largest for fold in data.folds)]
+        room = [*lanes, *(Lane(config, fold) for config in largest for fold in data.folds)]
         self.capacity = compute_capacity(room, places=self.num_lanes)
         with self._use_device():
             self.lane_owners = [lane.owner for lane in first]
@@ -616,7 +616,7 @@ class TrialPack:
         policy = LanePolicy(
             self._next_lane,
             self._judge,
-            lambda one: _get_owner(one)[0].stop_reason,
+            lambda lane: _get_owner(lane)[0].stop_reason,
             drop_ended=True,
             cut=lambda: self.pool.source.find_cut(),
             keeps_rows=self._wants_lane,
@@ -928,7 +928,7 @@ class PackScheduler:
         would leave the device idle when others finish earlier."""
         if not self.packs:
             return
-        while (pack := next((one for one in self.packs if one.is_ready()), None)) is None:
+        while (pack := next((pack for pack in self.packs if pack.is_ready()), None)) is None:
             time.sleep(POLL_S)
         self.packs.remove(pack)
         self.packs.append(pack)

@@ -183,22 +183,29 @@ def summarize_probe(
     metric, classes = scratch["judged_by"], bool(scratch.get("classes"))
     keys = list(dict.fromkeys([metric, *(["balanced_accuracy"] if classes else [])]))
     by_seed = {
-        one: {key: _group_by_seed(result, key) for key in keys} for one, result in results.items()
+        strategy: {key: _group_by_seed(result, key) for key in keys}
+        for strategy, result in results.items()
     }
-    every = [one[metric] for one in by_seed.values()]
-    seeds = [seed for seed in by_seed[SCRATCH][metric] if all(seed in one for one in every)]
+    trained = [metrics[metric] for metrics in by_seed.values()]
+    seeds = [seed for seed in by_seed[SCRATCH][metric] if all(seed in seeds for seeds in trained)]
     if len(seeds) < 2:
         raise UserError(f"{folder}: fewer than two seeds trained to an end in all three ways")
     values = {
-        one: {key: [by_seed[one][key][seed] for seed in seeds] for key in keys} for one in results
+        strategy: {key: [by_seed[strategy][key][seed] for seed in seeds] for key in keys}
+        for strategy in results
     }
     against_scratch = {
-        one: {
-            key: compare_with_scratch(values[SCRATCH][key], values[one][key], key) for key in keys
+        strategy: {
+            key: compare_with_scratch(values[SCRATCH][key], values[strategy][key], key)
+            for key in keys
         }
-        for one in (FROZEN, TUNED)
+        for strategy in (FROZEN, TUNED)
     }
-    beating = [one for one in results if classes and beats_majority(results[one], "model", metric)]
+    beating = [
+        strategy
+        for strategy in results
+        if classes and beats_majority(results[strategy], "model", metric)
+    ]
     summary: dict[str, Any] = {
         "run": str(folder),
         "name": name,
@@ -212,13 +219,13 @@ def summarize_probe(
             "error": get_metric(encoder, "val", encoder["judged_by"]),
         },
         "ways": {
-            one: {
-                "what": STRATEGIES[one],
+            strategy: {
+                "what": STRATEGIES[strategy],
                 "run": result["run"],
-                "metrics": {key: _summarize_seeds(values[one][key]) for key in keys},
+                "metrics": {key: _summarize_seeds(values[strategy][key]) for key in keys},
                 "seconds": result["seconds"],
             }
-            for one, result in results.items()
+            for strategy, result in results.items()
         },
         "baselines": {
             baseline: {key: get_metric(scores, "test", key) for key in keys}

@@ -133,7 +133,7 @@ class Retraining(TrialSource):
         chosen = {trial.number for trial in trials}
         for trial in self.results.keys() - chosen - {DEFAULT}:
             del self.results[trial]
-        self.pending = [one for one in self.pending if self._parse(one)[0] in self.results]
+        self.pending = [name for name in self.pending if self._parse(name)[0] in self.results]
         for number, run in self.running.items():
             if self._parse(number)[0] not in self.results:
                 run.stop_reason = NOT_CHOSEN
@@ -396,6 +396,6 @@ class FinalRun:
         """Return the config with the time that is left, in addition to what the lanes took."""
         if self.limit_s is None:
             return self.config
-        before_s = max((sum(one.lane.seconds) for one in trained.values()), default=0.0)
+        before_s = max((sum(lane_run.lane.seconds) for lane_run in trained.values()), default=0.0)
         minutes = (before_s + max(self.limit_s, MIN_TEST_S)) / 60
         return configs.replace_settings(self.config, {"train.minutes": minutes})

@@ -45,9 +45,9 @@ def join_study(study: optuna.Study, config: Config, fingerprint: str) -> None:
         return
     changed = configs.list_differences(Config.model_validate_json(first["config"]), config)
     differences = [
-        one
-        for one in changed
-        if one not in MAY_DIFFER and not one.startswith(("engine.", "follow."))
+        name
+        for name in changed
+        if name not in MAY_DIFFER and not name.startswith(("engine.", "follow."))
     ]
     if first["data"] != fingerprint:
         differences.append("the data")
@@ -82,8 +82,8 @@ def is_surplus(trial: FrozenTrial) -> bool:
 
 def exceeds_limit(trial: Trial, trials: Sequence[FrozenTrial], limit: int) -> bool:
     """Whether `limit` trials had started before this one, because two workers asked at once."""
-    frozen = next(one for one in trials if one.number == trial.number)
-    earlier = [one for one in trials if one.number < trial.number]
+    frozen = next(candidate for candidate in trials if candidate.number == trial.number)
+    earlier = [candidate for candidate in trials if candidate.number < trial.number]
     return not is_retry(frozen) and count_started(earlier) >= limit
 
 
@@ -144,11 +144,13 @@ class StudyMembership:
             ids = storage.find_silent_trials(self.storage, self.study.study._study_id, silent_s)
             if ids:
                 optuna.storages.fail_stale_trials(self.study.study)
-        silent = [one for one in running if one._trial_id in ids and not self.owns(one)]
-        lost = [one for one in silent if self.storage.get_trial(one._trial_id).state.is_finished()]
-        late = [one for one in silent if one not in lost]
-        new = [one for one in late if one.number not in self._silent]
-        self._silent = {one.number for one in late}
+        silent = [trial for trial in running if trial._trial_id in ids and not self.owns(trial)]
+        lost = [
+            trial for trial in silent if self.storage.get_trial(trial._trial_id).state.is_finished()
+        ]
+        late = [trial for trial in silent if trial not in lost]
+        new = [trial for trial in late if trial.number not in self._silent]
+        self._silent = {trial.number for trial in late}
         why = (
             f"{SILENT} {silent_s:.0f} s; retried in about {grace_s - silent_s:.0f} s if it is gone"
         )

@@ -110,25 +110,23 @@ class Journal(JournalFileBackend):
     def read_logs(self, log_number_from: int) -> Iterator[Operation]:  # type: ignore[override]
         """Yield the operations from that one on; raise StorageInternalError at a damaged one."""
         number = log_number_from + 1
-        with _explain_failure():
-            try:
-                for operation in super().read_logs(log_number_from):
-                    if not is_intact(operation):
-                        raise ValueError
-                    yield operation
-                    number += 1
-            except ValueError:  # of its text, too
-                raise StorageInternalError(f"line {number} is damaged") from None
+        try:
+            for operation in super().read_logs(log_number_from):
+                if not is_intact(operation):
+                    raise ValueError
+                yield operation
+                number += 1
+        except ValueError:  # of its text, too
+            raise StorageInternalError(f"line {number} is damaged") from None
 
     def append_logs(self, logs: list[Operation]) -> None:
         lines = "".join(map(format_line, logs)).encode()
-        with _explain_failure():
-            self.lock.acquire()
-            try:
-                self._append(lines)
-            finally:
-                with suppress(RuntimeError):  # others took it for that of a dead process
-                    self.lock.release()
+        self.lock.acquire()
+        try:
+            self._append(lines)
+        finally:
+            with suppress(RuntimeError):  # others took it for that of a dead process
+                self.lock.release()
 
     def _append(self, lines: bytes) -> None:
         with _open_existing(self.path) as file:
@@ -149,7 +147,7 @@ class Journal(JournalFileBackend):
 
     def flush(self) -> None:
         """Have the disk store all lines."""
-        with _explain_failure(), _open_existing(self.path) as file:
+        with _open_existing(self.path) as file:
             os.fsync(file.fileno())
 
 
@@ -165,6 +163,23 @@ def _explain_failure() -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageInternalError(error.strerror or str(error)) from error
+
+
+class SharedJournal(Journal):
+    """The journal of several workers: what the system refuses is the failure of a storage, as for a
+    database."""
+
+    def read_logs(self, log_number_from: int) -> Iterator[Operation]:  # type: ignore[override]
+        with _explain_failure():
+            yield from super().read_logs(log_number_from)
+
+    def append_logs(self, logs: list[Operation]) -> None:
+        with _explain_failure():
+            super().append_logs(logs)
+
+    def flush(self) -> None:
+        with _explain_failure():
+            super().flush()
 
 
 class MemoryJournal(BaseJournalBackend):
@@ -294,7 +309,7 @@ def _end_trial(
 class SharedJournalStorage(JournalStorage, BaseHeartbeat):
     """Optuna's journal storage with heartbeats, which Optuna has for databases only."""
 
-    def __init__(self, journal: Journal, heartbeat: tuple[int, int]) -> None:
+    def __init__(self, journal: SharedJournal, heartbeat: tuple[int, int]) -> None:
         self.interval_s, self.grace_s = heartbeat
         self.heartbeats = Path(f"{journal.path}.heartbeats")
         with _explain_failure():
@@ -361,7 +376,7 @@ def open_journal(url: str, heartbeat: tuple[int, int]) -> SharedJournalStorage:
     _refuse_other_files(path)
     try:
         _remove_old_lock(path)
-        journal = Journal(path)
+        journal = SharedJournal(path)
         storage = SharedJournalStorage(journal, heartbeat)
         journal.append_logs([])  # shows whether it can be locked and written
     except OSError as error:

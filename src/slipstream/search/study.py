@@ -32,7 +32,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Range, Tune
 from slipstream.config import search_space as spaces
-from slipstream.search import storage as shared
+from slipstream.search import storage as storages
 from slipstream.search.database import HEARTBEAT
 from slipstream.search.storage import CUT_OFF, JOURNAL, NOTES, Journal, name_state
 
@@ -56,7 +56,7 @@ def open_study(
     if url is None:
         storage = JournalStorage(Journal(folder / JOURNAL))
     else:
-        storage = shared.open_storage(url, heartbeat)
+        storage = storages.open_storage(url, heartbeat)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with warnings.catch_warnings():
@@ -69,7 +69,9 @@ def open_study(
     except ModuleNotFoundError as error:
         message = f'tune.sampler = "{tune.sampler}" needs the package {error.name}'
         raise UserError(f'{message}; install it, or use "tpe"') from None
-    return TimedStudy(study, space)
+    opened = TimedStudy(study, space)
+    opened.flush()
+    return opened
 
 
 def make_distributions(space: Mapping[str, Any]) -> dict[str, BaseDistribution]:
@@ -113,11 +115,11 @@ class TimedStudy:
     def ask(self) -> Trial:
         with self.measure_time():
             trial = self.study.ask(self.distributions)
-            self._flush()
+            self.flush()
             return trial
 
-    def _flush(self) -> None:
-        """Have the disk store a new trial, or a result, so that a power failure loses neither."""
+    def flush(self) -> None:
+        """Have the disk store a new study, trial or result, so that a power failure loses none."""
         if self.journal is not None:
             self.journal.flush()
 
@@ -148,7 +150,7 @@ class TimedStudy:
             try:
                 trial.set_user_attr(NOTES, dict(notes))
                 frozen = self.study.tell(trial, value, state=state, skip_if_finished=True)
-                self._flush()
+                self.flush()
             except UpdateFinishedTrialError:
                 return None
         return frozen if frozen.state == state else None
@@ -260,7 +262,9 @@ class StatelessCmaEsSampler(optuna.samplers.CmaEsSampler):
             trials = self._get_solution_trials(completed_trials, optimizer.generation)[:size]
             if len(trials) < size:
                 return optimizer
-            optimizer.tell([(transform.transform(one.params), one.values[0]) for one in trials])
+            optimizer.tell(
+                [(transform.transform(trial.params), trial.values[0]) for trial in trials]
+            )
 
 
 def make_pruner(tune: Tune, epochs: int) -> BasePruner:

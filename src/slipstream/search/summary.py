@@ -170,7 +170,7 @@ def describe_limits(
     """Yield a sentence for everything that `tune.minutes` cut short."""
     tune, ranked = config.tune, rank_trials(trials)
     chosen = retrained[0].trial if retrained else ranked[0].number
-    trial = next(one for one in ranked if one.number == chosen)
+    trial = next(candidate for candidate in ranked if candidate.number == chosen)
     if get_state(trial) == CUT_OFF:
         epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
         others = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
@@ -184,9 +184,9 @@ def describe_limits(
             f"{format_count(tune.retrain_seeds, 'seed')}"
         )
     cut = [
-        "the default" if one.trial == DEFAULT else f"trial {one.trial}"
-        for one in retrained
-        if one.is_cut_off
+        "the default" if result.trial == DEFAULT else f"trial {result.trial}"
+        for result in retrained
+        if result.is_cut_off
     ]
     if cut:
         yield f"tune.minutes cut off the retraining of {', '.join(cut)}"

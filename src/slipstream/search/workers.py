@@ -1,4 +1,8 @@
-"""The workers of a search: how they are started, what one does."""
+"""The workers of a search.
+
+From top to bottom: what one worker does (`SearchTask`, `run_worker`), its events as events of the
+search (`WorkerResults`), and the search that opens the study and starts the workers (`Launcher`).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +31,7 @@ from slipstream.models import custom
 from slipstream.runs import Event, Run, studies
 from slipstream.runs.studies import is_journal
 from slipstream.search import database, sharing
-from slipstream.search import storage as journal
-from slipstream.search import storage as shared
+from slipstream.search import storage as storages
 from slipstream.search.budget import ModelCosts, SearchBudget
 from slipstream.search.database import HEARTBEAT
 from slipstream.search.packs import DatasetCache, PackScheduler
@@ -41,6 +44,8 @@ from slipstream.workers.child import REFUSED, STOPPED, Send, WorkerTask
 from slipstream.workers.launcher import STDERR, LocalWorkers, RestartRules, Workers, run_workers
 from slipstream.workers.resources import Bundle, WorkerCount
 
+STUDY_NAME = "search"
+"""The name of a study in the run folder; in a shared storage it is the name of the config"""
 PAUSE_S = 1.0
 """Between checks whether other workers have released trials"""
 LOGGED = ("trial", "pack", "recovery", "fallback")
@@ -211,7 +216,7 @@ def choose_workers(
     """Return the number of workers and what each gets; "auto" is one per GPU or, without GPUs, one
     per machine. Raise a UserError where the cluster cannot have as many."""
     nodes = ray.list_nodes()
-    if len(nodes) > 1 and (storage is None or shared.needs_one_machine(storage)):
+    if len(nodes) > 1 and (storage is None or storages.needs_one_machine(storage)):
         raise UserError(
             Option("on", "ray")
             + f": the cluster has {len(nodes)} machines, which need a study that all of them "
@@ -244,10 +249,6 @@ def run_search_workers(
     return results.merge()
 
 
-STUDY_NAME = "search"
-"""The name of a study in the run folder; in a shared storage it is the name of the config"""
-
-
 @dataclass(frozen=True)
 class Launcher:
     """The workers of a search, and the storage of their study."""
@@ -268,7 +269,7 @@ class Launcher:
         """Return the URL of the storage, or None for the journal of the run folder."""
         if self.storage is not None:
             return self.storage
-        return None if self.uses_journal else shared.find_run_storage(run.folder)
+        return None if self.uses_journal else storages.find_run_storage(run.folder)
 
     def open_study(self, run: Run) -> TimedStudy:
         """Open the study; repair a damaged journal, refuse a damaged database."""
@@ -277,11 +278,11 @@ class Launcher:
         if url is None:
             path, events = run.folder / JOURNAL, runs.read_events(run)
             distributions = make_distributions(spaces.make_space(self.config))
-            for problem in journal.repair(path, name, distributions, events):
+            for problem in storages.repair(path, name, distributions, events):
                 run.append("fallback", what="the study was repaired", why=problem)
         elif self.storage is None:
             database.check_integrity(run.folder)  # of a search that began with one
-        elif self.earlier_storage is not None and not shared.has_study(self.storage, name):
+        elif self.earlier_storage is not None and not storages.has_study(self.storage, name):
             raise UserError(
                 f'{run.folder}: its study "{name}" is in {self.earlier_storage}, and not in '
                 f"{mask_url(self.storage)}; correct "
@@ -339,7 +340,7 @@ class Launcher:
             config = resources.split_cores(config, self.num_workers)
         else:  # workers on a cluster have another environment
             config = self.bundle.limit_threads(config)
-            url = shared.add_password(url)
+            url = storages.add_password(url)
         config_toml = configs.to_toml(config)
         return [
             SearchTask(
@@ -388,7 +389,7 @@ def make_launcher(
             raise UserError(studies.explain_missing(resumed.folder, earlier["storage"]))
     if storage is not None:
         folder = resumed.folder if resumed and not earlier.get("storage") else None
-        for name in (JOURNAL, *shared.RUN_FILES) if folder else ():
+        for name in (JOURNAL, *storages.RUN_FILES) if folder else ():
             if folder and (folder / name).exists():
                 raise UserError(
                     f"{folder}: its study is in {name}, not in {mask_url(storage)}; leave out "
@@ -397,7 +398,7 @@ def make_launcher(
                     + " resume with: "
                     + Command("tune", resume=folder)
                 )
-        storage = shared.make_absolute(storage)
+        storage = storages.make_absolute(storage)
     on = on or earlier.get("on")
     few = "auto" if on == "ray" else 1
     requested = earlier.get("workers", few) if workers is None else workers
@@ -414,7 +415,7 @@ def make_launcher(
     if resumed is not None and storage is None:
         uses_journal = _resumes_journal(resumed, several=several)
     if storage is not None:
-        shared.check_storage(storage)
+        storages.check_storage(storage)
     return Launcher(config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle)
 
 
@@ -440,4 +441,4 @@ def _resumes_journal(run: Run, *, several: bool) -> bool:
             "start a new search, or resume with: " + Command("tune", resume=run.folder, workers=1)
         )
     # a search that was killed before it had a study creates one now
-    return has_journal or not (several or shared.has_run_storage(run.folder))
+    return has_journal or not (several or storages.has_run_storage(run.folder))

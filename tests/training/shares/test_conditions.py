@@ -18,7 +18,7 @@ from slipstream.base.errors import ResumableError
 from slipstream.engine import loop, pack
 from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.runs import Run
-from slipstream.training import shares
+from slipstream.training import fitting, shares
 from slipstream.training.shares import train_share
 from tests.conftest import merged, slow, waves
 from tests.labelled import CLASSIFY, states
@@ -104,7 +104,7 @@ def test_memory_that_runs_out_in_one_share(tmp_path, monkeypatch, fails_at):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return build_pack(places, *given)
 
-        monkeypatch.setattr(pack, "Pack", tight)
+        monkeypatch.setattr(fitting, "Pack", tight)
     else:
         advance = pack.Pack._advance
 
