@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from slipstream.app import paths, settings
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.tables import service
 from slipstream.app.tables.service import CachedTable
 from slipstream.app.workspace import Workspace
@@ -267,3 +267,19 @@ async def upload(request: Request) -> Response:
     except ClientDisconnect:
         return reply({"error": "the upload was cut off"}, 400)
     return reply({"file": file})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/data", show),
+        ("POST", "/api/data/upload", upload),
+        ("GET", "/api/data/table", describe_table),
+        ("GET", "/api/data/rows", list_rows),
+        ("GET", "/api/data/column", describe_column),
+        ("GET", "/api/data/plot", draw),
+        ("GET", "/api/data/findings", describe_findings),
+        ("GET", "/api/data/series", list_series),
+        ("GET", "/api/data/correlations", correlate),
+    ),
+    navigation=(("/data", "Data"),),
+)

@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from slipstream.app import forms, paths
 from slipstream.app.jobs import FINISHED, OPEN, AppJob, stop_job
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.runs.config import flatten_settings
@@ -98,3 +98,14 @@ def move_first(request: Request) -> Response:
     workspace = get_workspace(request)
     workspace.store.move_first(find_job(workspace, request).id)
     return reply({})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/job/{job}", show),
+        ("GET", "/api/job/{job}", describe),
+        ("POST", "/api/job/{job}/stop", stop),
+        ("POST", "/api/job/{job}/first", move_first),
+    ),
+    section="/",
+)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from slipstream import config as configs
 from slipstream.app import forms, paths, settings
 from slipstream.app.jobs import choose_queue
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.screens import estimates, prepare
 from slipstream.app.screens import prepare as findings_of
@@ -187,3 +187,16 @@ def submit_config(workspace: Workspace, config: Config, verb: str = forms.TRAIN)
     )
     workspace.supervisor.start_workers()
     return job
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/new", show),
+        ("GET", "/api/inspect", inspect_file),
+        ("POST", "/api/check", check),
+        ("POST", "/api/ready", ready),
+        ("POST", "/api/estimate", estimate),
+        ("POST", "/api/start", start),
+    ),
+    navigation=(("/new", "New run"),),
+)

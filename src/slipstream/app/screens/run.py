@@ -20,7 +20,7 @@ from slipstream import runs
 from slipstream.app import paths
 from slipstream.app import settings as app_settings
 from slipstream.app.jobs import OPEN, choose_queue, read_object, stop_job, stop_run
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.pages import read_object as read_request
 from slipstream.app.rows import describe_row
 from slipstream.app.searches import is_search
@@ -275,3 +275,15 @@ def pack_folder(root: Path, folder: Path, base: Path) -> bytes:
             if path.is_file() and is_own:
                 archive.write(path, path.relative_to(base))
     return packed.getvalue()
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/run/{run:run}", show),
+        ("POST", "/api/stop/{run:run}", stop),
+        ("POST", "/api/resume/{run:run}", resume),
+        ("GET", "/report/{run:run}", show_report),
+        ("GET", "/download/{file}/{run:run}", download),
+    ),
+    section="/",
+)

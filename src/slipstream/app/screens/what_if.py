@@ -21,7 +21,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.app import forms, paths, settings
 from slipstream.app.jobs import OPEN, AppJob, choose_queue, stop_job
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.screens.new_run import format_job
 from slipstream.app.workspace import Workspace
@@ -435,3 +435,16 @@ async def export(request: Request) -> Response:
     values = (await read_object(request)).get("values")
     path = await run_in_threadpool(write_config, workspace, request.path_params["session"], values)
     return reply({"start": f"file:{path}"})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/what-if", show),
+        ("POST", "/api/what-if", open_session),
+        ("GET", "/api/what-if/{session}", describe),
+        ("POST", "/api/what-if/{session}/try", start),
+        ("POST", "/api/what-if/{session}/stop", stop),
+        ("POST", "/api/what-if/{session}/config", export),
+    ),
+    navigation=(("/what-if", "What-if"),),
+)
