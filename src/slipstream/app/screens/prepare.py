@@ -103,8 +103,8 @@ def _parse_texts(value: Any) -> Texts:
     if not isinstance(value, dict):
         raise UserError("settings: expected an object")
     for key, text in value.items():
-        if not isinstance(text, str) or len(text) > app_settings.MOST_TEXT:
-            most = app_settings.MOST_TEXT
+        if not isinstance(text, str) or len(text) > app_settings.MAX_TEXT:
+            most = app_settings.MAX_TEXT
             raise UserError(f"{key[:100]}: expected a text of at most {most:,} characters")
     return value
 

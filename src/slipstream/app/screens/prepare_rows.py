@@ -56,11 +56,11 @@ from slipstream.data.table import DataTable, MemoryReader
 from slipstream.reporting.plots.predictions import thin
 from slipstream.tools.inspection import EVERY_SHEET, open_tables
 
-USUAL_ROWS, MOST_ROWS = 20_000, 200_000
+USUAL_ROWS, MAX_ROWS = 20_000, 200_000
 """Rows that a preview reads, and the most that it may be asked for"""
-MOST_POINTS = 2_000
-MOST_SERIES = 500
-MOST_BYTES = 64 << 20
+MAX_POINTS = 2_000
+MAX_SERIES = 500
+MAX_BYTES = 64 << 20
 """Size of a file that a request reads as a whole"""
 
 
@@ -87,8 +87,8 @@ def parse_range(value: Any) -> PreviewRange:
         raise UserError("file, series and column: expected texts")
     if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
         raise UserError("begin and count: expected whole numbers")
-    if numbers["count"] > MOST_ROWS:
-        raise UserError(f"a preview reads at most {MOST_ROWS:,} rows")
+    if numbers["count"] > MAX_ROWS:
+        raise UserError(f"a preview reads at most {MAX_ROWS:,} rows")
     return PreviewRange(
         texts["file"], numbers["begin"], numbers["count"], texts["series"], texts["column"]
     )
@@ -121,7 +121,7 @@ def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str
         "file": table.files[0].name,
         "files": names,
         "range": [first, last],
-        "series": series[:MOST_SERIES],
+        "series": series[:MAX_SERIES],
         "shown": name,
         "columns": every,
         "column": column,
@@ -158,7 +158,7 @@ def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
     if not files.can_sample(file, data):
         refuse_large([file])
     table = files.read_rows(data, file, wanted.begin, wanted.begin + wanted.num_rows)
-    return names[:MOST_SERIES], table
+    return names[:MAX_SERIES], table
 
 
 def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
@@ -169,10 +169,10 @@ def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
 def refuse_large(every: Sequence[Path]) -> None:
     """Refuse to read files as a whole that are too large for a request."""
     size = sum(file.stat().st_size for file in every if file.exists())
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise UserError(
             f"{every[0].name}: has {size / 1e6:,.0f} MB, of which all would have to be read; this "
-            f"page reads up to {MOST_BYTES / 1e6:,.0f} MB"
+            f"page reads up to {MAX_BYTES / 1e6:,.0f} MB"
         )
 
 
@@ -260,7 +260,7 @@ def to_axis(x: Times) -> Any:
 
 def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
     """Return the points to draw, few enough, with the extremes."""
-    at = thin([values], MOST_POINTS)
+    at = thin([values], MAX_POINTS)
     return {
         "x": np.asarray(x, dtype=np.float64)[at].tolist(),
         "y": np.asarray(values, dtype=np.float64)[at].tolist(),
@@ -271,8 +271,8 @@ def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
 
 
 DEFAULT = Split(train=0.7, val=0.1, test=0.2)
-MOST_SPANS = 500
-MOST_GROUPS = 200
+MAX_SPANS = 500
+MAX_GROUPS = 200
 
 
 class Sets(NamedTuple):
@@ -303,7 +303,7 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
     folds = [_count(loaded, fold, begin, end) for fold in sets.folds]
     folds = [fold._replace(spans=_place(fold.spans, x)) for fold in folds]
     return {
-        "series": list(names[:MOST_SERIES]),
+        "series": list(names[:MAX_SERIES]),
         "num_series": len(names),
         "shown": names[place],
         "rows": index.num_rows,
@@ -323,7 +323,7 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
 def _place(spans: Sequence[tuple[int, int, str]], x: Any) -> list[Any]:
     """Return spans on the axis; a set reaches up to where the next row begins."""
     last = len(x) - 1
-    return [(float(x[a]), float(x[min(b, last)]), name) for a, b, name in spans[:MOST_SPANS]]
+    return [(float(x[a]), float(x[min(b, last)]), name) for a, b, name in spans[:MAX_SPANS]]
 
 
 def _read_few(config: Config) -> Source:
@@ -359,8 +359,8 @@ def list_groups(config: Config, column: str) -> list[str]:
     names: dict[str, None] = {}
     for table in tables:
         names |= dict.fromkeys(_list_values(table, data, column))
-        if len(names) > MOST_GROUPS:
-            raise UserError(f'"{column}" has more than {MOST_GROUPS} values')
+        if len(names) > MAX_GROUPS:
+            raise UserError(f'"{column}" has more than {MAX_GROUPS} values')
     return list(names)
 
 
@@ -434,7 +434,7 @@ def check_data(config: Config, report: Report) -> dict[str, Any]:
         return _check_all(config)
     every = [file for path in data.paths for file in files.expand_path(Path(path))[1]]
     size = sum(file.stat().st_size for file in every if file.exists())
-    return _check_all(config) if size <= MOST_BYTES else _check_sample(config, every, report)
+    return _check_all(config) if size <= MAX_BYTES else _check_sample(config, every, report)
 
 
 def _check_all(config: Config) -> dict[str, Any]:

@@ -44,7 +44,7 @@ FILES = {
     "model.zip": "Model",
 }
 """What can be downloaded, by its fixed name"""
-MOST_EPOCHS = 100_000
+MAX_EPOCHS = 100_000
 SEARCH = "search"
 
 
@@ -182,10 +182,8 @@ def submit_resume(workspace: Workspace, name: str, epochs: Any) -> str:
         raise UserError("the run is running already")
     command = [row.kind, "--resume", str(folder), "--json"]
     if epochs is not None:
-        if not isinstance(epochs, int) or not 0 < epochs <= MOST_EPOCHS:
-            raise UserError(
-                f"epochs is {epochs}; it should be an integer from 1 to {MOST_EPOCHS:,}"
-            )
+        if not isinstance(epochs, int) or not 0 < epochs <= MAX_EPOCHS:
+            raise UserError(f"epochs is {epochs}; it should be an integer from 1 to {MAX_EPOCHS:,}")
         command += ["--set", f"train.epochs={epochs}"]
     elif row.state == FINISHED:
         raise UserError("the run is finished; say how many epochs it should have")

@@ -149,7 +149,7 @@ async def start_pretraining(request: Request) -> Response:
 KIND = "search"
 TESTS = {"best": "the chosen settings", "default": "the settings without a search"}
 """Runs in retrained/"""
-MOST_TRIALS = 1_000_000
+MAX_TRIALS = 1_000_000
 LIMITS = ("trials", "minutes")
 """What a resumed search may have more of"""
 
@@ -304,9 +304,9 @@ def _is_number(key: str, values: dict[str, Any]) -> bool:
     if value is None:
         return False
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MOST_TRIALS or (key == "trials" and value != int(value)):
+    if not is_number or not 0 < value <= MAX_TRIALS or (key == "trials" and value != int(value)):
         kind = "an integer from 1" if key == "trials" else "a number above 0"
-        raise UserError(f"{key} is {str(value)[:40]}; it should be {kind} to {MOST_TRIALS:,}")
+        raise UserError(f"{key} is {str(value)[:40]}; it should be {kind} to {MAX_TRIALS:,}")
     return True
 
 
