@@ -31,8 +31,7 @@ from slipstream.engine.planning import TrainingWorkload, prepare_task
 from slipstream.kernels import rnn_layer
 from slipstream.tools.bench import cases, results
 from slipstream.tools.bench.cases import Case
-from slipstream.tools.bench.frameworks import lightning_loop
-from slipstream.tools.bench.frameworks.workload import PeerSettings
+from slipstream.tools.bench.frameworks import PeerSettings, time_lightning_steps
 from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
 LAYERS = {  # rows, windows, inputs, units, and whether only the last output is needed
@@ -212,7 +211,7 @@ def measure_steps(case: Case, *, with_lightning: bool) -> Iterator[ResultRow]:
     for precision, workers in LIGHTNING if with_lightning else ():
         name = f"{BEST}, {precision}, {workers} workers"
         peer = PeerSettings(name, "lightning", precision, workers)
-        timings = lightning_loop.time_steps(
+        timings = time_lightning_steps(
             case.config, case.dataset, peer, warm_up=4 + 2 * workers, repeats=5, steps=20
         )
         yield ResultRow(case.name, name, "ms per step and model", timings.times, {"lanes": 1})

@@ -38,7 +38,7 @@ from slipstream.data import dataset as datasets
 from slipstream.engine.planning import TrainingWorkload
 from slipstream.models import noise
 from slipstream.tools.bench import cases, results
-from slipstream.tools.bench.frameworks import lightning_loop
+from slipstream.tools.bench.frameworks import has_lightning
 from slipstream.tools.bench.results import (
     BenchResult,
     ResultRow,
@@ -218,7 +218,7 @@ def measure_whole(epochs: int | None) -> BenchResult:
         mine = [ours(epochs)]
         rows.append(ResultRow("A", OURS, "s", mine))
         for framework, precision, workers in PEERS_ON_CPU if small else PEERS:
-            if framework == "lightning" and not lightning_loop.has_lightning():
+            if framework == "lightning" and not has_lightning():
                 continue
             name = f"{framework}, {precision}, {workers} workers"
             peer_options = [framework, precision, str(workers), "habits"]
@@ -228,7 +228,7 @@ def measure_whole(epochs: int | None) -> BenchResult:
                 path = write_job(Path(folder), small=small, epochs=count)
                 took.append(
                     time_command(
-                        ["-m", "slipstream.tools.bench.frameworks.job", str(path), *peer_options]
+                        ["-m", "slipstream.tools.bench.frameworks", str(path), *peer_options]
                     )
                 )
                 print(f"{name}, {count} epochs: {took[-1]:.1f} s", flush=True)

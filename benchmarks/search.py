@@ -127,7 +127,7 @@ def time_lightning(path: Path, out: Path, batch: int, precision: str, workers: i
     settings["model"] |= {"hidden": [160, 80]}
     file = out / f"trial-{batch}.toml"
     file.write_text(configs.to_toml(configs.load(settings)), encoding="utf-8")
-    command = [sys.executable, "-m", "slipstream.tools.bench.frameworks.job", str(file)]
+    command = [sys.executable, "-m", "slipstream.tools.bench.frameworks", str(file)]
     start = time.perf_counter()
     subprocess.run([*command, "lightning", precision, str(workers), "plain"], check=True)
     return time.perf_counter() - start

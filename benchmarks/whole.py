@@ -14,7 +14,7 @@ then --repeats times with warm caches. Cases share the caches unless --cold empt
 each. The floor, `import torch` and one tensor on the device, is measured in between.
 
 The peer is a Lightning script of the same job: the same network, first weights, batches, learning
-rates and validations (`slipstream.tools.bench.frameworks.job`). It neither tests nor compares with
+rates and validations (`slipstream.tools.bench.frameworks`). It neither tests nor compares with
 baselines. Where Lightning is not installed, the plain PyTorch loop of the same module takes its
 place, and the result says so. For repeats and searches one model is timed, and the rest is
 extrapolated as one process that trains all of them one after another.
@@ -238,7 +238,7 @@ class Bench:
         single = {k: v for k, v in case.config.items() if k != "tune"} | {"train": train}
         job = self._write_job(single)
         precision, workers = self.options.peer.split(":")
-        arguments = ["-m", "slipstream.tools.bench.frameworks.job", str(job), self.peer, precision]
+        arguments = ["-m", "slipstream.tools.bench.frameworks", str(job), self.peer, precision]
         key = job.read_text(encoding="utf-8")
         if key not in self.peer_times:
             runs = range(self.options.peer_runs)

@@ -11,7 +11,7 @@ from slipstream import config as configs
 from slipstream.config import Engine
 from slipstream.tools.bench import ladder, plots, results
 from slipstream.tools.bench.cases import STANDARD, build_standard_cases
-from slipstream.tools.bench.frameworks.workload import PeerSettings
+from slipstream.tools.bench.frameworks import PeerSettings
 from slipstream.tools.bench.results import ResultRow
 from tests.bench.small import small_case
 

@@ -8,17 +8,17 @@ import pytest
 from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from slipstream.engine.planning import TrainingWorkload
-from slipstream.tools.bench import peers
-from slipstream.tools.bench.frameworks import lightning_loop, plain_loop, workload
-from slipstream.tools.bench.frameworks.workload import PeerSettings, StepTimings
+from slipstream.tools.bench import frameworks, peers
+from slipstream.tools.bench.frameworks import PeerSettings, StepTimings
 from tests.bench.small import small_case
 
 pytest.importorskip("lightning", reason="the peer is not installed")
 
 
 def first_losses(case, peer):
-    framework = plain_loop if peer.framework == "plain" else lightning_loop
-    found = framework.time_steps(case.config, case.dataset, peer, warm_up=4, repeats=2, steps=2)
+    is_plain = peer.framework == "plain"
+    time_steps = frameworks.time_plain_steps if is_plain else frameworks.time_lightning_steps
+    found = time_steps(case.config, case.dataset, peer, warm_up=4, repeats=2, steps=2)
     assert len(found.times) == 2
     return found.losses[:4]
 
@@ -51,7 +51,9 @@ def test_bidirectional_layers_are_the_same_network():
     case = peers.make_comparable(case)
     trial = TrainingWorkload(case.config, case.dataset, first=4)
     trial.close()
-    assert isinstance(workload.build_network(case.config, case.dataset), workload.PlainRecurrent)
+    assert isinstance(
+        frameworks.build_network(case.config, case.dataset), frameworks.PlainRecurrent
+    )
     found = first_losses(case, PeerSettings("", "plain", "fp32", 0))
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
@@ -61,9 +63,9 @@ def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (
         "import torch; from slipstream.base import machine\n"
-        "from slipstream.tools.bench.frameworks import workload\n"
+        "from slipstream.tools.bench import frameworks\n"
         "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
-        "    with workload.apply_flags(workload.PeerSettings('', 'lightning', precision, 0)):\n"
+        "    with frameworks.apply_flags(frameworks.PeerSettings('', 'lightning', precision, 0)):\n"
         "        found = torch.get_float32_matmul_precision()\n"
         "        assert found == ('high' if precision == 'tf32' else 'highest'), found\n"
         "    for tf32 in (True, False):\n"

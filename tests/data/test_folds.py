@@ -74,7 +74,8 @@ def signature_of(data):
 def found(walk):
     layout, data, signature = walk
     try:
-        return folds.find_folds(layout, None, data, signature)[1]
+        every, _ = splits.find_fold_windows(layout, None, data, signature)
+        return [folds.Fold.from_windows(fold) for fold in every]
     except UserError:  # a fold without a window
         assume(False)
 

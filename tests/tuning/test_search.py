@@ -219,7 +219,7 @@ def test_folds_walk_back_from_the_validation_block():
     dataset = datasets.load_dataset(config, waves(400))
     starts, signature = dataset.memory.starts, dataset.signature
     offsets = torch.from_numpy(dataset.index.offsets)
-    found = folds.find_search_folds(starts, 3, offsets=offsets, signature=signature, purge=0)
+    found = folds.divide_training(starts, 3, offsets=offsets, signature=signature, purge=0)
     assert torch.equal(found[-1]["train"], starts["train"])
     assert torch.equal(found[-1]["val"], starts["val"])
     first_test = int(starts["test"].min()) + signature.lead

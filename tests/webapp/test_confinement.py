@@ -211,7 +211,7 @@ def test_every_path_is_listed():
 
 def test_what_is_too_much_to_be_looked_at_is_refused(confined, monkeypatch):
     """A link behind many files must not pass unseen."""
-    monkeypatch.setattr(paths, "MOST_LOOKED_AT", 3)
+    monkeypatch.setattr(paths, "MAX_LOOKED_AT", 3)
     folder = confined.workspace.folder
     for number in range(4):
         (folder / f"part{number}.csv").write_text(TABLE)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from slipstream.app.app import TABLE
+from slipstream.app.app import ROUTES
 from tests.webapp.conftest import Site, write_run
 from tests.webapp.searches import write_search
 
@@ -140,7 +140,7 @@ class Audit(HTMLParser):
 
 def list_pages(run: str) -> list[str]:
     """Return the path of every page that needs no more than a run."""
-    paths = [path for method, path, _ in TABLE if method == "GET"]
+    paths = [path for method, path, _ in ROUTES if method == "GET"]
     pages = [path.replace("{run:run}", quote(run)) for path in paths]
     return [path for path in pages if "{" not in path and not path.startswith(NO_PAGES)]
 

@@ -19,14 +19,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from slipstream.app import jobs, live
-from slipstream.app.pages import show_problem
+from slipstream.app.pages import Navigation, Screen, show_problem
 from slipstream.app.paths import MissingError
-from slipstream.app.screens import compare, home, job, new_run, prepare, result, run, what_if
-from slipstream.app.screens import compare as compare_page
-from slipstream.app.screens import data as data_answers
-from slipstream.app.screens import data as data_pages
-from slipstream.app.screens import search as search_form
-from slipstream.app.screens import search as search_page
+from slipstream.app.screens import (
+    compare,
+    data,
+    home,
+    job,
+    new_run,
+    prepare,
+    result,
+    run,
+    search,
+    what_if,
+)
 from slipstream.app.security import Access, Security
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
@@ -62,75 +68,21 @@ class RunConvertor(PathConvertor):
 
 
 register_url_convertor("run", RunConvertor())
-TABLE = (
-    ("GET", "/", home.show),
-    ("GET", "/api/runs", home.list_rows),
-    ("POST", "/api/annotate/{run:run}", home.annotate),
-    ("POST", "/api/remove", home.remove),
-    ("POST", "/api/demo", home.start_demo),
-    ("GET", "/new", new_run.show),
-    ("GET", "/api/inspect", new_run.inspect_file),
-    ("POST", "/api/check", new_run.check),
-    ("POST", "/api/ready", new_run.ready),
-    ("POST", "/api/estimate", new_run.estimate),
-    ("POST", "/api/start", new_run.start),
-    ("GET", "/search", search_page.list_searches),
-    ("GET", "/search/new", search_form.show_search),
-    ("GET", "/search/{run:run}", search_page.show),
-    ("GET", "/api/trials/{run:run}", search_page.list_trials),
-    ("POST", "/api/search/check", search_form.check_search),
-    ("POST", "/api/search/ready", search_form.ready_search),
-    ("POST", "/api/search/start", search_form.start_search),
-    ("POST", "/api/search/resume/{run:run}", search_page.resume),
-    ("GET", "/pretrain", search_form.show_pretraining),
-    ("POST", "/api/pretrain/check", search_form.check_pretraining),
-    ("POST", "/api/pretrain/ready", search_form.ready_pretraining),
-    ("POST", "/api/pretrain/start", search_form.start_pretraining),
-    ("GET", "/data", data_pages.show),
-    ("POST", "/api/data/upload", data_pages.upload),
-    ("GET", "/api/data/table", data_answers.describe_table),
-    ("GET", "/api/data/rows", data_answers.list_rows),
-    ("GET", "/api/data/column", data_answers.describe_column),
-    ("GET", "/api/data/plot", data_answers.draw),
-    ("GET", "/api/data/findings", data_answers.describe_findings),
-    ("GET", "/api/data/series", data_answers.list_series),
-    ("GET", "/api/data/correlations", data_answers.correlate),
-    ("GET", "/prepare", prepare.show),
-    ("POST", "/api/prepare/draft", prepare.update),
-    ("POST", "/api/prepare/preview", prepare.preview),
-    ("POST", "/api/prepare/split", prepare.split),
-    ("POST", "/api/prepare/groups", prepare.groups),
-    ("POST", "/api/prepare/dates", prepare.dates),
-    ("POST", "/api/prepare/ready", prepare.ready),
-    ("POST", "/api/prepare/save", prepare.save),
-    ("POST", "/api/prepare/continue", prepare.proceed),
-    ("GET", "/job/{job}", job.show),
-    ("GET", "/api/job/{job}", job.describe),
-    ("POST", "/api/job/{job}/stop", job.stop),
-    ("POST", "/api/job/{job}/first", job.move_first),
-    ("GET", "/run/{run:run}", run.show),
-    ("POST", "/api/stop/{run:run}", run.stop),
-    ("POST", "/api/resume/{run:run}", run.resume),
-    ("GET", "/report/{run:run}", run.show_report),
-    ("GET", "/download/{file}/{run:run}", run.download),
-    ("GET", "/compare", compare_page.show),
-    ("GET", "/api/compare/curves", compare.list_curves),
-    ("GET", "/api/compare/predictions", compare.list_predictions),
-    ("GET", "/result/{run:run}", result.show),
-    ("GET", "/api/result/{run:run}", result.describe),
-    ("GET", "/api/plot/{run:run}", result.plot),
-    ("GET", "/api/tests/{run:run}", result.list_tests),
-    ("POST", "/api/test/{run:run}", result.start_test),
-    ("GET", "/tested/{job}/{run:run}", result.download_predictions),
-    ("GET", "/api/exports/{run:run}", result.list_exports),
-    ("POST", "/api/export/{run:run}", result.start_export),
-    ("GET", "/export/{format}/{run:run}", result.download_export),
-    ("GET", "/what-if", what_if.show),
-    ("POST", "/api/what-if", what_if.open_session),
-    ("GET", "/api/what-if/{session}", what_if.describe),
-    ("POST", "/api/what-if/{session}/try", what_if.start),
-    ("POST", "/api/what-if/{session}/stop", what_if.stop),
-    ("POST", "/api/what-if/{session}/config", what_if.export),
+SCREENS: tuple[Screen, ...] = (
+    home.SCREEN,
+    data.SCREEN,
+    prepare.SCREEN,
+    new_run.SCREEN,
+    compare.SCREEN,
+    search.SCREEN,
+    what_if.SCREEN,
+    run.SCREEN,
+    result.SCREEN,
+    job.SCREEN,
+)
+"""The screens, in the order of the navigation"""
+ROUTES = (
+    *(route for screen in SCREENS for route in screen.routes),
     ("GET", "/events", live.show),
     ("GET", "/static/{file}", show),
 )
@@ -140,7 +92,7 @@ TABLE = (
 def create_app(workspace: Workspace, access: Access) -> Security:
     """Return the application for a folder, behind its security."""
     app = Starlette(
-        routes=[Route(path, function, methods=[method]) for method, path, function in TABLE],
+        routes=[Route(path, function, methods=[method]) for method, path, function in ROUTES],
         exception_handlers={
             MissingError: lambda request, error: show_problem(request, 404, str(error)),
             UserError: lambda request, error: show_problem(request, 400, str(error)),
@@ -149,6 +101,7 @@ def create_app(workspace: Workspace, access: Access) -> Security:
         },
     )
     app.state.workspace = workspace
+    app.state.navigation = Navigation(SCREENS)
     app.state.stopping = False
     return Security(app, access)
 
@@ -208,12 +161,12 @@ def serve(workspace: Workspace, *, host: str, port: int, browser: bool) -> None:
     def stop() -> None:
         state.stopping = True
 
-    presence_file = announce_presence(workspace.folder, workspace.store.root)
+    server_file = _register_server(workspace.folder, workspace.store.root)
     threading.Thread(target=_read_ahead, args=(workspace,), daemon=True).start()
     try:
         run_server(app, bound, announce, stop=stop, stop_s=STOP_S)
     finally:
-        presence_file.unlink(missing_ok=True)
+        server_file.unlink(missing_ok=True)
 
 
 def _read_ahead(workspace: Workspace) -> None:
@@ -224,7 +177,8 @@ def _read_ahead(workspace: Workspace) -> None:
     workspace.rows.save(path)
 
 
-def announce_presence(folder: Path, root: Path) -> Path:
+def _register_server(folder: Path, root: Path) -> Path:
+    """Write the file that tells workers that a server runs; return its path."""
     try:
         return jobs.announce_server(root)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Jobs of the app: what is asked, kept, watched and run by worker processes."""
+"""Jobs of the app: their folders and queues, and the worker processes that run them."""
 
 from __future__ import annotations
 
@@ -29,59 +29,6 @@ from slipstream.base.errors import Interrupted, UserError
 from slipstream.base.phases import set_process_start
 from slipstream.runs import to_json, write_text
 
-POLL_S = 0.03
-"""Between two looks where the file system has no pipes"""
-
-
-class Bell:
-    """The worker's end."""
-
-    def __init__(self, root: Path, device: str) -> None:
-        self.path = _get_path(root, device)
-        self._descriptor: int | None = None
-
-    def __enter__(self) -> Self:
-        with suppress(OSError):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                os.mkfifo(self.path)
-            # also for writing: a pipe without a writer is at its end, which would wake at once
-            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-            self._descriptor = os.open(self.path, flags)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-
-    def wait(self, most_s: float) -> None:
-        """Return when the bell is rung, or after some seconds."""
-        if self._descriptor is None:
-            time.sleep(POLL_S)
-        elif select.select([self._descriptor], [], [], most_s)[0]:
-            with suppress(OSError):
-                os.read(self._descriptor, 4096)
-
-
-def ring(root: Path, device: str) -> None:
-    """Wake the worker that waits for a device, if one does."""
-    with suppress(OSError):  # nobody waits, or there are no pipes
-        descriptor = os.open(_get_path(root, device), os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(descriptor, b"1")
-        finally:
-            os.close(descriptor)
-
-
-def _get_path(root: Path, device: str) -> Path:
-    return root / "workers" / f"{device.replace(':', '-')}.bell"
-
-
 FOLDER = ".slipstream"
 QUEUED, RUNNING, FINISHED, STOPPED = "queued", "running", "finished", "stopped"
 FAILED, CANCELLED, KILLED = "failed", "cancelled", "killed"
@@ -90,7 +37,7 @@ RESUMABLE_CODES = (75, 130, 143)
 """Exit codes of a run that can be resumed"""
 SHOWN_LOG = 4_000
 """Bytes at the end of a job's log that an error shows"""
-MOST_RECENT = 30
+MAX_RECENT = 30
 """Jobs that are no longer open and still listed"""
 
 
@@ -146,7 +93,7 @@ class JobStore:
         queue = self._get_queue(device)
         queue.mkdir(parents=True, exist_ok=True)
         (queue / f"{time.time_ns():020d}-{job}").touch()
-        ring(self.root, device)
+        wake_worker(self.root, device)
 
     def _get_queue(self, device: str) -> Path:
         return self.root / "queue" / device.replace(":", "-")
@@ -286,7 +233,7 @@ class JobStore:
         """Return the jobs that wait or run, and the most recent of the others, newest first."""
         jobs, closed = [], 0
         for name in self.iter_ids():
-            if closed >= MOST_RECENT:
+            if closed >= MAX_RECENT:
                 break
             with suppress(UserError):
                 jobs.append(self.read(name))
@@ -328,9 +275,62 @@ def read_object(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-LEAST_FREE = 0.1
-"""Share of the memory that is free, or else no process waits with torch in it"""
-LEAST_FREE_BYTES = 1 << 30
+POLL_S = 0.03
+"""Between two looks where the file system has no pipes"""
+
+
+class WakePipe:
+    """A named pipe on which a worker waits for the next job of its device."""
+
+    def __init__(self, root: Path, device: str) -> None:
+        self.path = _get_pipe_path(root, device)
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        with suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                os.mkfifo(self.path)
+            # also for writing: a pipe without a writer is at its end, which would wake at once
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def wait(self, max_s: float) -> None:
+        """Return when `wake_worker` is called, or after `max_s` seconds."""
+        if self._descriptor is None:
+            time.sleep(POLL_S)
+        elif select.select([self._descriptor], [], [], max_s)[0]:
+            with suppress(OSError):
+                os.read(self._descriptor, 4096)
+
+
+def wake_worker(root: Path, device: str) -> None:
+    """Wake the worker that waits for a device, if one does."""
+    with suppress(OSError):  # nobody waits, or there are no pipes
+        descriptor = os.open(_get_pipe_path(root, device), os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(descriptor, b"1")
+        finally:
+            os.close(descriptor)
+
+
+def _get_pipe_path(root: Path, device: str) -> Path:
+    return root / "workers" / f"{device.replace(':', '-')}.wake"
+
+
+MIN_FREE_SHARE = 0.1
+"""Share of the memory that must be free for a process to wait with torch in it"""
+MIN_FREE_BYTES = 1 << 30
 RETRY_S = 0.01
 
 
@@ -341,9 +341,9 @@ class DeviceLock:
         self.path = root / "workers" / f"{device.replace(':', '-')}.{purpose}"
         self._descriptor: int | None = None
 
-    def acquire(self, most_s: float = 0.0) -> bool:
+    def acquire(self, max_s: float = 0.0) -> bool:
         """Take the lock; False where another process has it, and keeps it for some seconds."""
-        until = time.monotonic() + most_s
+        until = time.monotonic() + max_s
         while not (has_lock := self._try()) and time.monotonic() < until:
             time.sleep(RETRY_S)
         return has_lock
@@ -414,7 +414,7 @@ def has_server(root: Path) -> bool:
 def has_spare_memory() -> bool:
     """Whether a process may wait with torch in its memory."""
     memory = psutil.virtual_memory()
-    return bool(memory.available >= max(LEAST_FREE * memory.total, LEAST_FREE_BYTES))
+    return bool(memory.available >= max(MIN_FREE_SHARE * memory.total, MIN_FREE_BYTES))
 
 
 SLOW_POLL_S = 0.25
@@ -432,10 +432,10 @@ TINY = (
     *("train.batch=16", "engine.plan=off", "engine.monitor=false", "data.horizon=0"),
 )
 """Settings of the demo with which a worker warms up"""
-MOST_GROWTH = 1 << 30
+MAX_GROWTH_BYTES = 1 << 30
 """Bytes that a process may have more than before its first job, and still wait for the next one"""
-MOST_GPU_BYTES = 256 << 20
-"""Of tensors, the same"""
+MAX_GPU_BYTES = 256 << 20
+"""Bytes of tensors that a process may hold on a GPU, and still wait for the next job"""
 _current: Path | None = None
 """The folder of the job that runs in this process"""
 
@@ -465,7 +465,7 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
     if warm:
         warm_up(device, is_idle=not store.list_queue(device))
         announce_ready(store.root, device)
-    most_bytes = psutil.Process().memory_info().rss + MOST_GROWTH
+    max_bytes = psutil.Process().memory_info().rss + MAX_GROWTH_BYTES
     streams = [os.dup(descriptor) for descriptor in (1, 2)]
     while True:
         job = _wait_for_job(store, device, use, warm=warm)
@@ -474,7 +474,7 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
         waiting.release()
         code = run_job(store, job, main)
         _point_streams(streams)
-        if not (warm and _is_reusable(store, job, device, most_bytes)):
+        if not (warm and _is_reusable(store, job, device, max_bytes)):
             break
         if not waiting.acquire(LOCK_S):
             return code
@@ -510,7 +510,7 @@ def warm_up(device: str, *, is_idle: bool = True) -> None:
 def _wait_for_job(store: JobStore, device: str, use: DeviceLock, *, warm: bool) -> str | None:
     """Return the job that this process has to run; None where it is no longer needed."""
     checked_at = 0.0
-    with Bell(store.root, device) as bell:
+    with WakePipe(store.root, device) as pipe:
         while True:
             if store.list_queue(device):
                 if use.acquire():
@@ -521,7 +521,7 @@ def _wait_for_job(store: JobStore, device: str, use: DeviceLock, *, warm: bool) 
             elif not warm:
                 return None
             else:
-                bell.wait(CHECK_S)
+                pipe.wait(CHECK_S)
             if time.monotonic() - checked_at > CHECK_S:
                 checked_at = time.monotonic()
                 needed = has_server(store.root) and has_spare_memory()
@@ -529,7 +529,7 @@ def _wait_for_job(store: JobStore, device: str, use: DeviceLock, *, warm: bool) 
                     return None
 
 
-def _is_reusable(store: JobStore, job: str, device: str, most_bytes: int) -> bool:
+def _is_reusable(store: JobStore, job: str, device: str, max_bytes: int) -> bool:
     """Whether the process is as it was before a job, and needed for the next one.
 
     Training alone leaves nothing behind, unless it runs code of the user's, which may change.
@@ -539,7 +539,7 @@ def _is_reusable(store: JobStore, job: str, device: str, most_bytes: int) -> boo
     if not is_plain or ended.state not in (FINISHED, STOPPED):
         return False
     gc.collect()
-    has_room = psutil.Process().memory_info().rss <= most_bytes and has_spare_memory()
+    has_room = psutil.Process().memory_info().rss <= max_bytes and has_spare_memory()
     return has_room and _is_device_free(device) and has_server(store.root)
 
 
@@ -550,7 +550,7 @@ def _is_device_free(device: str) -> bool:
     import torch
 
     torch.cuda.empty_cache()
-    return torch.cuda.memory_reserved(device) <= MOST_GPU_BYTES
+    return torch.cuda.memory_reserved(device) <= MAX_GPU_BYTES
 
 
 def run_job(store: JobStore, job: str, main: Callable[[], None]) -> int:

@@ -90,7 +90,7 @@ FIRST_S = 20.0
 """How long a first loss is waited for like that"""
 ALIVE_S = 15.0
 """Between two signs of life, by which a lost connection shows"""
-MOST_PREVIEW = 1 << 20
+MAX_PREVIEW = 1 << 20
 """Bytes of the predictions that a run shows"""
 
 
@@ -172,7 +172,7 @@ class Feed:
         try:
             status = path.stat()
             state = (status.st_size, status.st_mtime_ns)
-            if state == self._preview_state or status.st_size > MOST_PREVIEW:
+            if state == self._preview_state or status.st_size > MAX_PREVIEW:
                 return []
             self._preview_state = state
             return [format_message("preview", json.loads(path.read_bytes()))]

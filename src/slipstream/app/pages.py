@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from starlette.requests import Request
@@ -18,19 +19,44 @@ from slipstream.base.text import format_number
 from slipstream.reporting.wording import format_seconds
 from slipstream.runs import to_json
 
-NAVIGATION = (
-    ("/", "Runs"),
-    ("/data", "Data"),
-    ("/prepare", "Prepare"),
-    ("/new", "New run"),
-    ("/compare", "Compare"),
-    ("/search", "Search"),
-    ("/pretrain", "Pre-train"),
-    ("/what-if", "What-if"),
-)
-"""The screens, in the order of the navigation"""
-OF_RUNS = ("run", "result", "job")
-"""The first parts of paths that belong to the first screen"""
+Handler = Callable[[Request], Response | Awaitable[Response]]
+
+
+class Screen(NamedTuple):
+    """A screen of the app: what it answers, and where the navigation shows it.
+
+    To add one, write a module in `screens/` that ends with its `SCREEN`, a template, a script, and
+    a line in `SCREENS` (`app.py`).
+    """
+
+    routes: tuple[tuple[str, str, Handler], ...]
+    """Method, path, function; earlier routes are matched first"""
+    navigation: tuple[tuple[str, str], ...] = ()
+    """Path and title of its pages in the navigation"""
+    section: str = ""
+    """The page of the navigation that it belongs to, where it has none of its own"""
+
+
+class Navigation:
+    """The pages that every page links to."""
+
+    def __init__(self, screens: Sequence[Screen]) -> None:
+        self.items = [item for screen in screens for item in screen.navigation]
+        self._sections = {
+            _get_first_part(path): screen.section
+            for screen in screens
+            for _, path, _ in screen.routes
+            if screen.section
+        }
+
+    def find_section(self, path: str) -> str:
+        """Return the page of the navigation that a page belongs to."""
+        first = _get_first_part(path)
+        return self._sections.get(first, f"/{first}")
+
+
+def _get_first_part(path: str) -> str:
+    return path.split("/")[1]
 
 
 def get_workspace(request: Request) -> Workspace:
@@ -42,20 +68,15 @@ def render(request: Request, template: str, status: int = 200, **values: Any) ->
     """Return a page from its template."""
     page = _get_environment().get_template(template)
     workspace = get_workspace(request)
+    navigation: Navigation = request.app.state.navigation
     text = page.render(
-        navigation=NAVIGATION,
-        section=find_section(request.url.path),
+        navigation=navigation.items,
+        section=navigation.find_section(request.url.path),
         folder=str(workspace.folder),
         version=__version__,
         **values,
     )
     return HTMLResponse(text, status_code=status)
-
-
-def find_section(path: str) -> str:
-    """Return the screen of the navigation that a page belongs to."""
-    first = path.split("/")[1]
-    return "/" if first in OF_RUNS else f"/{first}"
 
 
 def reply(value: Any, status: int = 200) -> Response:

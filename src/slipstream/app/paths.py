@@ -13,10 +13,10 @@ from slipstream.config.data import find_matches
 from slipstream.data.formats import ENDINGS, PACKED
 from slipstream.reporting.run_rows import looks_like_run
 
-MOST_FILES = 2_000
+MAX_FILES = 2_000
 """Files that a list shows"""
-MOST_DEPTH = 5
-MOST_LOOKED_AT = 100_000
+MAX_DEPTH = 5
+MAX_LOOKED_AT = 100_000
 """Matches and links of one path that are looked at"""
 HIDDEN_FOLDERS = {"__pycache__", "node_modules", "venv"}
 
@@ -41,8 +41,8 @@ def find_link_out(folder: Path, path: Path) -> Path | None:
     links: itself, a match, or a link in it; None where there is nothing of that kind."""
     candidates = itertools.chain([path], find_matches(path)[1], _list_links(path))
     for number, one in enumerate(candidates):
-        if number >= MOST_LOOKED_AT:
-            raise UserError(f"{path}: stands for more than {MOST_LOOKED_AT:,} files; name a folder")
+        if number >= MAX_LOOKED_AT:
+            raise UserError(f"{path}: stands for more than {MAX_LOOKED_AT:,} files; name a folder")
         try:
             if not is_below(folder, one.resolve()):
                 return one
@@ -93,7 +93,7 @@ def list_tables(folder: Path, endings: tuple[str, ...] = ENDINGS) -> list[str]:
             stem = stem.removesuffix(packed)
         if stem.endswith(endings) or name.lower().endswith(".zip"):
             names.append(name)
-        if len(names) >= MOST_FILES:
+        if len(names) >= MAX_FILES:
             break
     return sorted(names, key=lambda name: (name.count("/"), name))
 
@@ -126,7 +126,7 @@ def _walk(root: Path, folder: Path, depth: int) -> Iterator[str]:
             continue
         if entry.is_file():
             yield str(Path(entry.path).relative_to(root))
-        elif depth < MOST_DEPTH and entry.name not in HIDDEN_FOLDERS and entry.is_dir():
+        elif depth < MAX_DEPTH and entry.name not in HIDDEN_FOLDERS and entry.is_dir():
             path = Path(entry.path)
             if not looks_like_run(path):
                 yield from _walk(root, path, depth + 1)

@@ -38,9 +38,9 @@ WATCHED = (
     "summary.json",
     ANNOTATIONS,
 )
-MOST_TAGS = 20
-MOST_TAG = 40
-MOST_NOTE = 10_000
+MAX_TAGS = 20
+MAX_TAG = 40
+MAX_NOTE = 10_000
 Row = dict[str, Any]
 Signature = tuple[int, ...]
 
@@ -150,12 +150,10 @@ def write_annotations(folder: Path, tags: Any, remark: Any) -> dict[str, Any]:
     if not isinstance(remark, str):
         raise UserError("note: expected a text")
     tags = list(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
-    if len(tags) > MOST_TAGS or any(len(tag) > MOST_TAG for tag in tags):
-        raise UserError(f"at most {MOST_TAGS} tags of {MOST_TAG} characters")
-    if len(remark) > MOST_NOTE:
-        raise UserError(
-            f"a note has at most {MOST_NOTE:,} characters; this one has {len(remark):,}"
-        )
+    if len(tags) > MAX_TAGS or any(len(tag) > MAX_TAG for tag in tags):
+        raise UserError(f"at most {MAX_TAGS} tags of {MAX_TAG} characters")
+    if len(remark) > MAX_NOTE:
+        raise UserError(f"a note has at most {MAX_NOTE:,} characters; this one has {len(remark):,}")
     path = folder / ANNOTATIONS
     if not tags and not remark:
         with suppress(FileNotFoundError):

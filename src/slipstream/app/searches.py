@@ -21,8 +21,8 @@ from slipstream.config import Config, Range, search_space
 from slipstream.reporting.wording import get_chosen, shorten_names
 
 RANGE, CHOICES = "range", "choices"
-MOST_ROWS = 100
-MOST_TEXT = 10_000
+MAX_ROWS = 100
+MAX_TEXT = 10_000
 COMMON = (
     *("train.lr", "train.weight_decay", "model.dropout", "model.hidden", "train.batch"),
     *("model.layers", "model.kind", "data.context", "train.optimizer", "train.schedule"),
@@ -35,8 +35,8 @@ def parse_rows(rows: Any) -> dict[str, Any]:
     the config, whose messages the command line has too."""
     if rows is None:
         return {}
-    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
-        raise UserError(f"space: expected a list of at most {MOST_ROWS} settings")
+    if not isinstance(rows, list) or len(rows) > MAX_ROWS:
+        raise UserError(f"space: expected a list of at most {MAX_ROWS} settings")
     space: dict[str, Any] = {}
     for row in rows:
         if not isinstance(row, dict) or not all(map(_is_cell, row.values())):
@@ -51,7 +51,7 @@ def parse_rows(rows: Any) -> dict[str, Any]:
 
 
 def _is_cell(value: Any) -> bool:
-    return isinstance(value, bool) or (isinstance(value, str) and len(value) <= MOST_TEXT)
+    return isinstance(value, bool) or (isinstance(value, str) and len(value) <= MAX_TEXT)
 
 
 def _parse_range(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 """How an address begins, also one of a file or a database"""
 MLFLOW = "MLFLOW_TRACKING_URI"
 REMOTE = ("is in object storage, which this app does not read", "use the command line for")
-MOST_NAME = 200
-MOST_TEXT = 100_000
+MAX_NAME = 200
+MAX_TEXT = 100_000
 """Characters of one setting"""
 
 
@@ -100,8 +100,8 @@ def _list_overrides(workspace: Workspace, form: dict[str, Any], command: str) ->
     known = {control.setting: control for control in forms.list_controls(command)}
     overrides: list[str] = [configs.PRETRAIN_OVERRIDE] if command == forms.PRETRAIN else []
     for setting, text in form.items():
-        if not isinstance(text, str) or len(text) > MOST_TEXT:
-            raise UserError(f"{setting[:100]}: expected a text of at most {MOST_TEXT:,} characters")
+        if not isinstance(text, str) or len(text) > MAX_TEXT:
+            raise UserError(f"{setting[:100]}: expected a text of at most {MAX_TEXT:,} characters")
         if setting in PATHS and text.strip():
             overrides.append(_format_path(workspace, setting, text))
         elif setting not in known and setting not in PATHS:
@@ -157,7 +157,7 @@ def refuse_path(workspace: Workspace, path: NamedPath) -> None:
     """Refuse a path that is not below the folder, or stands for something that is not, after
     resolving links, and any address. This is the one check of all that a form, a draft, a search
     space or a run that is resumed may name."""
-    name = path.text[:MOST_NAME]
+    name = path.text[:MAX_NAME]
     if path.text.startswith(SIMULATED) and path.setting == "data.path":
         return
     if path.setting == TRACKER and ADDRESS.match(path.text):
@@ -174,7 +174,7 @@ def refuse_path(workspace: Workspace, path: NamedPath) -> None:
         return
     where = f"is not below {workspace.folder}, the folder of this app"
     if out != full:
-        inner = str(out)[:MOST_NAME]
+        inner = str(out)[:MAX_NAME]
         raise UserError(f"{name}: leads to {inner}, which {where} after resolving links")
     raise UserError(f"{name}: {where}")
 

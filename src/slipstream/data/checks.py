@@ -30,7 +30,7 @@ OUTSIDE = 0.25
 """The share of test rows outside of training's range from which on a note says so"""
 UNLIKE = 0.7
 """The largest distance between the distributions of two sets (Kolmogorov-Smirnov) without a note"""
-MOST_NAMED = 3
+MAX_NAMED = 3
 MIN_ROWS = 30
 """Rows of a set below which nothing is said about it"""
 
@@ -203,8 +203,8 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
 
 def _describe_outside(outside: dict[str, str], signature: Signature) -> str:
     """Describe the first columns, and say what helps where a forecast target's level drifts."""
-    listed = ", ".join(list(outside.values())[:MOST_NAMED])
-    left = len(outside) - MOST_NAMED
+    listed = ", ".join(list(outside.values())[:MAX_NAMED])
+    left = len(outside) - MAX_NAMED
     more = f" and {format_count(left, 'more column')}" if left > 0 else ""
     both = set(signature.inputs) & set(signature.targets)
     hint = '; where a level drifts, model.normalize = "last" helps' if both & set(outside) else ""

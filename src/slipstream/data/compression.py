@@ -31,7 +31,7 @@ from slipstream.base.text import find_nearest
 from slipstream.data.formats import ENDINGS
 from slipstream.runs import lock as locks
 
-MOST_NAMES = 5
+MAX_NAMES = 5
 BLOCK_BYTES, BLOCK_CHARACTERS = 1 << 20, 1 << 20
 MAX_RATIO, ANY_RATIO_BYTES = 200, 256 << 20
 """How many times its size a file may unpack to, from so many bytes on. Tables of measurements
@@ -238,8 +238,8 @@ def _unpack_zip(path: Path) -> UnpackedFile:
         if not tables:
             raise UserError(f"{path}: contains no {', '.join(ENDINGS)} file")
         if len(tables) > 1:
-            names = ", ".join(one.filename for one in tables[:MOST_NAMES])
-            more = f" and {len(tables) - MOST_NAMES} more" * (len(tables) > MOST_NAMES)
+            names = ", ".join(one.filename for one in tables[:MAX_NAMES])
+            more = f" and {len(tables) - MAX_NAMES} more" * (len(tables) > MAX_NAMES)
             raise UserError(
                 f"{path}: contains {len(tables)} tables ({names}{more}); unpack it and set "
                 "data.path to the folder"

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,18 +14,23 @@ from torch import Tensor
 
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Data, Signature
-from slipstream.data import folds, splits, stream, windows
-from slipstream.data import labels as intervals
-from slipstream.data import labels as selection
+from slipstream.data import labels, splits, stream, windows
 from slipstream.data import series as missing
-from slipstream.data.files import read_tables
-from slipstream.data.folds import Fold
-from slipstream.data.prepare.chain import Limits, Replay, Source, find_source, mark_source_rows
-from slipstream.data.roles import Roles, build_signature
+from slipstream.data.folds import Fold, find_search_folds, select_known_rows
+from slipstream.data.loading import (
+    LoadedSeries,
+    WindowSets,
+    find_sets,
+    load_series,
+    read_source,
+    should_stream,
+)
+from slipstream.data.prepare.chain import Limits, Replay, Source
+from slipstream.data.roles import build_signature
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
-from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times
+from slipstream.data.series import Ints, SeriesIndex, Times
 from slipstream.data.stream import StreamedSeries
-from slipstream.data.table import SourceFile, concatenate_tables, describe_files
+from slipstream.data.table import SourceFile, concatenate_tables
 from slipstream.data.windows import Series, WindowChunk
 
 COUNT_ROWS = 1_000_000
@@ -153,8 +158,8 @@ def load_dataset(
     search has `num_folds`, back from the validation block; a table that stays on disk has none.
     `replay` has what steps of `data.prepare` were fitted to, where they are not to be fitted again.
     """
-    source = _read_source(config, table, replay, num_folds)
-    if stream.should_stream(config, source.tables, source.roles):
+    source = read_source(config, table, replay=replay, num_folds=num_folds)
+    if should_stream(config, source.tables, source.roles):
         dataset = _load_stream(config, source, known)
     else:
         dataset = _load_memory(config, source, known, num_folds)
@@ -163,130 +168,53 @@ def load_dataset(
         return dataset
     names, counts = dataset.signature.classes, dataset.count_classes()
     fold = ", first fold" if dataset.folds else ""
-    notes = selection.describe_classes(names, counts, config.train.class_weights, fold=fold)
+    notes = labels.describe_classes(names, counts, config.train.class_weights, fold=fold)
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 
-def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: int) -> Source:
-    data = config.data
-    if not data.prepare:
-        tables = read_tables(data, table)
-        return find_source(config, data, tables, describe_files(tables))
-    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
-
-    chain = PrepareChain(data, replay=replay)
-    tables = read_tables(data, table)
-    notes = describe_files(tables)
-    if stream.should_stream(config, tables, Roles(chain.list_inputs(tables[0]), ())):
-        prepared = chain.stream(tables)
-    elif chain.is_fitted:
-        prepared = chain.apply(tables)
-    else:
-        draft = chain.draft(tables)
-        source = find_source(config, draft.data, draft.tables, [])
-        prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds))
-    source = find_source(
-        config, prepared.data, prepared.tables, [*notes, *prepared.notes, *prepared.left_out]
-    )
-    limits, latency = prepared.limits, prepared.latency
-    return source._replace(limits=limits, latency=latency, features=chain.features)
-
-
-def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags:
-    """Mark the training rows by their position before the first step of `data.prepare`; those of
-    the first fold, where there are several."""
-    data, roles, min_rows = source.data, source.roles, source.data.context + source.data.horizon
-    raw, names, _ = intervals.prepare_with_labels(
-        source.tables, data, roles, source.classes, min_rows
-    )
-    signature = build_signature(config, roles, raw.index.step, names)
-    split = _split_windows(raw, data, signature)
-    training = split.training
-    if num_folds > 1:
-        first = _find_search_folds(raw, signature, split, data, num_folds)[0]
-        training = folds.select_known_rows(training, first["train"], raw.index, signature)
-    return mark_source_rows(source, training, raw.index)
-
-
 def _load_memory(config: Config, source: Source, known: Scaler | None, num_folds: int) -> Dataset:
-    data, roles = source.data, source.roles
-    raw, names, labels = intervals.prepare_with_labels(
-        source.tables, data, roles, source.classes, data.context + data.horizon
-    )
-    signature = build_signature(config, roles, raw.index.step, names)
-    split = _split_windows(raw, data, signature)
-    notes = [*source.notes, *split.notes]
+    loaded = load_series(config, source)
+    raw, signature, data, intervals = loaded
+    sets = find_sets(loaded)
+    folds = tuple(Fold.from_windows(fold) for fold in sets.folds)
+    left_out = _sum_by_set([fold.left_out for fold in folds])
+    notes = [*source.notes, *sets.notes]
     if data.labels is None:
-        notes += _describe_left_out(split, signature)
-    if labels is not None and data.label_rows == "end":
-        every = [fold.starts for fold in split.folds] or [split.starts]
-        used = [some.numpy() for by_set in every for some in by_set.values()]
-        notes += intervals.describe_unused(labels, used, signature.lead)
-    scaler, rows = fit_scaler(raw, signature, split.training, data, known)
+        num_windows = _sum_by_set([fold.num_windows for fold in folds])
+        notes += missing.describe_left_out(left_out, num_windows, signature)
+    if intervals is not None and data.label_rows == "end":
+        used = [starts for fold in sets.folds for starts in fold.starts.values()]
+        notes += labels.describe_unused(intervals, used, signature.lead)
+    scaler, rows = fit_scaler(raw, signature, sets.training, data, known)
     series = windows.build_series(*rows, raw.index.offsets, signature, raw.index.segments)
     return Dataset(
         signature=signature,
         scaler=scaler,
         index=raw.index,
-        num_windows={name: len(some) for name, some in split.starts.items()},
+        num_windows=folds[-1].num_windows,
         period=data.period or raw.index.infer_period(),
         notes=(*notes, *raw.notes),
         files=source.files,
-        memory=HostSeries(series, split.starts, raw.time),
-        folds=split.folds,
-        left_out=split.left_out,
-        search_folds=_load_search_folds(raw, signature, split, data, known, num_folds),
+        memory=HostSeries(series, folds[-1].starts, raw.time),
+        folds=folds if sets.is_walk_forward else (),
+        left_out=left_out,
+        search_folds=_load_search_folds(loaded, sets, known, num_folds),
     )
 
 
-class _Sets(NamedTuple):
-    """The windows of each set, in the last fold of a walk-forward split."""
-
-    starts: dict[str, Tensor]
-    folds: tuple[Fold, ...]
-    training: Flags
-    """The rows that columns are scaled by"""
-    left_out: dict[str, int]
-    """Windows without a target, by set, of all folds together"""
-    notes: list[str]
-
-
-def _split_windows(raw: RawSeries, data: Data, signature: Signature) -> _Sets:
-    index = raw.index
-    if data.split.stratified:
-        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
-        by_set, training = selection.split_stratified(index, numbers, data, signature)
-        starts = {name: torch.from_numpy(some) for name, some in by_set.items()}
-        return _Sets(starts, (), training, {}, [])
-    if data.split.walk_forward is None or signature.masked:
-        assignment, ranges = splits.find_windows(index, data, signature)
-        ranges, left_out = splits.exclude_unknown(ranges, index, signature)
-        starts = {name: torch.from_numpy(some.list_starts()) for name, some in ranges.items()}
-        return _Sets(starts, (), assignment.mask(splits.TRAIN), left_out, [])
-    assignment, every, notes = folds.find_folds(index, raw.time, data, signature)
-    left_out = _sum_by_set([fold.left_out for fold in every])
-    return _Sets(every[-1].starts, every, assignment.mask(splits.TRAIN), left_out, notes)
-
-
 def _sum_by_set(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    return {name: sum(one[name] for one in counts) for name in counts[0]}
-
-
-def _describe_left_out(split: _Sets, signature: Signature) -> list[str]:
-    """Note the windows without a target, of all folds together."""
-    counts = [fold.num_windows for fold in split.folds]
-    counts = counts or [{name: len(some) for name, some in split.starts.items()}]
-    return missing.describe_left_out(split.left_out, _sum_by_set(counts), signature)
+    return {name: sum(count[name] for count in counts) for name in counts[0]}
 
 
 def _load_search_folds(
-    raw: RawSeries, signature: Signature, split: _Sets, data: Data, known: Scaler | None, count: int
+    loaded: LoadedSeries, sets: WindowSets, known: Scaler | None, count: int
 ) -> tuple[SearchFold, ...]:
     """Scale the folds before the split itself, each without its own validation rows."""
-    every = _find_search_folds(raw, signature, split, data, count)
+    raw, signature, data, _ = loaded
     scaled = []
-    for number, fold in enumerate(every[:-1], start=1):
-        rows = folds.select_known_rows(split.training, fold["train"], raw.index, signature)
+    search_folds = find_search_folds(loaded, sets, count)
+    for number, fold in enumerate(search_folds[:-1], start=1):
+        rows = select_known_rows(sets.training, fold["train"], raw.index, signature)
         try:
             _, fold_rows = fit_scaler(raw, signature, rows, data, known)
         except UserError as error:
@@ -294,16 +222,6 @@ def _load_search_folds(
         series = windows.build_series(*fold_rows, raw.index.offsets, signature, raw.index.segments)
         scaled.append(SearchFold(fold, series))
     return tuple(scaled)
-
-
-def _find_search_folds(
-    raw: RawSeries, signature: Signature, split: _Sets, data: Data, count: int
-) -> tuple[dict[str, Tensor], ...]:
-    # later folds of a walk-forward split are for tests
-    starts = split.folds[0].starts if split.folds else split.starts
-    offsets = torch.from_numpy(raw.index.offsets)
-    purge = max(data.split.purge, raw.index.look_ahead)
-    return folds.find_search_folds(starts, count, offsets, signature, purge)
 
 
 def _load_stream(config: Config, source: Source, known: Scaler | None) -> Dataset:

@@ -1,5 +1,7 @@
 """The folds of a walk-forward split and of a search, as tensors of first rows."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -7,9 +9,10 @@ import torch
 from torch import Tensor
 
 from slipstream.base.errors import UserError
-from slipstream.config import Data, Signature
-from slipstream.data.series import Flags, SeriesIndex, Times
-from slipstream.data.splits import SplitAssignment, find_fold_windows
+from slipstream.config import Signature
+from slipstream.data.loading import LoadedSeries, WindowSets
+from slipstream.data.series import Flags, SeriesIndex
+from slipstream.data.splits import FoldWindows
 
 
 @dataclass(frozen=True)
@@ -23,29 +26,31 @@ class Fold:
     left_out: dict[str, int] = field(default_factory=dict)
     """Windows without a target, by set"""
 
+    @classmethod
+    def from_windows(cls, fold: FoldWindows) -> Fold:
+        """Return the windows of a fold as tensors."""
+        starts = {name: torch.from_numpy(rows) for name, rows in fold.starts.items()}
+        return cls(fold.label, starts, fold.left_out)
+
     @property
     def num_windows(self) -> dict[str, int]:
         """Windows, by set"""
         return {name: len(starts) for name, starts in self.starts.items()}
 
 
-def find_folds(
-    index: SeriesIndex, time: Times | None, data: Data, signature: Signature
-) -> tuple[SplitAssignment, tuple[Fold, ...], list[str]]:
-    """Return the first fold's assignment, all folds, and notes; every set must have windows."""
-    every, notes = find_fold_windows(index, time, data, signature)
-    folds = (
-        Fold(
-            one.label,
-            {name: torch.from_numpy(some) for name, some in one.starts.items()},
-            one.left_out,
-        )
-        for one in every
-    )
-    return every[0].assignment, tuple(folds), notes
-
-
 def find_search_folds(
+    loaded: LoadedSeries, sets: WindowSets, count: int
+) -> tuple[dict[str, Tensor], ...]:
+    """Return the folds of a search over the windows of a split, train and val windows only."""
+    # later folds of a walk-forward split are for tests
+    starts = Fold.from_windows(sets.folds[0]).starts
+    index = loaded.raw.index
+    purge = max(loaded.data.split.purge, index.look_ahead)
+    offsets = torch.from_numpy(index.offsets)
+    return divide_training(starts, count, offsets, loaded.signature, purge)
+
+
+def divide_training(
     starts: dict[str, Tensor], count: int, offsets: Tensor, signature: Signature, purge: int
 ) -> tuple[dict[str, Tensor], ...]:
     """Return the folds of a search, train and val windows only.

@@ -47,7 +47,7 @@ UNKNOWN = -1
 NO_LABEL = [text for text in NULLS if text.lower() != "none"]
 """Cells that hold no label; "none" may well be a class"""
 WHOLE = r"^(?:\+?(\d+)|(-\d+))(?:\.0*)?$"
-MOST_CLASSES = 1000
+MAX_CLASSES = 1000
 SCAN_ROWS = 1 << 20
 
 
@@ -92,9 +92,9 @@ def _list_labels(table: DataTable, name: str, setting: str) -> set[str]:
     for begin in range(0, table.num_rows, SCAN_ROWS):
         rows = table.slice_rows(begin, min(begin + SCAN_ROWS, table.num_rows))
         labels |= set(read_labels(rows, name, setting)[1])
-        if len(labels) > MOST_CLASSES:
+        if len(labels) > MAX_CLASSES:
             raise UserError(
-                f'{table.name}: column "{name}" ({setting}) holds more than {MOST_CLASSES:,} '
+                f'{table.name}: column "{name}" ({setting}) holds more than {MAX_CLASSES:,} '
                 'different labels; is it a number to predict (data.task = "regress")?'
             )
     return labels
@@ -175,7 +175,7 @@ def refuse_too_few(classes: tuple[str, ...], what: str) -> None:
         raise UserError(f"{what} holds {labels}; to classify, there must be two or more")
 
 
-MOST_NAMED = 10
+MAX_NAMED = 10
 
 
 def split_stratified(
@@ -254,13 +254,13 @@ def describe_classes(
             f"train.class_weights has {len(weights)} weights, but there are {len(names)} classes: "
             f"{', '.join(names[:20])}"
         )
-    largest = np.argsort(-counts, kind="stable")[:MOST_NAMED]
+    largest = np.argsort(-counts, kind="stable")[:MAX_NAMED]
     listed = ", ".join(f"{names[i]} {counts[i]:,}" for i in largest)
     rest = f" and {len(names) - len(largest)} more" if len(names) > len(largest) else ""
     unseen = [name for name, count in zip(names, counts, strict=True) if not count]
     notes = [f"classes (training windows{fold}): {listed}{rest}"]
     if unseen:
-        notes.append(f"no training window{fold} has the class {', '.join(unseen[:MOST_NAMED])}")
+        notes.append(f"no training window{fold} has the class {', '.join(unseen[:MAX_NAMED])}")
     return notes
 
 

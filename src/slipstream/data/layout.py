@@ -36,7 +36,7 @@ _SYMBOL = (
 UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
 """A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
 LONGEST_UNIT = 20
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 class Layout(NamedTuple):
@@ -106,8 +106,8 @@ def describe_layout(
         lines = f"{what} 1 is" if lines_above == 1 else f"{what}s 1 to {lines_above} are"
         notes.append(f"{lines} above the names (data.skip_rows = {lines_above})")
     if units:
-        listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MOST_NAMED))
-        more = f" and {len(units) - MOST_NAMED} more" * (len(units) > MOST_NAMED)
+        listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MAX_NAMED))
+        more = f" and {len(units) - MAX_NAMED} more" * (len(units) > MAX_NAMED)
         notes.append(f"a row of units is below the names: {listed}{more}")
     return notes
 

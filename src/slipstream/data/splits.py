@@ -378,11 +378,12 @@ def _suggest_settings(name: str, split: Split) -> str:
 
 @dataclass(frozen=True)
 class FoldWindows:
-    """The windows of one fold. Does not need torch."""
+    """The windows of a split, or of one fold. Does not need torch."""
 
     label: str
     """Its test block: the first and last time, or row of the series"""
-    assignment: SplitAssignment
+    assignment: SplitAssignment | None
+    """The sets of the rows; None where a split assigns windows rather than rows (stratified)"""
     starts: dict[str, Ints]
     """First rows of the windows, by set"""
     left_out: dict[str, int]

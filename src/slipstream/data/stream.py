@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.base import machine
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count
-from slipstream.config import Config, Data, Signature
+from slipstream.config import Data, Signature
 from slipstream.data import scaler as scaling
 from slipstream.data import series, windows
 from slipstream.data.columns import read_numbers, read_times
-from slipstream.data.roles import Roles, find_split_groups, identify_series
+from slipstream.data.roles import find_split_groups, identify_series
 from slipstream.data.scaler import RunningStatistics, Scaler, Values
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
@@ -28,23 +27,6 @@ from slipstream.data.table import DataTable
 from slipstream.data.windows import WindowChunk
 
 SCAN_ROWS = 1 << 18
-
-
-def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool:
-    """Return whether rows stay on disk: if requested, or if they would fill half of the memory."""
-    home = config.engine.home
-    if home not in ("auto", "stream"):
-        return False
-    on_disk = all(table.row_groups for table in tables)
-    columns = len(set(roles.inputs) | set(roles.targets))
-    needed_bytes = 4 * columns * sum(table.num_rows for table in tables)
-    if home == "stream" and not on_disk:
-        name = next(table.name for table in tables if not table.row_groups)
-        raise UserError(
-            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; convert '
-            'it, or set engine.home = "auto"'
-        )
-    return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 
 
 def refuse_unstreamable(data: Data) -> None:

@@ -392,7 +392,7 @@ class Sample:
 NUMBER, TIME, TEXT, BOOLEAN, EMPTY = "number", "time", "text", "boolean", "empty"
 MAX_DISTINCT = 5_000
 """Different texts that are counted; of more, it is only known that there are many"""
-MAX_RUNS, MOST_STARTS = 20_000, 0.2
+MAX_RUNS, MAX_STARTS = 20_000, 0.2
 """Runs of a column, and their share of the rows, from which on it does not tell series apart"""
 MIN_TEXTS = 10_000
 """Texts after which a column that has held no number is taken to hold none"""
@@ -442,7 +442,7 @@ class Runs:
         changed[1:] = inner.to_numpy()
         changed[0] = is_first or values[0].as_py() != self.last
         starts = np.flatnonzero(changed)
-        if len(starts) > max(MOST_STARTS * len(values), 1):
+        if len(starts) > max(MAX_STARTS * len(values), 1):
             self.is_open = False
             return
         self.positions += (self.num_rows + starts).tolist()

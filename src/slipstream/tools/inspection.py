@@ -59,7 +59,7 @@ INTERLEAVED = 0.3
 """Share of rows with the time of the row above, from which on series are taken to be mixed"""
 
 
-MOST_KEYS = 8
+MAX_KEYS = 8
 """Columns among which those that tell series apart are looked for"""
 
 
@@ -155,7 +155,7 @@ class Survey:
             if one.runs.is_open and len(one.runs.positions) > len(self.files)
             if name not in used and name not in self.scalars
         ]
-        names = sorted(names, key=lambda name: len(self.columns[name].runs.positions))[:MOST_KEYS]
+        names = sorted(names, key=lambda name: len(self.columns[name].runs.positions))[:MAX_KEYS]
         combined = (
             self._combine(some) for count in (1, 2, 3) for some in combinations(names, count)
         )
@@ -198,9 +198,9 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
 
 CONTEXT, HORIZON = 96, 24
 EPOCHS = 20
-MOST_INPUTS = 60
+MAX_INPUTS = 60
 """Inputs that are listed by name; of more, those that are left out are listed"""
-MOST_MISSING = 0.5
+MAX_MISSING = 0.5
 """Share of missing values from which on a column is no input"""
 TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power|pm2\.?5)$", re.I)
 SHORT = 0.3
@@ -305,7 +305,7 @@ class Proposal:
         if not inputs:
             return
         target = next((name for name in inputs if TARGETS.match(name)), inputs[-1])
-        if len(inputs) <= MOST_INPUTS:
+        if len(inputs) <= MAX_INPUTS:
             self.data["inputs"] = inputs
         else:
             numeric = (NUMBER, BOOLEAN)
@@ -330,7 +330,7 @@ class Proposal:
             return False
         if column.num_texts and not column.find_marks():
             return False
-        return column.num_missing <= MOST_MISSING * column.num_rows
+        return column.num_missing <= MAX_MISSING * column.num_rows
 
     def find_copied(self, column: ColumnProfile) -> str | None:
         """The name of an earlier column with the same values, if there is one."""
@@ -409,7 +409,7 @@ def describe_series(series: SeriesColumns | None, survey: Survey) -> str:
     return "one series" if count == 1 else f"{count:,} series, one per file"
 
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 
 
 class Remark(NamedTuple):
@@ -439,8 +439,8 @@ def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
         yield from (Remark(None, f"{file.name}: {note}") for note in file.notes)
         missing = [name for name in survey.columns if name not in file.columns]
         if missing:
-            more = f" and {len(missing) - MOST_NAMED} more" * (len(missing) > MOST_NAMED)
-            listed = ", ".join(missing[:MOST_NAMED])
+            more = f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED)
+            listed = ", ".join(missing[:MAX_NAMED])
             yield Remark(
                 None,
                 f"{file.name}: lacks {listed}{more}, which other files have; files of one job have "
@@ -539,7 +539,7 @@ def _describe(
         count = format_count(column.num_infinite, "infinite value")
         yield "infinite", f"{count}, which no model can read (data.na)", *INFINITE
     if column.kind == NUMBER and column.num_texts and role != "time":
-        texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MOST_NAMED))
+        texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MAX_NAMED))
         marks = column.find_marks()
         count = format_count(column.num_texts, "cell")
         are = "is no number" if column.num_texts == 1 else "are no numbers"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -13,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.app import jobs as app_jobs
-from slipstream.app import jobs as presence
-from slipstream.app.jobs import Bell, DeviceLock, JobStore, ring, stop_job
+from slipstream.app.jobs import DeviceLock, JobStore, WakePipe, stop_job, wake_worker
 from slipstream.base import phases
 
 
@@ -133,12 +133,12 @@ def read_scores(folder):
 @pytest.fixture
 def warm_worker(store):
     """A warm worker of a folder that this process serves."""
-    presence_file = presence.announce_server(store.root)
+    server_file = app_jobs.announce_server(store.root)
     command = [sys.executable, "-m", "slipstream", "ui-worker", str(store.folder), "cpu", "--warm"]
     process = subprocess.Popen(command)
-    wait_until(lambda: presence.has_ready_worker(store.root, "cpu"))
+    wait_until(lambda: app_jobs.has_ready_worker(store.root, "cpu"))
     yield process
-    presence_file.unlink()  # without a server, a worker ends
+    server_file.unlink()  # without a server, a worker ends
     process.wait()
 
 
@@ -189,8 +189,8 @@ def test_a_stop_that_comes_too_late_does_not_touch_the_next_job(store, monkeypat
 
 
 def test_a_worker_gives_up_waiting_when_memory_runs_short(store, monkeypatch):
-    presence.announce_server(store.root)
-    monkeypatch.setattr(presence, "LEAST_FREE", 2.0)  # of the memory: more than there is
+    app_jobs.announce_server(store.root)
+    monkeypatch.setattr(app_jobs, "MIN_FREE_SHARE", 2.0)  # of the memory: more than there is
     use = DeviceLock(store.root, "cpu", "use")
     monkeypatch.setattr(app_jobs, "CHECK_S", 0.01)
     assert app_jobs._wait_for_job(store, "cpu", use, warm=True) is None
@@ -199,10 +199,15 @@ def test_a_worker_gives_up_waiting_when_memory_runs_short(store, monkeypatch):
     use.release()
 
 
-def test_a_bell_wakes_a_worker_at_once(store):
-    ring(store.root, "cpu")  # nobody waits, which does no harm
-    with Bell(store.root, "cpu") as bell:
+def test_a_submitted_job_wakes_a_worker_at_once(store):
+    wake_worker(store.root, "cpu")  # nobody waits, which does no harm
+    with WakePipe(store.root, "cpu") as pipe:
         submit(store, "--version")
-        bell.wait(600)
-        ring(store.root, "cpu")
-        bell.wait(600)
+        pipe.wait(600)
+        wake_worker(store.root, "cpu")
+        pipe.wait(600)
+
+
+def test_the_modules_that_a_worker_imports_ahead_exist():
+    for name in app_jobs.MODULES:  # `warm_up` leaves a failure to the job
+        importlib.import_module(name)

@@ -513,7 +513,7 @@ def test_a_range_of_a_large_file_is_read_without_the_rest(site, monkeypatch):
 def test_a_file_too_large_for_a_request_is_said_so(site, monkeypatch):
     from slipstream.app.screens import prepare_rows
 
-    monkeypatch.setattr(prepare_rows, "MOST_BYTES", 1000)
+    monkeypatch.setattr(prepare_rows, "MAX_BYTES", 1000)
     write_table(site.workspace.folder / "load.csv")
     state = begin(site)
     assert "MB" in site.post("/api/prepare/split", {"draft": state["draft"]}).json["error"]

@@ -114,7 +114,7 @@ def check(config):
 @pytest.fixture
 def sampled(monkeypatch):
     """Files count as large, and a few rows are a sample."""
-    monkeypatch.setattr(prepare_rows, "MOST_BYTES", 100)
+    monkeypatch.setattr(prepare_rows, "MAX_BYTES", 100)
     monkeypatch.setattr(prepare_rows, "SAMPLE_ROWS", 60)
 
 

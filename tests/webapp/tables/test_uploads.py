@@ -68,7 +68,7 @@ def test_nothing_is_overwritten(site):
         ("a\n\r\0b.csv", "a-b.csv"),
         ("<script>alert(1)</script>.csv", "script.csv"),
         ("%2e%2e%2fa.parquet", "2e-2e-2fa.parquet"),
-        ("x" * 10_000 + ".csv", "x" * service.MOST_NAME + ".csv"),
+        ("x" * 10_000 + ".csv", "x" * service.MAX_NAME + ".csv"),
         ("日本.csv", "table.csv"),
         ("a.b.csv.gz", "a.b.csv.gz"),
         ("a.zip", "a.zip"),

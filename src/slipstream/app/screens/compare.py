@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from slipstream.app import paths
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.base.statistics import HIGHER_IS_BETTER
@@ -390,3 +390,13 @@ def _draw(
         "lines": {name: values[points].tolist() for name, values in values_by_run.items()},
         "rows": int(within.sum()),
     }
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/compare", show),
+        ("GET", "/api/compare/curves", list_curves),
+        ("GET", "/api/compare/predictions", list_predictions),
+    ),
+    navigation=(("/compare", "Compare"),),
+)

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from slipstream.app import paths, settings
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.tables import service
 from slipstream.app.tables.service import CachedTable
 from slipstream.app.workspace import Workspace
@@ -30,8 +30,8 @@ READING = {
     "variable": "Variable",
 }
 """Settings of `[data]` that say how a file is read, which the page takes as parameters"""
-MOST_ROWS = 200
-MOST_OPTION = 200
+MAX_ROWS = 200
+MAX_OPTION = 200
 
 
 def find_path(workspace: Workspace, name: str) -> Path:
@@ -53,7 +53,7 @@ def _exists(path: Path) -> bool:
 
 def list_overrides(request: Request) -> list[str]:
     """Return the settings that say how the file is read, as `--set` takes them."""
-    values = {name: request.query_params.get(name, "")[:MOST_OPTION] for name in READING}
+    values = {name: request.query_params.get(name, "")[:MAX_OPTION] for name in READING}
     return [f"data.{name}={value}" for name, value in values.items() if value]
 
 
@@ -97,7 +97,7 @@ async def list_rows(request: Request) -> Response:
     """A page of rows, as text."""
     table = await find_table(request)
     begin = _read_number(request, "begin", 0)
-    count = min(max(_read_number(request, "count", 20), 1), MOST_ROWS)
+    count = min(max(_read_number(request, "count", 20), 1), MAX_ROWS)
     return reply(await get_workspace(request).tables.read_rows(table, begin, count))
 
 
@@ -188,7 +188,7 @@ def _read_float(request: Request, name: str) -> float | None:
     return value
 
 
-MOST_FOLDERS = 200
+MAX_FOLDERS = 200
 UPLOAD_TYPE = "application/octet-stream"
 """Which a form of another site could not send"""
 
@@ -242,7 +242,7 @@ def _list_files(workspace: Workspace) -> list[dict[str, Any]]:
         except OSError:
             continue
         listed.append({"name": name, "bytes": status.st_size, "time": status.st_mtime, "files": 0})
-    several = [(name, count) for name, count in folders.items() if count > 1][:MOST_FOLDERS]
+    several = [(name, count) for name, count in folders.items() if count > 1][:MAX_FOLDERS]
     listed += [{"name": name, "bytes": 0, "time": 0, "files": count} for name, count in several]
     return listed
 
@@ -267,3 +267,19 @@ async def upload(request: Request) -> Response:
     except ClientDisconnect:
         return reply({"error": "the upload was cut off"}, 400)
     return reply({"file": file})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/data", show),
+        ("POST", "/api/data/upload", upload),
+        ("GET", "/api/data/table", describe_table),
+        ("GET", "/api/data/rows", list_rows),
+        ("GET", "/api/data/column", describe_column),
+        ("GET", "/api/data/plot", draw),
+        ("GET", "/api/data/findings", describe_findings),
+        ("GET", "/api/data/series", list_series),
+        ("GET", "/api/data/correlations", correlate),
+    ),
+    navigation=(("/data", "Data"),),
+)

@@ -23,7 +23,7 @@ from slipstream.base.errors import UserError
 from slipstream.config import Config
 from slipstream.reporting.run_rows import FINISHED
 
-MOST_RUNS = 20
+MAX_RUNS = 20
 """Earlier runs that are looked at, the newest first"""
 USUAL_BATCH, USUAL_CLASSES = 256, 3
 """Where they are found out in training only"""
@@ -170,7 +170,7 @@ def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
             except OSError:
                 continue
             earlier += [one] if one else []
-        if len(earlier) == MOST_RUNS:
+        if len(earlier) == MAX_RUNS:
             break
     return earlier
 

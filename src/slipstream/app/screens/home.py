@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from slipstream.app import paths, rows, settings
 from slipstream.app.live import describe_jobs, read_load
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.screens.new_run import submit_config
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
@@ -59,3 +59,15 @@ def start_demo(request: Request) -> Response:
     """Train the demo."""
     workspace = get_workspace(request)
     return reply({"job": submit_config(workspace, settings.load_start(workspace, "demo"))})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/", show),
+        ("GET", "/api/runs", list_rows),
+        ("POST", "/api/annotate/{run:run}", annotate),
+        ("POST", "/api/remove", remove),
+        ("POST", "/api/demo", start_demo),
+    ),
+    navigation=(("/", "Runs"),),
+)

@@ -14,13 +14,13 @@ from starlette.responses import RedirectResponse, Response
 
 from slipstream.app import forms, paths
 from slipstream.app.jobs import FINISHED, OPEN, AppJob, stop_job
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.runs.config import flatten_settings
 
 LOOK_S = 0.02
-MOST_WAIT_S = 10
+MAX_WAIT_S = 10
 
 
 def show(request: Request) -> Response:
@@ -77,7 +77,7 @@ async def describe(request: Request) -> Response:
     """A job's state, as JSON; with `wait`, once it has a run or has ended, or so many seconds are
     over."""
     wait = request.query_params.get("wait", "")
-    until = time.monotonic() + min(int(wait) if wait.isdigit() else 0, MOST_WAIT_S)
+    until = time.monotonic() + min(int(wait) if wait.isdigit() else 0, MAX_WAIT_S)
     while True:
         job = await run_in_threadpool(find_job, get_workspace(request), request)
         if job.run or job.state not in OPEN or time.monotonic() >= until:
@@ -98,3 +98,14 @@ def move_first(request: Request) -> Response:
     workspace = get_workspace(request)
     workspace.store.move_first(find_job(workspace, request).id)
     return reply({})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/job/{job}", show),
+        ("GET", "/api/job/{job}", describe),
+        ("POST", "/api/job/{job}/stop", stop),
+        ("POST", "/api/job/{job}/first", move_first),
+    ),
+    section="/",
+)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from slipstream import config as configs
 from slipstream.app import forms, paths, settings
 from slipstream.app.jobs import choose_queue
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.screens import estimates, prepare
 from slipstream.app.screens import prepare as findings_of
@@ -22,7 +22,7 @@ from slipstream.base.errors import UserError
 from slipstream.config import SIMULATED, Config
 from slipstream.runs import write_text
 
-MOST_ROWS = 10**12
+MAX_ROWS = 10**12
 
 
 def show(request: Request) -> Response:
@@ -148,8 +148,8 @@ async def estimate(request: Request) -> Response:
     rows, numbers = (body.get(name) for name in ("rows", "numbers"))
     windows = body.get("windows")
     counts = (rows, numbers, windows or 0)
-    if not all(isinstance(one, int) and 0 <= one <= MOST_ROWS for one in counts):
-        raise UserError(f"rows, numbers and windows: expected integers up to {MOST_ROWS:,}")
+    if not all(isinstance(one, int) and 0 <= one <= MAX_ROWS for one in counts):
+        raise UserError(f"rows, numbers and windows: expected integers up to {MAX_ROWS:,}")
     sizes = int(rows or 0), int(numbers or 0), windows
     return reply(await run_in_threadpool(estimates.estimate_job, workspace, checked.config, *sizes))
 
@@ -187,3 +187,16 @@ def submit_config(workspace: Workspace, config: Config, verb: str = forms.TRAIN)
     )
     workspace.supervisor.start_workers()
     return job
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/new", show),
+        ("GET", "/api/inspect", inspect_file),
+        ("POST", "/api/check", check),
+        ("POST", "/api/ready", ready),
+        ("POST", "/api/estimate", estimate),
+        ("POST", "/api/start", start),
+    ),
+    navigation=(("/new", "New run"),),
+)

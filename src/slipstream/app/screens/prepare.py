@@ -23,7 +23,7 @@ from slipstream import config as configs
 from slipstream.app import forms, paths, settings
 from slipstream.app import settings as app_settings
 from slipstream.app.forms import Control
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
@@ -103,8 +103,8 @@ def _parse_texts(value: Any) -> Texts:
     if not isinstance(value, dict):
         raise UserError("settings: expected an object")
     for key, text in value.items():
-        if not isinstance(text, str) or len(text) > app_settings.MOST_TEXT:
-            most = app_settings.MOST_TEXT
+        if not isinstance(text, str) or len(text) > app_settings.MAX_TEXT:
+            most = app_settings.MAX_TEXT
             raise UserError(f"{key[:100]}: expected a text of at most {most:,} characters")
     return value
 
@@ -1049,3 +1049,19 @@ async def _answer(
             return {"error": message, "fixes": fixes, "step": find_number(message)}
 
     return reply(await run_in_threadpool(run))
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/prepare", show),
+        ("POST", "/api/prepare/draft", update),
+        ("POST", "/api/prepare/preview", preview),
+        ("POST", "/api/prepare/split", split),
+        ("POST", "/api/prepare/groups", groups),
+        ("POST", "/api/prepare/dates", dates),
+        ("POST", "/api/prepare/ready", ready),
+        ("POST", "/api/prepare/save", save),
+        ("POST", "/api/prepare/continue", proceed),
+    ),
+    navigation=(("/prepare", "Prepare"),),
+)

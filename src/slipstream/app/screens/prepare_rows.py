@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream.base.errors import UserError
-from slipstream.config import SIMULATED, Config, Data, Signature, Split
+from slipstream.config import SIMULATED, Config, Data, Split
 from slipstream.config.prepare import (
     CalendarStep,
     ClipStep,
@@ -28,18 +28,22 @@ from slipstream.config.prepare import (
     PrepareStep,
     UnitStep,
 )
-from slipstream.data import files, labels, splits
+from slipstream.data import files, splits
 from slipstream.data.columns import is_numeric, read_codes, read_numbers
 from slipstream.data.formats.reader import ReadOptions
-from slipstream.data.prepare.chain import Source, find_source, mark_source_rows, plan_steps
+from slipstream.data.loading import (
+    LoadedSeries,
+    assign_predicted_rows,
+    find_sets,
+    load_series,
+    read_source,
+)
+from slipstream.data.prepare.chain import Source, find_source, plan_steps
 from slipstream.data.prepare.tables import PrepareChain
-from slipstream.data.roles import build_signature
-from slipstream.data.scaler import fit_column, order_columns
+from slipstream.data.scaler import fit_scaler
 from slipstream.data.series import (
     MICROSECONDS,
     Floats,
-    Ints,
-    RawSeries,
     SeriesIndex,
     Times,
     is_date,
@@ -47,16 +51,16 @@ from slipstream.data.series import (
     list_rows,
     refuse_short,
 )
-from slipstream.data.splits import SETS, SplitAssignment, find_fold_windows
+from slipstream.data.splits import SETS, FoldWindows, find_fold_windows
 from slipstream.data.table import DataTable, MemoryReader
 from slipstream.reporting.charts import thin
 from slipstream.tools.inspection import EVERY_SHEET, open_tables
 
-USUAL_ROWS, MOST_ROWS = 20_000, 200_000
+USUAL_ROWS, MAX_ROWS = 20_000, 200_000
 """Rows that a preview reads, and the most that it may be asked for"""
-MOST_POINTS = 2_000
-MOST_SERIES = 500
-MOST_BYTES = 64 << 20
+MAX_POINTS = 2_000
+MAX_SERIES = 500
+MAX_BYTES = 64 << 20
 """Size of a file that a request reads as a whole"""
 
 
@@ -83,8 +87,8 @@ def parse_range(value: Any) -> PreviewRange:
         raise UserError("file, series and column: expected texts")
     if not all(isinstance(number, int) and number >= 0 for number in numbers.values()):
         raise UserError("begin and count: expected whole numbers")
-    if numbers["count"] > MOST_ROWS:
-        raise UserError(f"a preview reads at most {MOST_ROWS:,} rows")
+    if numbers["count"] > MAX_ROWS:
+        raise UserError(f"a preview reads at most {MAX_ROWS:,} rows")
     return PreviewRange(
         texts["file"], numbers["begin"], numbers["count"], texts["series"], texts["column"]
     )
@@ -117,7 +121,7 @@ def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str
         "file": table.files[0].name,
         "files": names,
         "range": [first, last],
-        "series": series[:MOST_SERIES],
+        "series": series[:MAX_SERIES],
         "shown": name,
         "columns": every,
         "column": column,
@@ -154,7 +158,7 @@ def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
     if not files.can_sample(file, data):
         refuse_large([file])
     table = files.read_rows(data, file, wanted.begin, wanted.begin + wanted.num_rows)
-    return names[:MOST_SERIES], table
+    return names[:MAX_SERIES], table
 
 
 def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
@@ -165,10 +169,10 @@ def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
 def refuse_large(every: Sequence[Path]) -> None:
     """Refuse to read files as a whole that are too large for a request."""
     size = sum(file.stat().st_size for file in every if file.exists())
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise UserError(
             f"{every[0].name}: has {size / 1e6:,.0f} MB, of which all would have to be read; this "
-            f"page reads up to {MOST_BYTES / 1e6:,.0f} MB"
+            f"page reads up to {MAX_BYTES / 1e6:,.0f} MB"
         )
 
 
@@ -256,7 +260,7 @@ def to_axis(x: Times) -> Any:
 
 def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
     """Return the points to draw, few enough, with the extremes."""
-    at = thin([values], MOST_POINTS)
+    at = thin([values], MAX_POINTS)
     return {
         "x": np.asarray(x, dtype=np.float64)[at].tolist(),
         "y": np.asarray(values, dtype=np.float64)[at].tolist(),
@@ -267,8 +271,8 @@ def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
 
 
 DEFAULT = Split(train=0.7, val=0.1, test=0.2)
-MOST_SPANS = 500
-MOST_GROUPS = 200
+MAX_SPANS = 500
+MAX_GROUPS = 200
 
 
 class Sets(NamedTuple):
@@ -282,31 +286,24 @@ class Sets(NamedTuple):
     """Runs of rows of the series that is drawn: the first, the one after the last, the set"""
 
 
-class Loaded(NamedTuple):
-    """The series of a config, as training has them, but for the scaling."""
-
-    raw: RawSeries
-    signature: Signature
-    data: Data
-    notes: list[str]
-
-
 def describe_split(config: Config, series: str) -> dict[str, Any]:
     """Return the sets of a config, over all rows, with the target of one series to draw."""
-    loaded = load_series(config)
+    source = _read_few(config)
+    loaded = load_series(config, source)
     raw, index = loaded.raw, loaded.raw.index
     names = index.series_names
     place = names.index(series) if series in names else 0
     begin, end = int(index.offsets[place]), int(index.offsets[place + 1])
     for name in raw.column_names:  # a missing value is refused when it is read
         raw.read_column(name)
-    every, notes = find_sets(loaded, begin, end)
+    sets = find_sets(loaded)
     target = loaded.signature.targets[0]
     values = raw.read_column(target)[begin:end]
     x = np.arange(end - begin) if raw.time is None else to_axis(raw.time[begin:end])
-    folds = [one._replace(spans=_place(one.spans, x)) for one in every]
+    folds = [_count(loaded, fold, begin, end) for fold in sets.folds]
+    folds = [fold._replace(spans=_place(fold.spans, x)) for fold in folds]
     return {
-        "series": list(names[:MOST_SERIES]),
+        "series": list(names[:MAX_SERIES]),
         "num_series": len(names),
         "shown": names[place],
         "rows": index.num_rows,
@@ -317,116 +314,40 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
         "plot": picture(x, np.where(values < 0, np.nan, values))
         if loaded.signature.classes
         else picture(x, values),
-        "folds": [one._asdict() for one in folds],
+        "folds": [fold._asdict() for fold in folds],
         "gaps": len(index.breaks) - len(names),
-        "notes": [*loaded.notes, *notes, *raw.notes][:20],
+        "notes": [*source.notes, *sets.notes, *raw.notes][:20],
     }
 
 
 def _place(spans: Sequence[tuple[int, int, str]], x: Any) -> list[Any]:
     """Return spans on the axis; a set reaches up to where the next row begins."""
     last = len(x) - 1
-    return [(float(x[a]), float(x[min(b, last)]), name) for a, b, name in spans[:MOST_SPANS]]
+    return [(float(x[a]), float(x[min(b, last)]), name) for a, b, name in spans[:MAX_SPANS]]
 
 
-def load_series(config: Config) -> Loaded:
-    """Read all rows of a config's data, if they are few enough for a request."""
+def _read_few(config: Config) -> Source:
+    """Read the source of a config, if its rows are few enough for a request."""
     data = config.data
     if not data.paths[0].startswith(SIMULATED):
         refuse_large([file for path in data.paths for file in files.expand_path(Path(path))[1]])
     refuse_large_joins(data.prepare)
-    return load_all(config)
+    return read_source(config, in_memory=True)
 
 
-def load_all(config: Config) -> Loaded:
-    """Read all rows of a config's data, however many there are."""
-    return _load(config, _read_source(config))
-
-
-def _load(config: Config, source: Source) -> Loaded:
-    data, roles = source.data, source.roles
-    raw, names, _ = labels.prepare_with_labels(
-        source.tables, data, roles, source.classes, data.context + data.horizon
-    )
-    signature = build_signature(config, roles, raw.index.step, names)
-    return Loaded(raw, signature, data, list(source.notes))
-
-
-def _read_source(config: Config) -> Source:
-    """Return the tables after all steps, of which those that are fitted know the training rows."""
-    data = config.data
-    if not data.prepare:
-        return find_source(config, data, files.read_tables(data, None), [])
-    chain = PrepareChain(data)
-    tables = files.read_tables(data, None)
-    if chain.is_fitted:
-        prepared = chain.apply(tables)
-    else:
-        draft = chain.draft(tables)
-        source = find_source(config, draft.data, draft.tables, [])
-        raw, signature, *_ = _load(config, source)
-        if data.split.stratified:
-            numbers = raw.read_column(signature.targets[0]).astype(np.int64)
-            training = labels.split_stratified(raw.index, numbers, data, signature)[1]
-        else:
-            training = splits.assign_first_split(raw.index, data).mask(splits.TRAIN)
-        prepared = chain.fit(tables, mark_source_rows(source, training, raw.index))
-    notes = [*prepared.notes, *prepared.left_out]
-    return find_source(config, prepared.data, prepared.tables, notes)
-
-
-def find_sets(loaded: Loaded, begin: int, end: int) -> tuple[list[Sets], list[str]]:
-    """Return the sets, or those of each fold; `begin` to `end` are the rows that are drawn."""
-    raw, signature, data, _ = loaded
-    index = raw.index
-    if data.split.stratified:
-        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
-        starts, _ = labels.split_stratified(index, numbers, data, signature)
-        return [_count_stratified(starts, index, signature, begin, end)], []
-    if data.split.walk_forward is not None and not signature.masked:
-        folds, notes = find_fold_windows(index, raw.time, data, signature)
-        return [
-            _count(fold.label, fold.assignment, _lengths(fold.starts), fold.left_out, (begin, end))
-            for fold in folds
-        ], notes
-    assignment, ranges = splits.find_windows(index, data, signature)
-    ranges, left_out = splits.exclude_unknown(ranges, index, signature)
-    return [_count("", assignment, _lengths(ranges), left_out, (begin, end))], []
-
-
-def _lengths(by_set: Mapping[str, Any]) -> dict[str, int]:
-    return {name: len(some) for name, some in by_set.items()}
-
-
-def _count(
-    label: str,
-    assignment: SplitAssignment,
-    windows: dict[str, int],
-    left_out: dict[str, int],
-    limits: tuple[int, int],
-) -> Sets:
-    rows = {name: assignment.count_rows(which) for which, name in enumerate(SETS)}
+def _count(loaded: LoadedSeries, fold: FoldWindows, begin: int, end: int) -> Sets:
+    """Count rows and windows of each set, and find the spans of sets in rows `begin` to `end`."""
+    assignment = assign_predicted_rows(loaded, fold)
+    rows = {name: assignment.count_rows(number) for number, name in enumerate(SETS)}
+    windows = {name: len(starts) for name, starts in fold.starts.items()}
     spans = []
-    for first, past, which in zip(
+    for first, past, number in zip(
         assignment.begins.tolist(), assignment.ends.tolist(), assignment.sets.tolist(), strict=True
     ):
-        low, high = max(first, limits[0]) - limits[0], min(past, limits[1]) - limits[0]
-        if low < high and which < len(SETS):
-            spans.append((low, high, SETS[which]))
-    return Sets(label, rows, windows, left_out, spans)
-
-
-def _count_stratified(
-    starts: Mapping[str, Ints], index: SeriesIndex, signature: Signature, begin: int, end: int
-) -> Sets:
-    """Return the rows that the windows of each set predict."""
-    sets = np.full(index.num_rows, splits.UNUSED, dtype=np.int8)
-    for which, name in enumerate(SETS):
-        for ahead in range(signature.steps_out):
-            sets[starts[name] + signature.lead + ahead] = which
-    changes = np.flatnonzero(np.diff(sets, prepend=np.int8(-1)))
-    assignment = SplitAssignment(changes, sets[changes], index.num_rows)
-    return _count("", assignment, _lengths(starts), {}, (begin, end))
+        low, high = max(first, begin) - begin, min(past, end) - begin
+        if low < high and number < len(SETS):
+            spans.append((low, high, SETS[number]))
+    return Sets(fold.label, rows, windows, fold.left_out, spans)
 
 
 def list_groups(config: Config, column: str) -> list[str]:
@@ -438,8 +359,8 @@ def list_groups(config: Config, column: str) -> list[str]:
     names: dict[str, None] = {}
     for table in tables:
         names |= dict.fromkeys(_list_values(table, data, column))
-        if len(names) > MOST_GROUPS:
-            raise UserError(f'"{column}" has more than {MOST_GROUPS} values')
+        if len(names) > MAX_GROUPS:
+            raise UserError(f'"{column}" has more than {MAX_GROUPS} values')
     return list(names)
 
 
@@ -455,7 +376,8 @@ def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
     """Return the rows of each set that dates bound: those before the first border, up to the
     second, and up to the third or the end. All series must have as many."""
     data = config.data.model_copy(update={"split": DEFAULT})
-    raw = load_series(config.model_copy(update={"data": data})).raw
+    config = config.model_copy(update={"data": data})
+    raw = load_series(config, _read_few(config)).raw
     if raw.time is None:
         raise UserError("dates need the time of each row; choose the time column first")
     dates = is_date(raw.time)
@@ -512,31 +434,17 @@ def check_data(config: Config, report: Report) -> dict[str, Any]:
         return _check_all(config)
     every = [file for path in data.paths for file in files.expand_path(Path(path))[1]]
     size = sum(file.stat().st_size for file in every if file.exists())
-    return _check_all(config) if size <= MOST_BYTES else _check_sample(config, every, report)
+    return _check_all(config) if size <= MAX_BYTES else _check_sample(config, every, report)
 
 
 def _check_all(config: Config) -> dict[str, Any]:
-    loaded = load_all(config)
-    sets, _ = find_sets(loaded, 0, 0)
-    raw, signature, data = loaded.raw, loaded.signature, loaded.data
-    if data.split.stratified:
-        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
-        training = labels.split_stratified(raw.index, numbers, data, signature)[1]
-    else:
-        training = splits.assign_first_split(raw.index, data).mask(splits.TRAIN)
-    _fit_columns(loaded, training)
-    windows = {name: sum(one.windows[name] for one in sets) for name in sets[0].windows}
-    return {"rows": raw.index.num_rows, "windows": windows, "sample_rows": None, "unchecked": ""}
-
-
-def _fit_columns(loaded: Loaded, training: Any) -> None:
-    """Refuse columns that cannot be read as numbers, or cannot be scaled."""
-    raw, signature = loaded.raw, loaded.signature
-    label = signature.targets[0] if signature.classes else None
-    for name in order_columns(signature):
-        column = raw.read_column(name)
-        if name != label:
-            fit_column(name, column, training, kind=loaded.data.scale)
+    loaded = load_series(config, read_source(config, in_memory=True))
+    sets = find_sets(loaded)
+    # a column that cannot be read as numbers, or cannot be scaled, is refused
+    fit_scaler(loaded.raw, loaded.signature, sets.training, loaded.data, None)
+    windows = {name: sum(len(fold.starts[name]) for fold in sets.folds) for name in SETS}
+    num_rows = loaded.raw.index.num_rows
+    return {"rows": num_rows, "windows": windows, "sample_rows": None, "unchecked": ""}
 
 
 def _check_sample(config: Config, every: Sequence[Path], report: Report) -> dict[str, Any]:
@@ -547,7 +455,8 @@ def _check_sample(config: Config, every: Sequence[Path], report: Report) -> dict
         return {"rows": None, "windows": None, "sample_rows": 0, "unchecked": text}
     table = files.read_rows(data, every[0], 0, SAMPLE_ROWS)
     loaded = _load_sample(config, [table])
-    _fit_columns(loaded, np.ones(loaded.raw.index.num_rows, dtype=bool))
+    every_row = np.ones(loaded.raw.index.num_rows, dtype=bool)
+    fit_scaler(loaded.raw, loaded.signature, every_row, loaded.data, None)
     unchecked = _find_unchecked(data)
     lengths = Counter[str]() if unchecked else _count_rows(data, every, report)
     windows = None if unchecked else _count_windows(loaded, lengths)
@@ -560,10 +469,10 @@ def _check_sample(config: Config, every: Sequence[Path], report: Report) -> dict
     }
 
 
-def _load_sample(config: Config, tables: list[Any]) -> Loaded:
+def _load_sample(config: Config, tables: list[DataTable]) -> LoadedSeries:
     """Return the series of the first rows, of which none is too short: the last may go on. Classes
     are not looked for, since they need not all be among these rows."""
-    data, notes = config.data, list[str]()
+    data = config.data
     if data.task == "classify":
         update = {"task": "regress", "targets": None, "labels": None, "horizon": 1}
         data = data.model_copy(update=update)
@@ -573,12 +482,7 @@ def _load_sample(config: Config, tables: list[Any]) -> Loaded:
         flags = np.ones(sum(table.num_rows for table in tables), dtype=bool)
         prepared = chain.apply(tables) if chain.is_fitted else chain.fit(tables, flags)
         data, tables = prepared.data, prepared.tables
-    source: Source = find_source(config, data, tables, notes)
-    raw, names, _ = labels.prepare_with_labels(
-        source.tables, source.data, source.roles, source.classes, 1
-    )
-    signature = build_signature(config, source.roles, raw.index.step, names)
-    return Loaded(raw, signature, source.data, notes)
+    return load_series(config, find_source(config, data, tables, []), min_rows=1)
 
 
 def _find_unchecked(data: Data) -> str:
@@ -619,7 +523,7 @@ def _count_rows(data: Data, every: Sequence[Path], report: Report) -> Counter[st
     return counts
 
 
-def _count_windows(loaded: Loaded, lengths: Counter[str]) -> dict[str, int]:
+def _count_windows(loaded: LoadedSeries, lengths: Counter[str]) -> dict[str, int]:
     """Return the windows of series of these lengths, as if they had no gaps."""
     data, signature = loaded.data, loaded.signature
     needed = data.context + data.horizon

@@ -18,7 +18,7 @@ from slipstream import runs
 from slipstream.app import paths, settings
 from slipstream.app.jobs import FINISHED as JOB_FINISHED
 from slipstream.app.jobs import OPEN, AppJob, choose_queue, read_object
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.pages import read_object as read_request
 from slipstream.app.rows import describe_row
 from slipstream.app.screens.job import format_command
@@ -688,3 +688,19 @@ def download_export(request: Request) -> Response:
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     body = pack_folder(folder, path, path.parent)
     return Response(body, media_type="application/zip", headers=headers)
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/result/{run:run}", show),
+        ("GET", "/api/result/{run:run}", describe),
+        ("GET", "/api/plot/{run:run}", plot),
+        ("GET", "/api/tests/{run:run}", list_tests),
+        ("POST", "/api/test/{run:run}", start_test),
+        ("GET", "/tested/{job}/{run:run}", download_predictions),
+        ("GET", "/api/exports/{run:run}", list_exports),
+        ("POST", "/api/export/{run:run}", start_export),
+        ("GET", "/export/{format}/{run:run}", download_export),
+    ),
+    section="/",
+)

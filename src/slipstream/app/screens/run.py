@@ -20,7 +20,7 @@ from slipstream import runs
 from slipstream.app import paths
 from slipstream.app import settings as app_settings
 from slipstream.app.jobs import OPEN, choose_queue, read_object, stop_job, stop_run
-from slipstream.app.pages import get_workspace, render, reply
+from slipstream.app.pages import Screen, get_workspace, render, reply
 from slipstream.app.pages import read_object as read_request
 from slipstream.app.rows import describe_row
 from slipstream.app.searches import is_search
@@ -45,7 +45,7 @@ FILES = {
     "model.zip": "Model",
 }
 """What can be downloaded, by its fixed name"""
-MOST_EPOCHS = 100_000
+MAX_EPOCHS = 100_000
 SEARCH = "search"
 
 
@@ -183,10 +183,8 @@ def submit_resume(workspace: Workspace, name: str, epochs: Any) -> str:
         raise UserError("the run is running already")
     command = [row.kind, "--resume", str(folder), "--json"]
     if epochs is not None:
-        if not isinstance(epochs, int) or not 0 < epochs <= MOST_EPOCHS:
-            raise UserError(
-                f"epochs is {epochs}; it should be an integer from 1 to {MOST_EPOCHS:,}"
-            )
+        if not isinstance(epochs, int) or not 0 < epochs <= MAX_EPOCHS:
+            raise UserError(f"epochs is {epochs}; it should be an integer from 1 to {MAX_EPOCHS:,}")
         command += ["--set", f"train.epochs={epochs}"]
     elif row.state == FINISHED:
         raise UserError("the run is finished; say how many epochs it should have")
@@ -276,3 +274,15 @@ def pack_folder(root: Path, folder: Path, base: Path) -> bytes:
             if path.is_file() and is_own:
                 archive.write(path, path.relative_to(base))
     return packed.getvalue()
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/run/{run:run}", show),
+        ("POST", "/api/stop/{run:run}", stop),
+        ("POST", "/api/resume/{run:run}", resume),
+        ("GET", "/report/{run:run}", show_report),
+        ("GET", "/download/{file}/{run:run}", download),
+    ),
+    section="/",
+)

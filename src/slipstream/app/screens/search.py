@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from slipstream.app import forms, paths, searches, settings
 from slipstream.app.jobs import OPEN, choose_queue
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.pages import read_object as read_request
 from slipstream.app.rows import describe_row
 from slipstream.app.screens.job import format_command
@@ -149,7 +149,7 @@ async def start_pretraining(request: Request) -> Response:
 KIND = "search"
 TESTS = {"best": "the chosen settings", "default": "the settings without a search"}
 """Runs in retrained/"""
-MOST_TRIALS = 1_000_000
+MAX_TRIALS = 1_000_000
 LIMITS = ("trials", "minutes")
 """What a resumed search may have more of"""
 
@@ -304,7 +304,29 @@ def _is_number(key: str, values: dict[str, Any]) -> bool:
     if value is None:
         return False
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value <= MOST_TRIALS or (key == "trials" and value != int(value)):
+    if not is_number or not 0 < value <= MAX_TRIALS or (key == "trials" and value != int(value)):
         kind = "an integer from 1" if key == "trials" else "a number above 0"
-        raise UserError(f"{key} is {str(value)[:40]}; it should be {kind} to {MOST_TRIALS:,}")
+        raise UserError(f"{key} is {str(value)[:40]}; it should be {kind} to {MAX_TRIALS:,}")
     return True
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/search", list_searches),
+        ("GET", "/search/new", show_search),
+        ("GET", "/search/{run:run}", show),
+        ("GET", "/api/trials/{run:run}", list_trials),
+        ("POST", "/api/search/check", check_search),
+        ("POST", "/api/search/ready", ready_search),
+        ("POST", "/api/search/start", start_search),
+        ("POST", "/api/search/resume/{run:run}", resume),
+        ("GET", "/pretrain", show_pretraining),
+        ("POST", "/api/pretrain/check", check_pretraining),
+        ("POST", "/api/pretrain/ready", ready_pretraining),
+        ("POST", "/api/pretrain/start", start_pretraining),
+    ),
+    navigation=(
+        ("/search", "Search"),
+        ("/pretrain", "Pre-train"),
+    ),
+)

@@ -21,7 +21,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.app import forms, paths, settings
 from slipstream.app.jobs import OPEN, AppJob, choose_queue, stop_job
-from slipstream.app.pages import get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.screens.new_run import format_job
 from slipstream.app.workspace import Workspace
@@ -53,7 +53,7 @@ STOPS: dict[str, tuple[float, ...]] = {
 CONTEXTS = (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)
 """The same as multiples of the base's context"""
 LABELS = {"train.weight_decay": "Weight decay"}
-MOST_TEXT = 40
+MAX_TEXT = 40
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def list_options(base: Config, values: Any) -> list[str]:
             text = value if isinstance(value, str) else to_json(value)
             options.append(OptionText(f"{setting}={text}"))
     if unknown := values.keys() - known.keys():
-        raise UserError(f"{min(unknown)[:MOST_TEXT]} has no slider here")
+        raise UserError(f"{min(unknown)[:MAX_TEXT]} has no slider here")
     return [*options, *map(OptionText, FIXED)]
 
 
@@ -136,7 +136,7 @@ FOLDER = "what-if"
 BASE = "base.toml"
 SESSION = "what_if"
 """The key of a job's `extra` that has the name of its session"""
-MOST_NAME = 40
+MAX_NAME = 40
 SESSION_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 History = list[dict[str, Any]]
 _read: dict[Path, tuple[int, dict[str, Any]]] = {}
@@ -151,7 +151,7 @@ def create_session(workspace: Workspace, base: Config) -> str:
     if not base.data.paths:
         raise UserError("there are no data in these settings; start from a run or a data file")
     text = format_job(base)
-    name = clean_run_name(base.name)[:MOST_NAME].strip("._-") or "base"
+    name = clean_run_name(base.name)[:MAX_NAME].strip("._-") or "base"
     session = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     folder = workspace.folder / FOLDER / session
     if not (folder / BASE).exists():
@@ -321,7 +321,7 @@ def _is_fixed(option: str) -> bool:
     return option.partition("=")[0] in ("train.minutes", "train.repeats", "name")
 
 
-MOST_RUNS = 50
+MAX_RUNS = 50
 """Runs to begin with that a page lists"""
 
 
@@ -363,7 +363,7 @@ def _is_own(config: str) -> bool:
 
 def _list_runs(workspace: Workspace) -> list[dict[str, Any]]:
     rows = workspace.rows.list(workspace.folder, workspace.places)
-    return [one for one in rows if one["kind"] == "train"][:MOST_RUNS]
+    return [one for one in rows if one["kind"] == "train"][:MAX_RUNS]
 
 
 async def open_session(request: Request) -> Response:
@@ -435,3 +435,16 @@ async def export(request: Request) -> Response:
     values = (await read_object(request)).get("values")
     path = await run_in_threadpool(write_config, workspace, request.path_params["session"], values)
     return reply({"start": f"file:{path}"})
+
+
+SCREEN = Screen(
+    routes=(
+        ("GET", "/what-if", show),
+        ("POST", "/api/what-if", open_session),
+        ("GET", "/api/what-if/{session}", describe),
+        ("POST", "/api/what-if/{session}/try", start),
+        ("POST", "/api/what-if/{session}/stop", stop),
+        ("POST", "/api/what-if/{session}/config", export),
+    ),
+    navigation=(("/what-if", "What-if"),),
+)

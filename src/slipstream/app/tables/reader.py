@@ -57,9 +57,9 @@ Report = Callable[[float], None]
 COPY = "table.arrow"
 PART_VALUES = 1 << 20
 """Values that are read at a time; more at a time are slower"""
-MOST_CELL = 200
+MAX_CELL = 200
 """Characters of a cell that a page of rows shows"""
-MOST_COLUMNS = 100
+MAX_COLUMNS = 100
 """Columns of a page of rows"""
 KINDS = (
     (pa.types.is_boolean, "boolean"),
@@ -118,7 +118,7 @@ def read_rows(cached: CachedTable, begin: int, count: int) -> dict[str, Any]:
     table = load_table(cached)
     begin = min(max(begin, 0), max(table.num_rows - 1, 0))
     part = table.slice_rows(begin, min(begin + count, table.num_rows))
-    names = table.column_names[:MOST_COLUMNS]
+    names = table.column_names[:MAX_COLUMNS]
     columns = [[_format(cell) for cell in part.read_column(name)] for name in names]
     return {
         "begin": begin,
@@ -135,7 +135,7 @@ def _format(cell: Any) -> str | None:
     if value is None:
         return None
     text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= MOST_CELL else f"{text[:MOST_CELL]}…"
+    return text if len(text) <= MAX_CELL else f"{text[:MAX_CELL]}…"
 
 
 def _read_in_place(cached: CachedTable) -> DataTable | None:
@@ -260,9 +260,9 @@ def _find_kind(table: DataTable, name: str, head: Mapping[str, Any]) -> str:
 
 
 BINS = 60
-MOST_TEXTS = 12
+MAX_TEXTS = 12
 """Texts of a column that are listed, the most frequent first"""
-MOST_GAPS = 100
+MAX_GAPS = 100
 MICROSECONDS = 1e6
 
 
@@ -399,7 +399,7 @@ class _Texts:
         return len(texts)
 
     def describe(self) -> dict[str, Any]:
-        common = [[text[:100], count] for text, count in self.counts.most_common(MOST_TEXTS)]
+        common = [[text[:100], count] for text, count in self.counts.most_common(MAX_TEXTS)]
         return {
             "texts": common if self.is_open else [],
             "distinct": len(self.counts) if self.is_open else None,
@@ -418,7 +418,7 @@ class _Gaps:
         if step is not None and len(times):
             steps = np.diff(times, prepend=self.last)
             rows = np.flatnonzero(steps > GAP * step)
-            longest = rows[np.argsort(-steps[rows], kind="stable")[:MOST_GAPS]]
+            longest = rows[np.argsort(-steps[rows], kind="stable")[:MAX_GAPS]]
             starts = np.where(longest > 0, times[longest - 1], self.last)
             self.gaps += zip(
                 steps[longest].tolist(),
@@ -426,7 +426,7 @@ class _Gaps:
                 starts.tolist(),
                 strict=True,
             )
-            self.gaps = sorted(self.gaps, reverse=True)[:MOST_GAPS]
+            self.gaps = sorted(self.gaps, reverse=True)[:MAX_GAPS]
         self.num_rows += len(times)
         self.last = float(times[-1]) if len(times) else self.last
 
@@ -447,7 +447,7 @@ def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
     return counts.tolist()
 
 
-MOST_SERIES = 5_000
+MAX_SERIES = 5_000
 PART_ROWS = 1 << 18
 
 
@@ -520,9 +520,9 @@ def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
     ]
     return {
         "by": names,
-        "series": series[:MOST_SERIES],
+        "series": series[:MAX_SERIES],
         "mixed": mixed,
-        "more": max(len(series) - MOST_SERIES, 0),
+        "more": max(len(series) - MAX_SERIES, 0),
     }
 
 

@@ -28,7 +28,7 @@ from slipstream.data.formats import ENDINGS, PACKED
 IDLE_S = 120.0
 """How long a process waits for more"""
 TASK_S = 3600.0
-MOST_LINE = 64 << 20
+MAX_LINE = 64 << 20
 
 
 class ReaderPool:
@@ -76,7 +76,7 @@ class ReaderPool:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            limit=MOST_LINE,
+            limit=MAX_LINE,
         )
         self._all = {one for one in self._all if one.returncode is None} | {process}
         return process
@@ -129,12 +129,12 @@ async def _talk(
 FORMAT = 1
 """Of what is written; another number makes everything be read again"""
 MAX_CACHE_BYTES = 16 << 30
-MOST_SHARE = 0.5
+MAX_SHARE = 0.5
 """Of the free disk and what is kept"""
-MOST_FILES = 10_000
+MAX_FILES = 10_000
 """Files of a folder whose times of change are looked at"""
 
-MOST_CORRELATED = 24
+MAX_CORRELATED = 24
 """Columns whose correlations are computed, at most"""
 
 
@@ -170,7 +170,7 @@ class CachedTable:
             for number, column in enumerate(facts["columns"])
             if column["type"] == "number" and column["name"] not in times
         ]
-        return numbers[:MOST_CORRELATED]
+        return numbers[:MAX_CORRELATED]
 
 
 class TableCache:
@@ -205,7 +205,7 @@ class TableCache:
     def _trim(self, folders: list[Path], used: int) -> None:
         sizes = {folder: _measure(folder) for folder in folders}
         total = used + sum(sizes.values())
-        limit = min(MAX_CACHE_BYTES, MOST_SHARE * (total + shutil.disk_usage(self.root).free))
+        limit = min(MAX_CACHE_BYTES, MAX_SHARE * (total + shutil.disk_usage(self.root).free))
         for folder in sorted(sizes, key=_read_time):
             if total <= limit:
                 return
@@ -222,7 +222,7 @@ def _list_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     files = (file for file in path.rglob("[!.]*") if file.is_file())
-    return sorted(file for file, _ in zip(files, range(MOST_FILES), strict=False))
+    return sorted(file for file, _ in zip(files, range(MAX_FILES), strict=False))
 
 
 def _describe_version(path: Path) -> tuple[str, int, int]:
@@ -250,10 +250,10 @@ RESERVE_BYTES = 512 << 20
 """Of the disk that uploads leave free"""
 SLOW_S, FEWEST_BYTES = 30.0, 64 << 10
 """In every so many seconds, at least so many bytes have to arrive"""
-MOST_UPLOADS = 4
+MAX_UPLOADS = 4
 """At the same time"""
 WRITE_BYTES = 1 << 20
-MOST_NAME = 80
+MAX_NAME = 80
 PLACE = "data"
 """The folder of uploads, below that of the app"""
 PART = ".upload-"
@@ -289,7 +289,7 @@ def clean_name(name: str) -> str:
         known = ", ".join((*ENDINGS, *PACKED))
         raise UploadError(415, f'unsupported format "{text}"; use {known}')
     stem = lower.removesuffix(inner)
-    stem = plain[: len(stem)].strip("._-")[:MOST_NAME].strip("._-") or "table"
+    stem = plain[: len(stem)].strip("._-")[:MAX_NAME].strip("._-") or "table"
     return f"{stem}{inner}{ending}"
 
 
@@ -303,8 +303,8 @@ class Uploads:
     async def receive(self, name: str, size: int | None, chunks: AsyncIterator[bytes]) -> str:
         """Write an upload; return its path below the folder. What is cut off leaves nothing."""
         name = clean_name(name)
-        if self._count >= MOST_UPLOADS:
-            raise UploadError(429, f"{MOST_UPLOADS} uploads are under way; wait for one to end")
+        if self._count >= MAX_UPLOADS:
+            raise UploadError(429, f"{MAX_UPLOADS} uploads are under way; wait for one to end")
         limit = find_limit(self.folder)
         if size is not None and size > limit:
             raise _refuse(size, limit)

@@ -61,9 +61,9 @@ MAGIC = {
     b"MATLAB": "a MAT file; rename it to .mat",
     b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
 }
-MOST_NULS = 0.1
+MAX_NULS = 0.1
 """The share of NUL bytes from which on a file is not UTF-8"""
-MOST_REPEATS = 1000
+MAX_REPEATS = 1000
 """How often Arrow lets a part of a regular expression repeat"""
 FIX = (
     'close it where its cell ends, write it twice ("") where it belongs to the text, or take the '
@@ -298,7 +298,7 @@ def _refuse_other_content(path: Path, head: bytes) -> None:
     for magic, what in MAGIC.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is {what}")
-    if head.count(b"\0") > MOST_NULS * len(head):
+    if head.count(b"\0") > MAX_NULS * len(head):
         raise UserError(
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
             '"utf-16-le", or save it as UTF-8'
@@ -500,7 +500,7 @@ def _find_swallowed(table: pa.Table, index: int, rows: Ints, delimiter: str) -> 
     numbers where the other columns have numbers.
     """
     before, after = index, table.num_columns - 1 - index
-    if not len(rows) or max(before, after) > MOST_REPEATS:
+    if not len(rows) or max(before, after) > MAX_REPEATS:
         return None
     cell = f"[^\r\n{delimiter}]*"
     pattern = f"^{cell}(?:{delimiter}{cell}){{{after}}}[\r\n]+(?:{cell}{delimiter}){{{before}}}"

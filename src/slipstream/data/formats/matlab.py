@@ -22,7 +22,7 @@ from slipstream.data.formats.isolated import read_isolated
 from slipstream.data.formats.reader import InputFile, ReadOptions, TableReader
 from slipstream.data.table import DataTable, summarize_error, wrap_table
 
-MOST_LISTED = 12
+MAX_LISTED = 12
 MAX_DENSE = 50_000_000
 """Values of a sparse matrix, zeros included, up to which it is read"""
 STEP = re.compile(r"(?P<name>[^.(){}]+)(?:[({](?P<number>\d+)[)}])?")
@@ -256,12 +256,12 @@ def describe(value: Any) -> str:
     if isinstance(value, Unread):
         return value.kind
     if is_table(value):
-        return f"table with {', '.join(map(str, value.columns[:MOST_LISTED]))}".removesuffix(
+        return f"table with {', '.join(map(str, value.columns[:MAX_LISTED]))}".removesuffix(
             " with "
         )
     fields = get_fields(value)
     if fields is not None:
-        listed = ", ".join(list(fields)[:MOST_LISTED])
+        listed = ", ".join(list(fields)[:MAX_LISTED])
         return f"struct with {listed}" if fields else "struct"
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", ())
     if dtype is None:
@@ -279,8 +279,8 @@ def describe(value: Any) -> str:
 
 def list_content(values: Mapping[str, Any]) -> str:
     """List what a file holds."""
-    some = [f"{name} ({describe(value)})" for name, value in list(values.items())[:MOST_LISTED]]
-    more = f" and {len(values) - MOST_LISTED} more" * (len(values) > MOST_LISTED)
+    some = [f"{name} ({describe(value)})" for name, value in list(values.items())[:MAX_LISTED]]
+    more = f" and {len(values) - MAX_LISTED} more" * (len(values) > MAX_LISTED)
     return ", ".join(some) + more
 
 
@@ -664,7 +664,7 @@ HDF5 = b"\x89HDF\r\n\x1a\n"
 USER_BLOCK = 512
 """Bytes before the HDF5 data of version 7.3"""
 INSTALL = 'pip install "slipstream[matlab]"'
-MOST_NAMES = 5
+MAX_NAMES = 5
 
 
 class MatlabReader(TableReader):
@@ -728,12 +728,12 @@ def _make_table(
     path: Path, name: str, version: str, values: dict[str, Any], options: ReadOptions
 ) -> DataTable:
     variable, read = _choose(path, values, options.variable)
-    notes = [f"left out: {', '.join(read.left_out[:MOST_NAMES])}"] if read.left_out else []
-    if len(read.left_out) > MOST_NAMES:
-        notes[0] += f" and {len(read.left_out) - MOST_NAMES} more"
+    notes = [f"left out: {', '.join(read.left_out[:MAX_NAMES])}"] if read.left_out else []
+    if len(read.left_out) > MAX_NAMES:
+        notes[0] += f" and {len(read.left_out) - MAX_NAMES} more"
     if read.scalars:
-        listed = ", ".join(read.scalars[:MOST_NAMES])
-        more = f" and {len(read.scalars) - MOST_NAMES} more" * (len(read.scalars) > MOST_NAMES)
+        listed = ", ".join(read.scalars[:MAX_NAMES])
+        more = f" and {len(read.scalars) - MAX_NAMES} more" * (len(read.scalars) > MAX_NAMES)
         notes.append(
             f"one value for all rows, no input unless data.inputs names it: {listed}{more}"
         )

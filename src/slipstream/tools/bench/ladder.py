@@ -18,8 +18,7 @@ from slipstream.engine.planning import TrainingWorkload
 from slipstream.reporting.wording import format_seconds
 from slipstream.tools import profiling
 from slipstream.tools.bench.cases import Case
-from slipstream.tools.bench.frameworks.plain_loop import PlainTrial
-from slipstream.tools.bench.frameworks.workload import PeerSettings
+from slipstream.tools.bench.frameworks import PeerSettings, PlainTrial
 from slipstream.tools.bench.results import (
     BenchResult,
     ProgressCallback,

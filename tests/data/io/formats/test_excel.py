@@ -222,3 +222,9 @@ def test_a_process_that_has_ended_meanwhile_is_started_again(tmp_path):
         child.process.kill()
         child.process.wait()
     assert read(path).num_rows == 5
+
+
+def test_the_decimal_mark_of_text_is_the_configured_one(tmp_path):
+    write_workbook(tmp_path / "t.xlsx", {"Data": [["t", "v"], *([i, f"{i},5"] for i in range(4))]})
+    (table,) = read_tables(configs.Data(path=str(tmp_path / "t.xlsx"), decimal=","), None)
+    assert columns.read_numbers(table, "v", "data.inputs").tolist() == [0.5, 1.5, 2.5, 3.5]

@@ -1,0 +1,162 @@
+"""From a config to series and the windows of each set, before scaling and without torch.
+
+Training (`data/dataset`) and the app, which shows rows, sets and fitted steps before training, load
+data with these functions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slipstream.base import machine
+from slipstream.base.errors import UserError
+from slipstream.config import Config, Data, Signature
+from slipstream.data import labels, splits
+from slipstream.data.files import read_tables
+from slipstream.data.labels import LabelIntervals
+from slipstream.data.prepare.chain import Replay, Source, find_source, mark_source_rows
+from slipstream.data.roles import Roles, build_signature
+from slipstream.data.series import Flags, RawSeries
+from slipstream.data.splits import FoldWindows, SplitAssignment
+from slipstream.data.table import DataTable, describe_files
+
+
+class LoadedSeries(NamedTuple):
+    """The series of a config in physical units."""
+
+    raw: RawSeries
+    signature: Signature
+    data: Data
+    """The settings, of which steps of `data.prepare` may have changed some"""
+    intervals: LabelIntervals | None = None
+    """The labelled rows, where a table of labels is named (`data.labels`)"""
+
+
+class WindowSets(NamedTuple):
+    """The windows of each set: of one split, or of every fold of a walk-forward split."""
+
+    folds: list[FoldWindows]
+    """One without a label for a single split"""
+    training: Flags
+    """The rows that columns are scaled by"""
+    notes: list[str]
+    is_walk_forward: bool = False
+
+
+def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool:
+    """Return whether rows stay on disk: if requested, or if they would fill half of the memory."""
+    home = config.engine.home
+    if home not in ("auto", "stream"):
+        return False
+    on_disk = all(table.row_groups for table in tables)
+    columns = len(set(roles.inputs) | set(roles.targets))
+    needed_bytes = 4 * columns * sum(table.num_rows for table in tables)
+    if home == "stream" and not on_disk:
+        name = next(table.name for table in tables if not table.row_groups)
+        raise UserError(
+            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; convert '
+            'it, or set engine.home = "auto"'
+        )
+    return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
+
+
+def read_source(
+    config: Config,
+    table: Any = None,
+    *,
+    replay: Replay | None = None,
+    num_folds: int = 1,
+    in_memory: bool = False,
+) -> Source:
+    """Read the tables that a config names, carry out the steps of `data.prepare`, and find roles.
+
+    `replay` has what the steps were fitted to, where they are not to be fitted again. A search has
+    `num_folds`, of which steps are fitted on the training rows of the first. Steps run over rows
+    that stay on disk where training would stream them, unless all rows are wanted `in_memory`.
+    """
+    data = config.data
+    if not data.prepare:
+        tables = read_tables(data, table)
+        return find_source(config, data, tables, describe_files(tables))
+    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
+
+    chain = PrepareChain(data, replay=replay)
+    tables = read_tables(data, table)
+    notes = describe_files(tables)
+    roles = Roles(chain.list_inputs(tables[0]), ())
+    if not in_memory and should_stream(config, tables, roles):
+        prepared = chain.stream(tables)
+    elif chain.is_fitted:
+        prepared = chain.apply(tables)
+    else:
+        draft = chain.draft(tables)
+        source = find_source(config, draft.data, draft.tables, [])
+        prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds))
+    source = find_source(
+        config, prepared.data, prepared.tables, [*notes, *prepared.notes, *prepared.left_out]
+    )
+    limits, latency = prepared.limits, prepared.latency
+    return source._replace(limits=limits, latency=latency, features=chain.features)
+
+
+def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags:
+    """Mark the training rows by their position before the first step of `data.prepare`; those of
+    the first fold, where there are several."""
+    loaded = load_series(config, source)
+    sets = find_sets(loaded)
+    training = sets.training
+    if num_folds > 1:
+        from slipstream.data import folds  # imports torch
+
+        first = folds.find_search_folds(loaded, sets, num_folds)[0]
+        index, signature = loaded.raw.index, loaded.signature
+        training = folds.select_known_rows(training, first["train"], index, signature)
+    return mark_source_rows(source, training, loaded.raw.index)
+
+
+def load_series(config: Config, source: Source, *, min_rows: int | None = None) -> LoadedSeries:
+    """Separate and order the series of a source; one shorter than `min_rows`, by default those of a
+    window, is refused or dropped."""
+    data, roles = source.data, source.roles
+    needed = data.context + data.horizon if min_rows is None else min_rows
+    raw, names, intervals = labels.prepare_with_labels(
+        source.tables, data, roles, source.classes, needed
+    )
+    signature = build_signature(config, roles, raw.index.step, names)
+    return LoadedSeries(raw, signature, data, intervals)
+
+
+def find_sets(loaded: LoadedSeries) -> WindowSets:
+    """Find the windows of each set; every set must have some."""
+    raw, signature, data, _ = loaded
+    index = raw.index
+    if data.split.stratified:
+        numbers = raw.read_column(signature.targets[0]).astype(np.int64)
+        starts, training = labels.split_stratified(index, numbers, data, signature)
+        return WindowSets([FoldWindows("", None, starts, {})], training, [])
+    if data.split.walk_forward is not None and not signature.masked:
+        folds, notes = splits.find_fold_windows(index, raw.time, data, signature)
+        first = folds[0].assignment
+        assert first is not None
+        return WindowSets(folds, first.mask(splits.TRAIN), notes, is_walk_forward=True)
+    assignment, ranges = splits.find_windows(index, data, signature)
+    ranges, left_out = splits.exclude_unknown(ranges, index, signature)
+    starts = {name: windows.list_starts() for name, windows in ranges.items()}
+    fold = FoldWindows("", assignment, starts, left_out)
+    return WindowSets([fold], assignment.mask(splits.TRAIN), [])
+
+
+def assign_predicted_rows(loaded: LoadedSeries, fold: FoldWindows) -> SplitAssignment:
+    """Return the sets of rows: as the split assigns them, or where it assigns windows (stratified),
+    the set of the window that predicts a row."""
+    if fold.assignment is not None:
+        return fold.assignment
+    num_rows, signature = loaded.raw.index.num_rows, loaded.signature
+    sets = np.full(num_rows, splits.UNUSED, dtype=np.int8)
+    for number, name in enumerate(splits.SETS):
+        for ahead in range(signature.steps_out):
+            sets[fold.starts[name] + signature.lead + ahead] = number
+    changes = np.flatnonzero(np.diff(sets, prepend=np.int8(-1)))
+    return SplitAssignment(changes, sets[changes], num_rows)

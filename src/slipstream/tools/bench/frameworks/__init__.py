@@ -1,1 +1,0 @@
-"""The same job in other frameworks' loops."""
