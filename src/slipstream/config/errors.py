@@ -136,14 +136,20 @@ class Origin:
             for key, option in self.overrides.items():
                 if key == path or (len(path) > 1 and key[: len(path)] == path[: len(key)]):
                     return option
-        if step := STEP.search(text):
+        if step := find_step(text):
             headings = re.finditer(STEP_HEADING, self.text, re.MULTILINE)
-            match = next(itertools.islice(headings, int(step[1]) - 1, None), None)
+            match = next(itertools.islice(headings, step - 1, None), None)
             if match:
                 return f"{self.name}, line {self.text.count(chr(10), 0, match.start()) + 1}"
         lines = (find_line(self.text, path) for path in (*named, problem.path))
         line = next((line for line in lines if line), None)
         return f"{self.name}, line {line}" if line else self.name
+
+
+def find_step(message: str) -> int | None:
+    """Return the number of the step of `data.prepare` that a message names, as `name_step` does."""
+    match = STEP.search(message)
+    return int(match[1]) if match else None
 
 
 def find_line(text: str, path: Sequence[str]) -> int | None:

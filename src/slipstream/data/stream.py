@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from slipstream.base import machine
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config, Data, Signature
 from slipstream.data import scaler as scaling
@@ -41,8 +41,9 @@ def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool
     if home == "stream" and not on_disk:
         name = next(table.name for table in tables if not table.row_groups)
         raise UserError(
-            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; convert '
-            'it, or set engine.home = "auto"'
+            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; '
+            "convert it, or set " + Setting({"engine.home": "auto"}),
+            setting="engine.home",
         )
     return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 
@@ -61,12 +62,18 @@ def refuse_unstreamable(data: Data) -> None:
         if is_set:
             raise UserError(
                 f'{setting} does not work with engine.home = "stream", since it needs all rows in '
-                'memory; prepare the file beforehand, or set engine.home = "host"'
+                "memory; prepare the file beforehand, or "
+                + "set "
+                + Setting({"engine.home": "host"})
             )
     if data.split.walk_forward is not None:
         raise UserError(
-            'data.split.walk_forward does not work with engine.home = "stream", since it needs all '
-            'rows in memory; set engine.home = "host", or split once, by fractions or rows'
+            'data.split.walk_forward does not work with engine.home = "stream", since it '
+            "needs all rows in memory; "
+            + "set "
+            + Setting({"engine.home": "host"})
+            + ", or split once, by fractions or rows",
+            setting="data.split.walk_forward",
         )
 
 
@@ -157,7 +164,8 @@ def scan_index(table: DataTable, data: Data, static: Sequence[str]) -> tuple[Ser
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
             f'"{scan.names[shortest]}" has {format_count(least, "row")}; shorten them, or leave it '
-            "out of the file"
+            "out of the file",
+            setting="data.context",
         )
     index = SeriesIndex(
         series_names=series.make_unique(scan.names),
