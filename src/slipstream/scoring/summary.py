@@ -25,6 +25,7 @@ from slipstream.data.splits import SETS
 from slipstream.engine.lanes import LaneResult
 from slipstream.engine.plan import Plan
 from slipstream.engine.single import TrainingTask
+from slipstream.events import Scoring
 from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, MODEL
 from slipstream.scoring import ensemble
@@ -348,7 +349,7 @@ def score_folds(task: TrainingTask, plan: Plan, groups: Sequence[FoldLanes]) -> 
     with open_table_writer(task.run.folder / PREDICTIONS) as write:
         for group in groups:
             what = format_count(len(group.fits_with_model), "model")
-            task.run.append("scoring", what=f"{what}{_name_fold(group, groups)}")
+            task.run.append(Scoring(what=f"{what}{_name_fold(group, groups)}"))
             scored.append(_score_fold(group.narrow_task(task), plan, group, write))
     return scored
 
@@ -409,7 +410,7 @@ def score_fold_baselines(
     work = FoldWork(task.dataset) if task.dataset.folds else None
     groups = [fold.group for fold in folds]
     for fold in folds[len(scored) :]:
-        task.run.append("scoring", what=f"the baselines{_name_fold(fold.group, groups)}")
+        task.run.append(Scoring(what=f"the baselines{_name_fold(fold.group, groups)}"))
         narrow = fold.group.narrow_task(task)
         load_chunks = make_chunk_loader(narrow)
         fitted = fit_baselines(narrow.dataset, load_chunks, work)
