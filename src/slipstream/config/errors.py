@@ -20,7 +20,7 @@ from slipstream.base.errors import Message, Text, UserError, join_messages
 from slipstream.base.text import find_nearest
 from slipstream.config.base import PATTERN_WORDS, Section
 
-MOST_CHARACTERS = 200
+MAX_CHARACTERS = 200
 """The part of a value that a message shows"""
 TYPES = {
     "int": "an integer",
@@ -197,7 +197,7 @@ def _explain_setting(
     entries = [(_find_index(item["loc"][len(path) :]), item) for item in items]
     if any(index is not None for index, _ in entries):  # it is a list, and an entry is wrong
         index = max(index for index, _ in entries if index is not None)
-        items = [item for at, item in entries if at == index]
+        items = [item for number, item in entries if number == index]
         setting = f"{setting}: entry {index + 1}"
     return f"{setting} is {describe_mismatch(items)}"
 
@@ -274,9 +274,9 @@ def format_value(value: Any) -> str:
 
 def shorten(text: str) -> str:
     """Cut a value to what a message has room for."""
-    if len(text) <= MOST_CHARACTERS:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    return f"{text[:MOST_CHARACTERS]}... ({len(text):,} characters)"
+    return f"{text[:MAX_CHARACTERS]}... ({len(text):,} characters)"
 
 
 def _locate(loc: Sequence[int | str], root: type[Section]) -> tuple[tuple[str, ...], type[Section]]:
