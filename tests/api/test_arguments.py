@@ -27,7 +27,7 @@ from slipstream.base.errors import (
 from tests.conftest import SMALL, small_config, waves
 
 SOURCE = Path(slipstream.__file__).parent
-COMMANDS_ONLY = {"cli", "tools"}
+COMMANDS_ONLY = {"app", "cli", "tools"}
 """Packages whose messages are shown by commands only"""
 ERRORS = ("UserError", "ResumableError", "Interrupted", "ValueError")
 

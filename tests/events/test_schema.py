@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 
 import slipstream
 from slipstream import runs
+from slipstream.events.parsing import list_keys
 from slipstream.runs.log import SCHEMA
 from tests.conftest import small_config, waves
 from tests.validation import find_problems
@@ -71,7 +72,7 @@ def test_an_event_with_another_type_is_invalid(log, change, message):
 
 
 def test_an_event_that_lacks_a_field_is_invalid(log):
-    epoch = next(event for event in log if event["event"] == "epoch")
+    epoch = dict(next(event for event in log if event["event"] == "epoch"))
     del epoch["val_loss"]
     (error,) = Draft202012Validator(slipstream.event_schema()).iter_errors(epoch)
     assert error.message == "'val_loss' is a required property"
@@ -106,3 +107,28 @@ def test_a_key_that_is_a_word_of_python_has_another_name():
     line = {"event": "init", "at_s": 0.1, "from": "runs/a", "matched": [], "new": [], "unused": []}
     event = slipstream.events.parse_event(line | {"columns_reordered": False})
     assert event.from_run == "runs/a"
+
+
+def test_a_parsed_event_is_formatted_as_the_line_it_came_from(log):
+    parsed = [slipstream.events.parse_event(line) for line in log]
+    assert not [event for event in parsed if isinstance(event, slipstream.events.Other)]
+    for line, event in zip(log, parsed, strict=True):
+        again = slipstream.events.format_event(event)
+        known = {"event", *list_keys(type(event))}  # progress has fields that no class has
+        written = {key: line[key] for key in line if key in known and line[key] is not None}
+        assert {key: value for key, value in again.items() if value is not None} == written
+        assert next(iter(again)) == "event"
+
+
+def test_an_event_object_is_logged_as_its_fields_were(tmp_path):
+    run = runs.create_run("a", out=str(tmp_path))
+    run.append("recovery", what="out of memory", remedy="half", why="full")
+    run.append(slipstream.events.Recovery(what="out of memory", remedy="half", why="full"))
+    run.append(slipstream.events.TrialEnd(trial=0, state="failed", value=None, params={}))
+    first, second, trial = runs.read_events(run)
+    assert list(first) == list(second)
+    assert first | {"at_s": 0} == second | {"at_s": 0}
+    assert trial["value"] is None  # a field that every such event has
+    assert "worker" not in trial
+    unknown = {"event": "later", "at_s": 1.0, "size": 7}
+    assert slipstream.events.format_event(slipstream.events.parse_event(unknown)) == unknown

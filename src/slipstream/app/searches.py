@@ -43,9 +43,14 @@ def parse_rows(rows: Any) -> dict[str, Any]:
             raise UserError("space: expected rows of texts")
         name = str(row.get("setting", "")).strip()
         if not name:
-            raise UserError("tune.space: choose a setting for every row, or remove the row")
+            raise UserError(
+                "tune.space: choose a setting for every row, or remove the row",
+                setting="tune.space",
+            )
         if name in space:
-            raise UserError(f'tune.space has "{name}" twice; remove one of them')
+            raise UserError(
+                f'tune.space has "{name}" twice; remove one of them', setting="tune.space"
+            )
         space[name] = _parse_choices(row) if row.get("kind") == CHOICES else _parse_range(row)
     return space
 

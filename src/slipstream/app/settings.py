@@ -13,7 +13,7 @@ from slipstream import config as configs
 from slipstream.app import forms, paths
 from slipstream.app.searches import load_trial
 from slipstream.app.workspace import Workspace
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Message, UserError
 from slipstream.base.storage import refuse_url
 from slipstream.config import SIMULATED, Config, ConfigError, OptionText, search_space
 from slipstream.runs import to_json
@@ -47,7 +47,12 @@ class Checked(NamedTuple):
     """A form's config, or what is wrong in it by setting; "" for what concerns no single one."""
 
     config: Config | None
-    problems: dict[str, str]
+    errors: dict[str, Message]
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """What is wrong, as a page shows it."""
+        return {setting: str(message) for setting, message in self.errors.items()}
 
 
 def list_presets() -> list[Preset]:
@@ -82,17 +87,23 @@ def check_form(
             if config.tune.sampler == "grid":
                 search_space.make_grid(search_space.make_space(config))
     except ConfigError as error:
-        return Checked(None, {".".join(one.path): str(one.message) for one in error.problems})
+        named = {".".join(problem.path): problem.message for problem in error.problems}
+        return Checked(None, {setting: Message(text) for setting, text in named.items()})
     except UserError as error:
-        return Checked(None, {find_setting(str(error), command): str(error)})
+        return Checked(None, {find_setting(error, command): error.message})
     return Checked(config, {})
 
 
-def find_setting(message: str, command: str) -> str:
-    """Return the setting that a message begins with."""
-    match = re.match(r"tune\.space|[a-z_.]+", message)
+def find_setting(error: UserError, command: str) -> str:
+    """Return the setting that an error is about, if the form has it, else ""."""
     known = ("tune.space", *(control.setting for control in forms.list_controls(command)))
-    return match[0] if match and match[0] in known else ""
+    return error.setting if error.setting in known else ""
+
+
+def shorten_paths(error: UserError, workspace: Workspace) -> UserError:
+    """Return an error whose message names files below the folder by their paths in it."""
+    message = error.message.map_texts(lambda text: text.replace(f"{workspace.folder}/", ""))
+    return UserError(message, setting=error.setting)
 
 
 def _list_overrides(workspace: Workspace, form: dict[str, Any], command: str) -> list[str]:
@@ -195,7 +206,8 @@ def refuse_unsafe(workspace: Workspace, config: Config) -> None:
         if ":" in kind and not workspace.allow_code:
             raise UserError(
                 f'model.kind = "{kind}" runs code of your own; start the app with '
-                "`slipstream ui --allow-code` to permit that"
+                "`slipstream ui --allow-code` to permit that",
+                setting="model.kind",
             )
 
 

@@ -192,7 +192,8 @@ class Setting(_Part):
 
 @dataclass(frozen=True, repr=False)
 class LeaveOut(_Part):
-    """Words on a column to leave out of a setting that lists columns; the app makes a button."""
+    """Words on a column to leave out of a setting that lists columns, or to add to `data.ignore`;
+    the app makes a button of them."""
 
     words: str
     column: str
@@ -200,18 +201,6 @@ class LeaveOut(_Part):
 
     def render(self, reader: Reader) -> str:
         return self.words
-
-
-@dataclass(frozen=True, repr=False)
-class Step(_Part):
-    """A step of `data.prepare`, by its number, counted from 1."""
-
-    number: int
-    what: str = ""
-    """Further words, such as its kind"""
-
-    def render(self, reader: Reader) -> str:
-        return f"data.prepare, step {self.number}{self.what}"
 
 
 def _simplify(value: object) -> object:
@@ -239,7 +228,6 @@ _PARTS: dict[str, type[Message]] = {
     "option": Option,
     "setting": Setting,
     "leave_out": LeaveOut,
-    "step": Step,
 }
 
 

@@ -159,9 +159,9 @@ def signal_process_group(pid: int, number: int) -> None:
         return
     with suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
-        for one in (*process.children(recursive=True), process):
+        for member in (*process.children(recursive=True), process):
             with suppress(psutil.NoSuchProcess):
-                one.kill()
+                member.kill()
 
 
 def kill_process_group(pid: int) -> None:
@@ -384,9 +384,9 @@ class CpuLoad(NamedTuple):
 def read_cpu_usage() -> CpuUsage:
     """Read the CPU time of all processes and of this one with its children."""
     process, own_s = psutil.Process(), 0.0
-    for one in (process, *process.children(recursive=True)):
+    for member in (process, *process.children(recursive=True)):
         try:
-            own_s += sum(one.cpu_times()[:2])
+            own_s += sum(member.cpu_times()[:2])
         except psutil.Error:  # it has just ended
             continue
     return CpuUsage(time.perf_counter(), _read_busy_s(), own_s)
@@ -394,14 +394,14 @@ def read_cpu_usage() -> CpuUsage:
 
 def _read_busy_s() -> float:
     """Sum the CPU seconds on the cores that this process may run on, stolen time included."""
-    every = psutil.cpu_times(percpu=True)
-    visible = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(every))
-    if max(visible) < len(every):  # else some cores are offline, and numbers are no positions
-        every = [every[core] for core in visible]
+    cores = psutil.cpu_times(percpu=True)
+    visible = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    if max(visible) < len(cores):  # else some cores are offline, and numbers are no positions
+        cores = [cores[number] for number in visible]
     waiting = ("idle", "iowait", "guest", "guest_nice")  # a guest's time is in the user's too
     return sum(
-        sum(seconds for name, seconds in one._asdict().items() if name not in waiting)
-        for one in every
+        sum(seconds for name, seconds in times._asdict().items() if name not in waiting)
+        for times in cores
     )
 
 

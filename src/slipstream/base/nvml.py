@@ -99,7 +99,9 @@ class Gpu:
             "temperature_c": self._query(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
             "busy_percent": load and load.gpu,
             "throttled": self.read_throttling() or [],
-            "processes": [_describe_process(one) for one in running if one.pid != os.getpid()],
+            "processes": [
+                _describe_process(process) for process in running if process.pid != os.getpid()
+            ],
         }
 
 

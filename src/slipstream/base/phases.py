@@ -93,7 +93,7 @@ class PhaseTimer:
         _add(spent, "report", process_s - sum(spent.values()))
         for phase, spent_s in before.items():
             _add(spent, phase, spent_s)
-        result = {name: sum(spent.get(one, 0.0) for one in parts[name]) for name in parts}
+        result = {name: sum(spent.get(part, 0.0) for part in parts[name]) for name in parts}
         if before:
             result |= {"earlier_s": spent.get(EARLIER, 0.0), "process_s": process_s}
         return result | {"wall_s": sum(spent.values())}

@@ -193,7 +193,7 @@ def get_start_time(folder: Path) -> float:
 
 def _select_kinds(folders: list[Path], kinds: Collection[str]) -> list[Path]:
     """Return the runs of these kinds; all where there are none, so that errors can say more."""
-    return [one for one in folders if not kinds or find_kind(one) in kinds] or folders
+    return [folder for folder in folders if not kinds or find_kind(folder) in kinds] or folders
 
 
 def _find_newest(folders: list[Path], out: str | Path) -> Path:

@@ -77,7 +77,7 @@ def compute_spread_interval(spread: Mapping[str, Any]) -> Interval:
 
 def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
     """Return the mean of `first` less that of `second`, two spreads, with Welch's interval."""
-    variances = [one["sd"] ** 2 / one["n"] for one in (first, second)]
+    variances = [sample["sd"] ** 2 / sample["n"] for sample in (first, second)]
     terms = [
         variance**2 / (one["n"] - 1)
         for variance, one in zip(variances, (first, second), strict=True)
@@ -133,7 +133,7 @@ def compare_predictors(
     """
     import numpy as np
 
-    sums_of = [model.sums, *(one.sums for one in others.values())]
+    sums_of = [model.sums, *(other.sums for other in others.values())]
     num_units, block = len(model.firsts), estimate_block_length(model.firsts, context)
     samples: list[list[Array]] = [[] for _ in sums_of]
     how = f"none: the windows hold fewer than {MIN_BLOCKS} that share no rows"

@@ -150,14 +150,14 @@ class ObjectPath:
     def find_matches(self) -> tuple[ObjectPath, list[ObjectPath]]:
         """Return the folder that a pattern begins with, and what matches below it, by name."""
         parts = self.pure.parts
-        at = next((i for i, part in enumerate(parts) if WILDCARD.search(part)), None)
-        if at is None:
+        first = next((i for i, part in enumerate(parts) if WILDCARD.search(part)), None)
+        if first is None:
             return self, []
-        folder = ObjectPath(self.scheme, str(PurePosixPath(*parts[:at])))
+        folder = ObjectPath(self.scheme, str(PurePosixPath(*parts[:first])))
         below = sorted(folder.rglob(), key=to_pure)
         names = [name_below(file, folder).parts for file in below]
         return folder, [
-            file for file, one in zip(below, names, strict=True) if _matches(one, parts[at:])
+            file for file, found in zip(below, names, strict=True) if _matches(found, parts[first:])
         ]
 
     def open(self, mode: str = "rb") -> Any:

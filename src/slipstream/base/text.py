@@ -170,7 +170,7 @@ def mask_secrets(text: str, url: str | None) -> str:
     if not url:
         return text
     text = text.replace(url, mask_url(url))
-    forms = {make(one) for one in _find_secrets(url) for make in (str, unquote, unquote_plus)}
+    forms = {make(secret) for secret in _find_secrets(url) for make in (str, unquote, unquote_plus)}
     for secret in sorted(filter(None, forms), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text

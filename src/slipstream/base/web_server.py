@@ -23,7 +23,7 @@ HEADERS_S = 10.0
 """How long a client may take to send a request's headers"""
 KEEP_ALIVE_S = 30
 BACKLOG = 1024
-MOST_CONNECTIONS = 2_000
+MAX_CONNECTIONS = 2_000
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -88,7 +88,7 @@ def run_server(
         server_header=False,
         date_header=False,
         backlog=BACKLOG,
-        limit_concurrency=MOST_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=stop_s,
         h11_max_incomplete_event_size=1 << 16,
@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """As uvicorn, which afterwards raises the signal again: that would end us as killed."""
-        before = {one: signal.signal(one, self.handle_exit) for one in _SIGNALS}
+        before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
@@ -141,12 +141,12 @@ class _Server(uvicorn.Server):
         are idle between two requests have a timer of their own."""
         connections: set[Any] = set(self.server_state.connections)
         waiting = {
-            one: self.incomplete.get(one, now)
-            for one in connections
-            if getattr(one, "timeout_keep_alive_task", None) is None
-            and ((cycle := getattr(one, "cycle", None)) is None or cycle.response_complete)
+            connection: self.incomplete.get(connection, now)
+            for connection in connections
+            if getattr(connection, "timeout_keep_alive_task", None) is None
+            and ((cycle := getattr(connection, "cycle", None)) is None or cycle.response_complete)
         }
-        for one, since in waiting.items():
+        for connection, since in waiting.items():
             if now - since > self.headers_s:
-                one.transport.close()
+                connection.transport.close()
         self.incomplete = waiting

@@ -2,7 +2,7 @@
 
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
-from slipstream.config.errors import ConfigError
+from slipstream.config.errors import ConfigError, find_step
 from slipstream.config.loading import (
     format_setting,
     from_json_values,
@@ -50,6 +50,7 @@ __all__ = [
     "Tune",
     "describe_recurrent",
     "find_matches",
+    "find_step",
     "format_setting",
     "from_json_values",
     "list_differences",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from slipstream.base.errors import Setting
 from slipstream.config.base import (
     Count,
     CountOrZero,
@@ -308,7 +309,9 @@ class Data(Section):
         if self.task == "regress":
             if self.labels is not None or self.split.stratified:
                 named = "data.labels" if self.labels is not None else "data.split.stratified"
-                raise ValueError(f'{named} is for classification; set data.task = "classify"')
+                raise ValueError(
+                    f"{named} is for classification; set " + Setting({"data.task": "classify"})
+                )
         elif self.labels is not None and self.targets is not None:
             raise ValueError("data.labels and data.targets both define the target; remove one")
         elif self.labels is None and (self.targets is None or len(self.targets) != 1):
@@ -325,8 +328,8 @@ class Data(Section):
             )
         if self.labels is not None and self.label_rows == "end" and self.stride > 1:
             raise ValueError(
-                "data.stride has no effect with data.labels, which define the windows; remove it, "
-                'or set data.label_rows = "every"'
+                "data.stride has no effect with data.labels, which define the windows; remove "
+                "it, or set " + Setting({"data.label_rows": "every"})
             )
         return self
 
@@ -370,8 +373,8 @@ class Data(Section):
             where = name_step(number, step)
             if self.task != "classify" or self.targets != (step.name,):
                 raise ValueError(
-                    f'{where} makes classes; set data.task = "classify" and data.targets = '
-                    f'["{step.name}"]'
+                    f"{where} makes classes; set "
+                    + Setting({"data.task": "classify", "data.targets": [step.name]})
                 )
             if step.name in (*(self.inputs or ()), *self.static):
                 raise ValueError(

@@ -136,14 +136,20 @@ class Origin:
             for key, option in self.overrides.items():
                 if key == path or (len(path) > 1 and key[: len(path)] == path[: len(key)]):
                     return option
-        if step := STEP.search(text):
+        if step := find_step(text):
             headings = re.finditer(STEP_HEADING, self.text, re.MULTILINE)
-            match = next(itertools.islice(headings, int(step[1]) - 1, None), None)
+            match = next(itertools.islice(headings, step - 1, None), None)
             if match:
                 return f"{self.name}, line {self.text.count(chr(10), 0, match.start()) + 1}"
         lines = (find_line(self.text, path) for path in (*named, problem.path))
         line = next((line for line in lines if line), None)
         return f"{self.name}, line {line}" if line else self.name
+
+
+def find_step(message: str) -> int | None:
+    """Return the number of the step of `data.prepare` that a message names, as `name_step` does."""
+    match = STEP.search(message)
+    return int(match[1]) if match else None
 
 
 def find_line(text: str, path: Sequence[str]) -> int | None:
@@ -191,7 +197,7 @@ def _explain_setting(
     entries = [(_find_index(item["loc"][len(path) :]), item) for item in items]
     if any(index is not None for index, _ in entries):  # it is a list, and an entry is wrong
         index = max(index for index, _ in entries if index is not None)
-        items = [item for place, item in entries if place == index]
+        items = [item for number, item in entries if number == index]
         setting = f"{setting}: entry {index + 1}"
     return f"{setting} is {describe_mismatch(items)}"
 

@@ -138,7 +138,8 @@ def _replace_entry(
     if index >= len(values[key]):
         raise UserError(
             f"tune.space has {'.'.join(path)}.{index}, but there are {len(values[key])} entries, "
-            "counted from 0"
+            "counted from 0",
+            setting="tune.space",
         )
     values[key][index] = value
 
@@ -308,7 +309,7 @@ def _find_encoder(name: str, out: Any) -> str:
             path = find_run(name, out=str(out), kinds=("pretrain",))
         except UserError as error:
             reason = str(error).replace(name, shorten(name))
-            raise UserError(f"train.init_from: {reason}") from None
+            raise UserError(f"train.init_from: {reason}", setting="train.init_from") from None
     return str(path.absolute())
 
 
@@ -330,7 +331,10 @@ def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
     except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
         exists = False
     if not exists:
-        raise UserError(f"train.init_from = {format_value(encoder)}: there is no such run")
+        raise UserError(
+            f"train.init_from = {format_value(encoder)}: there is no such run",
+            setting="train.init_from",
+        )
     encoder_data, encoder_model = _read_encoder(folder)
     filled = {"data": encoder_data | data, "model": encoder_model | model}
     return settings | filled | {"train": train | {"init_from": str(folder)}}

@@ -61,7 +61,9 @@ def check_config(config: Config) -> None:
         ),
     ):
         if is_set:
-            raise UserError(f"{name} is not supported in a search", fix=fix)
+            raise UserError(
+                f"{name} is not supported in a search", setting=name.partition(" ")[0], fix=fix
+            )
 
 
 def make_default_space(config: Config) -> dict[str, Any]:
@@ -98,19 +100,23 @@ def make_space(config: Config) -> dict[str, Any]:
         if change and not (name == "train.batch" and "auto" not in _list_values(entry)):
             fix = "" if ";" in change else "; remove it"
             raise UserError(
-                f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}'
+                f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}',
+                setting="tune.space",
             )
         if _strip_index(name) in configs.list_fixed_settings(config):
             fixed = "which the encoder of train.init_from determines"
-            raise UserError(f'tune.space has "{name}", {fixed}')
+            raise UserError(f'tune.space has "{name}", {fixed}', setting="tune.space")
         if name.split(".")[0] in SAME_MODEL:
-            raise UserError(f'tune.space has "{name}", which does not change the model')
+            raise UserError(
+                f'tune.space has "{name}", which does not change the model', setting="tune.space"
+            )
         for value in _list_values(entry):
             _check_value(name, value, config, space)
     if "train.loss" in space and config.tune.metric == "loss":
         raise UserError(
             'tune.space has "train.loss", and different losses cannot be compared; set '
-            'tune.metric = "mae" or "mse"'
+            'tune.metric = "mae" or "mse"',
+            setting="tune.space",
         )
     return space
 
@@ -152,7 +158,9 @@ def _refuse_unknown(name: str, config: Config) -> None:
     if base not in {*known, "seed"} and not name.startswith(("model.options.", "augment.jitter.")):
         nearest = find_nearest(base, known)
         hint = f'; did you mean "{nearest}"?' if nearest else ""
-        raise UserError(f'tune.space has "{name}", which is not a setting{hint}')
+        raise UserError(
+            f'tune.space has "{name}", which is not a setting{hint}', setting="tune.space"
+        )
 
 
 def _list_names(config: Config) -> list[str]:
@@ -182,7 +190,8 @@ def _refuse_large_grid(space: Mapping[str, Any]) -> None:
         if total > MAX_GRID:
             raise UserError(
                 f'tune.sampler = "grid": tune.space."{name}" makes more than {MAX_GRID:,} '
-                'combinations; give it a larger step or a list, or use "tpe"'
+                'combinations; give it a larger step or a list, or use "tpe"',
+                setting="tune.sampler",
             )
 
 
@@ -200,7 +209,7 @@ def make_grid(space: Mapping[str, Any]) -> dict[str, list[Any]]:
             grid[name] = [entry.low + i * entry.step for i in range(count)]
         else:
             needs = f'needs a list or a step for "{name}"; or use "tpe"'
-            raise UserError(f'tune.sampler = "grid" {needs}')
+            raise UserError(f'tune.sampler = "grid" {needs}', setting="tune.sampler")
     return grid
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from slipstream.base.errors import Option
+from slipstream.base.errors import Option, Setting
 from slipstream.base.text import holds_secret
 from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, match_pattern
 from slipstream.config.data import Data
@@ -198,7 +198,9 @@ class Config(Section):
         for name in ("label_smoothing", "class_weights"):
             if not classify and getattr(train, name) != Train.model_fields[name].default:
                 raise ValueError(
-                    f'train.{name} is for classification; set data.task = "classify", or remove it'
+                    f"train.{name} is for classification; set "
+                    + Setting({"data.task": "classify"})
+                    + ", or remove it"
                 )
         return self
 
@@ -254,7 +256,10 @@ class Config(Section):
         if self.train.state == "carried":
             raise ValueError(
                 f'{setting} does not work with train.state = "carried": states would travel from '
-                f'process to process; set train.state = "windows", {way_out}'
+                "process to process; "
+                + "set "
+                + Setting({"train.state": "windows"})
+                + f", {way_out}"
             )
         if self.engine.home == "stream":
             raise ValueError(
@@ -264,7 +269,7 @@ class Config(Section):
         if self.engine.device.startswith("cuda:"):
             raise ValueError(
                 f'{setting} needs several GPUs, and engine.device = "{self.engine.device}" names '
-                f'one; set engine.device = "cuda", {way_out}'
+                "one; set " + Setting({"engine.device": "cuda"}) + ", " + f"{way_out}"
             )
         return self
 
@@ -301,7 +306,8 @@ class Config(Section):
         if data.stride > 1:
             raise ValueError(
                 f"{setting} needs consecutive windows, but data.stride is {data.stride}; set "
-                'data.stride = 1, or predict.filter = "none"'
+                + Setting({"data.stride": 1})
+                + ', or predict.filter = "none"'
             )
         if data.task == "classify" and filter_.kind in HIGHEST_ORDER:
             raise ValueError(

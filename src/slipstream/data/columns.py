@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import LeaveOut, Setting, Text, UserError
 from slipstream.base.text import find_nearest, format_count
 from slipstream.data.layout import NULLS, is_number
 from slipstream.data.table import MIXED, ColumnReader, DataTable, MemoryReader, release_memory
@@ -70,7 +70,7 @@ def normalize_decimals(text: pa.ChunkedArray, mark: str | None) -> pa.ChunkedArr
     return pc.replace_substring(swapped, ",", ".")
 
 
-def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> str | None:
+def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> Text | None:
     """Say what is wrong with a number's comma or point; None if it is no number at all.
 
     `with_point` names a number of the same file that has a decimal point.
@@ -82,25 +82,27 @@ def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> 
         )
     if mark == "," and re.match(NUMBER, cell):
         return (
-            "has a point, but the comma is the decimal mark here; write numbers without thousands "
-            'separators, or set data.decimal = "."'
+            "has a point, but the comma is the decimal mark here; write numbers without "
+            "thousands separators, or set " + Setting({"data.decimal": "."})
         )
     if not re.match(WITH_COMMA, cell):
         return None
     if mark == MIXED:
         other = f", as {with_point}" if with_point else ""
         return (
-            f"has a comma, but other numbers of the file have a decimal point{other}; write all "
-            'numbers with one decimal mark, or set data.decimal = "," if the points are none'
+            f"has a comma, but other numbers of the file have a decimal point{other}; write "
+            "all numbers with one decimal mark, or set "
+            + Setting({"data.decimal": ","})
+            + " if the points are none"
         )
     if mark == ".":
         return (
-            'has a comma, but data.decimal = "."; write numbers without thousands separators, or '
-            'set data.decimal = ","'
+            'has a comma, but data.decimal = "."; write numbers without thousands '
+            "separators, or " + "set " + Setting({"data.decimal": ","})
         )
     return (
-        "may have a decimal comma or thousands separators; write numbers without thousands "
-        'separators, or set data.decimal = ","'
+        "may have a decimal comma or thousands separators; write numbers without "
+        "thousands separators, or set " + Setting({"data.decimal": ","})
     )
 
 
@@ -522,8 +524,10 @@ def _parse_numbers(table: DataTable, name: str, values: pa.ChunkedArray) -> pa.C
     point = table.find_cell(row, POINT) if table.decimal == MIXED else None
     wrong = explain_mark(cell, table.decimal, point) or "is not a number; correct it"
     raise UserError(
-        f'{table.locate_cell(row, name)}: "{cell[:40]}" {wrong}, or leave the column out of '
-        "data.inputs"
+        f'{table.locate_cell(row, name)}: "{cell[:40]}" '
+        + wrong
+        + ", or "
+        + LeaveOut("leave the column out of data.inputs", name, "data.inputs")
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.config import Config, Data, Signature
 from slipstream.data import labels, splits, stream, windows
 from slipstream.data import series as missing
@@ -218,7 +218,9 @@ def _load_search_folds(
         try:
             _, fold_rows = fit_scaler(raw, signature, rows, data, known)
         except UserError as error:
-            raise UserError(f"tune.folds = {count}, fold {number}: {error}") from None
+            raise UserError(
+                f"tune.folds = {count}, fold {number}: " + error.message, setting="tune.folds"
+            ) from None
         series = windows.build_series(*fold_rows, raw.index.offsets, signature, raw.index.segments)
         scaled.append(SearchFold(fold, series))
     return tuple(scaled)
@@ -230,7 +232,10 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
     if config.train.state == "carried":
         raise UserError(
             'train.state = "carried" reads series from memory, but these stay on disk; set '
-            'engine.home = "device", or train.state = "windows"'
+            + Setting({"engine.home": "device"})
+            + ", or "
+            + Setting({"train.state": "windows"}),
+            setting="train.state",
         )
     if len(source.tables) > 1:
         table = concatenate_tables(source.tables)

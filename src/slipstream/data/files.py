@@ -44,7 +44,8 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
         what = "not set" if not data.paths else "empty"
         raise UserError(
             f"data.path is {what}; name a file or a folder: set it in the config, or pass "
-            + DATA_PATH
+            + DATA_PATH,
+            setting="data.path",
         )
     elif data.paths[0].startswith(SIMULATED):
         tables = [_simulate(data.paths[0])]
@@ -108,11 +109,16 @@ def _parse_text(tables: Sequence[DataTable], data: Data) -> None:
 def _check_folders(data: Data) -> None:
     if len(data.paths) != 1 or not parse_path(data.paths[0]).is_dir():
         raise UserError(
-            "data.split.folders needs data.path to be one folder, with train/, val/ and test/ in it"
+            "data.split.folders needs data.path to be one folder, with train/, val/ and test/ in "
+            "it",
+            setting="data.split.folders",
         )
     for name in SET_FOLDERS:
         if not (parse_path(data.paths[0]) / name).is_dir():
-            raise UserError(f"data.split.folders: {data.paths[0]} has no folder {name}/")
+            raise UserError(
+                f"data.split.folders: {data.paths[0]} has no folder {name}/",
+                setting="data.split.folders",
+            )
 
 
 def _simulate(path: str) -> DataTable:
@@ -122,7 +128,9 @@ def _simulate(path: str) -> DataTable:
     embedded = {f"{SIMULATED}cell": cell, f"{SIMULATED}bars": bars}
     if path not in embedded:
         known = " and ".join(f'"{name}"' for name in embedded)
-        raise UserError(f'data.path is "{path}", but the embedded data sets are {known}')
+        raise UserError(
+            f'data.path is "{path}", but the embedded data sets are {known}', setting="data.path"
+        )
     return wrap_table(load_table(embedded[path]), path, format="simulated")
 
 

@@ -88,13 +88,15 @@ def _find_cutoff(settings: PredictFilter, step: float | None) -> float:
     if step is None:
         raise UserError(
             "predict.filter.cutoff_hz needs the time from row to row, which the model's data do "
-            "not have; set predict.filter.rows, the period of the cut-off, instead"
+            "not have; set predict.filter.rows, the period of the cut-off, instead",
+            setting="predict.filter.cutoff_hz",
         )
     cutoff = settings.cutoff_hz * step
     if cutoff >= 0.5:
         raise UserError(
             f"predict.filter.cutoff_hz is {settings.cutoff_hz:g}, but rows come every {step:g} s; "
-            f"it should be below half their rate, {0.5 / step:g} Hz"
+            f"it should be below half their rate, {0.5 / step:g} Hz",
+            setting="predict.filter.cutoff_hz",
         )
     return cutoff
 

@@ -83,7 +83,8 @@ def divide_training(
                 raise UserError(
                     f"tune.folds = {count}: fold {count - back} has no {name} windows; each fold "
                     "validates on a block of rows before the last one's, so there must be that "
-                    "many blocks of training rows; reduce tune.folds"
+                    "many blocks of training rows; reduce tune.folds",
+                    setting="tune.folds",
                 )
         folds.append(fold)
     return (*folds, {"train": train, "val": val})

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.base.storage import parse_path
 from slipstream.config import Data, Signature
 from slipstream.data import splits
@@ -95,7 +95,9 @@ def _list_labels(table: DataTable, name: str, setting: str) -> set[str]:
         if len(labels) > MAX_CLASSES:
             raise UserError(
                 f'{table.name}: column "{name}" ({setting}) holds more than {MAX_CLASSES:,} '
-                'different labels; is it a number to predict (data.task = "regress")?'
+                "different labels; is it a number to predict ("
+                + Setting({"data.task": "regress"})
+                + ")?"
             )
     return labels
 
@@ -132,7 +134,7 @@ def _format_integers(table: DataTable, name: str, values: Any, setting: str) -> 
             row = pc.index(encoded.indices, code).as_py()
             raise UserError(
                 f"{table.locate_cell(row, name)}: is {number:g}; labels ({setting}) are integers "
-                'or text, numbers with a fraction are for data.task = "regress"'
+                "or text, numbers with a fraction are for " + Setting({"data.task": "regress"})
             )
     return pa.array(texts, pa.string()).take(encoded.indices)
 
@@ -203,7 +205,8 @@ def split_stratified(
             raise UserError(
                 f"data.split.stratified leaves no {name} window: those of one set must not share "
                 f"rows with a later one, and each has {length} rows; shorten data.context, or "
-                "split by shares alone"
+                "split by shares alone",
+                setting="data.split.stratified",
             )
     return by_set, _cover_rows(by_set["train"], length, index.num_rows)
 
@@ -252,7 +255,8 @@ def describe_classes(
     if isinstance(weights, tuple) and len(weights) != len(names):
         raise UserError(
             f"train.class_weights has {len(weights)} weights, but there are {len(names)} classes: "
-            f"{', '.join(names[:20])}"
+            f"{', '.join(names[:20])}",
+            setting="train.class_weights",
         )
     largest = np.argsort(-counts, kind="stable")[:MAX_NAMED]
     listed = ", ".join(f"{names[i]} {counts[i]:,}" for i in largest)

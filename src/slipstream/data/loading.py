@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from slipstream.base import machine
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.config import Config, Data, Signature
 from slipstream.data import labels, splits
 from slipstream.data.files import read_tables
@@ -56,8 +56,9 @@ def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool
     if home == "stream" and not on_disk:
         name = next(table.name for table in tables if not table.row_groups)
         raise UserError(
-            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; convert '
-            'it, or set engine.home = "auto"'
+            f'engine.home = "stream" reads Parquet and Arrow files, which {name} is not; '
+            "convert it, or set " + Setting({"engine.home": "auto"}),
+            setting="engine.home",
         )
     return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import LeaveOut, UserError
 from slipstream.base.text import find_nearest
 from slipstream.config import Config, Data, Signature
 from slipstream.data.columns import is_numeric, read_codes, require_column
@@ -56,8 +56,8 @@ def find_roles(table: DataTable, data: Data) -> tuple[Roles, list[str]]:
     inputs = (*(name for name in data.future if name not in inputs), *inputs)
     if data.labels is not None and LABEL in inputs:
         raise UserError(
-            f'{table.name}: has an input "{LABEL}", the name of the column that data.labels adds; '
-            "rename it, or add it to data.ignore"
+            f'{table.name}: has an input "{LABEL}", the name of the column that data.labels '
+            "adds; rename it, or " + LeaveOut("add it to data.ignore", LABEL, "data.ignore")
         )
     forecast = tuple(name for name in inputs if name not in data.future)
     if not (targets or forecast):
@@ -118,12 +118,16 @@ def refuse_unknown_jitter(jitter: Any, inputs: Sequence[str]) -> None:
         if name not in inputs:
             nearest = find_nearest(name, inputs)
             hint = f'did you mean "{nearest}"?' if nearest else f"inputs are {', '.join(inputs)}"
-            raise UserError(f'augment.jitter has "{name}", which is not an input; {hint}')
+            raise UserError(
+                f'augment.jitter has "{name}", which is not an input; {hint}',
+                setting="augment.jitter",
+            )
     if isinstance(jitter, tuple) and len(jitter) != len(inputs):
         raise UserError(
             f"augment.jitter lists {len(jitter)} numbers, but the inputs are "
             f"{len(inputs)}: {', '.join(inputs)}; name the columns instead, as in "
-            f'augment.jitter = {{ "{inputs[0]}" = 0.02 }}'
+            f'augment.jitter = {{ "{inputs[0]}" = 0.02 }}',
+            setting="augment.jitter",
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import LeaveOut, Setting, Text, UserError
 from slipstream.base.statistics import Moments
 from slipstream.config import Data, Signature
 from slipstream.data.series import Flags, Floats, RawSeries
@@ -187,15 +187,17 @@ def refuse_lost_digits(name: str, sample: Floats, scaler: Scaler) -> None:
     lost = np.abs(scaled.astype(np.float64) * size + shift - sample)
     if (lost <= LARGEST_LOSS * np.maximum(usual_distance, distance)).all():
         return
-    remedy = 'set data.scale = "standard"'
+    remedy: Text = "set " + Setting({"data.scale": "standard"})
     if scaler.kind != "none":
-        remedy = "correct the values that lie far from the others, or leave them empty and set "
-        remedy += "data.missing"
+        remedy = (
+            "correct the values that lie far from the others, or leave them empty and set "
+            "data.missing"
+        )
     raise UserError(
         f'column "{name}": its training rows go from {scaler.low[name]:.10g} to '
         f"{scaler.high[name]:.10g}, but half of those that differ from the median, {usual:.10g}, "
         f"are within {usual_distance:.3g} of it; of their differences, scaled by "
-        f'data.scale = "{scaler.kind}", float32 keeps too few digits: {remedy}'
+        f'data.scale = "{scaler.kind}", float32 keeps too few digits: ' + remedy
     )
 
 
@@ -218,8 +220,9 @@ class RunningStatistics:
             if kind != "none" and not (one.high > low and deviation):  # may underflow
                 raise UserError(
                     f'column "{name}" is {low:g} in every training row, so it cannot be scaled; '
-                    "leave it out of data.inputs (or add it to data.ignore), or set data.scale = "
-                    '"none"'
+                    + LeaveOut("leave it out of data.inputs", name, "data.inputs")
+                    + " (or add it to data.ignore), or set "
+                    + Setting({"data.scale": "none"})
                 )
             if kind != "none":
                 standard = kind == "standard"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Data, Signature, Split
 from slipstream.data.columns import read_numbers, read_times
@@ -362,7 +362,9 @@ def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
 def _join_times(every: list[_TableSeries]) -> Times | None:
     times = [series.time for series in every if series.time is not None]
     if len({time.dtype for time in times}) > 1:
-        raise UserError("data.time holds plain numbers in some files and dates in others")
+        raise UserError(
+            "data.time holds plain numbers in some files and dates in others", setting="data.time"
+        )
     return _concatenate(times) if times else None
 
 
@@ -537,8 +539,10 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
             "rows, or name the column that tells series apart (data.id)"
         )
     raise UserError(
-        f'{here}: earlier than {before}, within series "{series.name}"; sort the file, set '
-        'data.unsorted = "sort", or name the column that tells series apart (data.id)'
+        f'{here}: earlier than {before}, within series "{series.name}"; sort the file, '
+        "set "
+        + Setting({"data.unsorted": "sort"})
+        + ", or name the column that tells series apart (data.id)"
     )
 
 
@@ -681,8 +685,9 @@ def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[s
     where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)
     raise UserError(
         f'{where}: is missing (missing values of series "{series.name}": '
-        f'{list_counts(counts)}); set data.missing = "forward" to repeat the last known '
-        'value, or "drop" to leave such rows out'
+        f"{list_counts(counts)}); set "
+        + Setting({"data.missing": "forward"})
+        + ' to repeat the last known value, or "drop" to leave such rows out'
     )
 
 
@@ -696,7 +701,10 @@ def _describe_short(series: _TableSeries, data: Data, min_rows: int) -> str:
 def refuse_short(name: str, rows: int, data: Data, min_rows: int) -> None:
     """Refuse a series with fewer rows than one window."""
     raise UserError(
-        f"data.context is {data.context} and data.horizon {data.horizon}, but series "
-        f'"{name}" has {format_count(rows, "row")} of the {min_rows} needed; add rows, '
-        'leave such series out (data.short = "drop"), or train with a shorter window'
+        f'data.context is {data.context} and data.horizon {data.horizon}, but series "'
+        f'{name}" has {format_count(rows, "row")} of the {min_rows} needed; add rows, '
+        "leave such series out ("
+        + Setting({"data.short": "drop"})
+        + "), or train with a shorter window",
+        setting="data.context",
     )

@@ -181,7 +181,7 @@ def _assign_folders(index: SeriesIndex) -> npt.NDArray[np.int8]:
     for name in index.group_names:
         if name not in SETS:
             what = f'"{name}" is neither train/, val/ nor test/ below data.path'
-            raise UserError(f"data.split.folders: {what}")
+            raise UserError(f"data.split.folders: {what}", setting="data.split.folders")
     return np.array([SETS.index(name) for name in index.group_names], dtype=np.int8)
 
 
@@ -207,7 +207,10 @@ def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
         for value in getattr(split, name) or ():
             text = normalize_value(value)
             if listed.setdefault(text, which) != which:
-                raise UserError(f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}')
+                raise UserError(
+                    f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}',
+                    setting="data.split",
+                )
             if text not in index.group_names:
                 nearest = find_nearest(text, index.group_names)
                 hint = f'did you mean "{nearest}"? It' if nearest else "it"

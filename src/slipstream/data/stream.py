@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Data, Signature
 from slipstream.data import scaler as scaling
@@ -43,12 +43,18 @@ def refuse_unstreamable(data: Data) -> None:
         if is_set:
             raise UserError(
                 f'{setting} does not work with engine.home = "stream", since it needs all rows in '
-                'memory; prepare the file beforehand, or set engine.home = "host"'
+                "memory; prepare the file beforehand, or "
+                + "set "
+                + Setting({"engine.home": "host"})
             )
     if data.split.walk_forward is not None:
         raise UserError(
-            'data.split.walk_forward does not work with engine.home = "stream", since it needs all '
-            'rows in memory; set engine.home = "host", or split once, by fractions or rows'
+            'data.split.walk_forward does not work with engine.home = "stream", since it '
+            "needs all rows in memory; "
+            + "set "
+            + Setting({"engine.home": "host"})
+            + ", or split once, by fractions or rows",
+            setting="data.split.walk_forward",
         )
 
 
@@ -139,7 +145,8 @@ def scan_index(table: DataTable, data: Data, static: Sequence[str]) -> tuple[Ser
         raise UserError(
             f"data.context is {data.context} and data.horizon {data.horizon}, but series "
             f'"{scan.names[shortest]}" has {format_count(least, "row")}; shorten them, or leave it '
-            "out of the file"
+            "out of the file",
+            setting="data.context",
         )
     index = SeriesIndex(
         series_names=series.make_unique(scan.names),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from slipstream import events
 from slipstream.base.errors import ResumableError
 from slipstream.config import Engine
 from slipstream.engine.checkpoint import Checkpoint, CheckpointSchedule, CheckpointWriter
@@ -175,10 +176,10 @@ class StepPoll:
 class SilentRun(Run):
     """The run as ranks other than the first see it: they read its folder and log nothing."""
 
-    def append(self, event: str, **values: Any) -> None:
+    def append(self, event: str | events.Event, **values: Any) -> None:
         pass
 
-    def notify(self, line: Event) -> None:
+    def notify(self, event: events.Event | Event) -> None:
         pass
 
 

@@ -56,7 +56,7 @@ from slipstream.events.classes import (
     WorkerChange,
     WorkerStart,
 )
-from slipstream.events.parsing import Other, parse_event
+from slipstream.events.parsing import Other, format_event, parse_event
 
 __all__ = [
     "CheckpointSaved",
@@ -91,5 +91,6 @@ __all__ = [
     "Trouble",
     "WorkerChange",
     "WorkerStart",
+    "format_event",
     "parse_event",
 ]

@@ -58,12 +58,36 @@ CLASSES: dict[str, type[Event]] = {
 """By the name in the log"""
 
 
+_NAMES = {kind: name for name, kind in CLASSES.items()}
+"""The name in the log, by class"""
+
+
 def list_keys(kind: type[Event]) -> dict[str, str]:
     """Return the names of an event's fields by those that they have in the log."""
-    return {one.metadata.get("key", one.name): one.name for one in fields(kind)}
+    return {known.metadata.get("key", known.name): known.name for known in fields(kind)}
 
 
 _KEYS = {kind: list_keys(kind) for kind in CLASSES.values()}
+_OPTIONAL = {
+    kind: {known.name for known in fields(kind) if known.default is None}
+    for kind in CLASSES.values()
+}
+"""The fields whose None means that the line of the log lacks them"""
+
+
+def format_event(event: Event) -> dict[str, Any]:
+    """Return the line of the log that describes an event, which `parse_event` reads; a field that
+    may be None and is so is left out."""
+    if isinstance(event, Other):
+        at_s = {} if event.at_s is None else {"at_s": event.at_s}
+        return {"event": event.name, **at_s, **event.values}
+    kind = type(event)
+    values = {key: getattr(event, name) for key, name in _KEYS[kind].items()}
+    absent = {key for key, name in _KEYS[kind].items() if name in _OPTIONAL[kind]}
+    present = {
+        key: value for key, value in values.items() if value is not None or key not in absent
+    }
+    return {"event": _NAMES[kind], **present}
 
 
 def parse_event(logged: Mapping[str, Any]) -> Event:

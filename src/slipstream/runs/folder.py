@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from slipstream import events
 from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.run_names import find_run
 from slipstream.base.storage import MANIFEST, compute_sha256
 from slipstream.base.text import mask_argument
+from slipstream.events import format_event
 from slipstream.runs import files as disk
 from slipstream.runs import lock as locks
 from slipstream.runs.files import read_json, remove
@@ -63,11 +65,13 @@ class Run:
     def log(self) -> Path:
         return self.folder / "events.jsonl"
 
-    def append(self, event: str, **values: Any) -> None:
-        """Add one line to events.jsonl; if that fails, warn and continue."""
-        line: Event = {"event": event, "at_s": round(time.perf_counter() - self.started_at, 4)}
-        line |= values
-        if event in OPENING:
+    def append(self, event: str | events.Event, **values: Any) -> None:
+        """Add an event to events.jsonl, or one of this name with these fields; if that fails, warn
+        and continue."""
+        at_s = round(time.perf_counter() - self.started_at, 4)
+        described = {"event": event} if isinstance(event, str) else format_event(event)
+        line: Event = {"event": described.pop("event"), "at_s": at_s, **described, **values}
+        if line["event"] in OPENING:
             opened = time.time() - (time.perf_counter() - self.started_at)
             line["opened_at"] = datetime.fromtimestamp(opened, UTC).isoformat(
                 timespec="milliseconds"
@@ -83,12 +87,12 @@ class Run:
         """Show the watcher, once, a problem that the run survives."""
         if what not in self.warnings:
             self.warnings.add(what)
-            self.notify({"event": "trouble", "what": what})
+            self.notify(events.Trouble(what=what))
 
-    def notify(self, line: Event) -> None:
-        """Show the watcher an event without logging it."""
+    def notify(self, event: events.Event | Event) -> None:
+        """Show the watcher an event, or a line of a log, without logging it."""
         if self.watch:
-            self.watch(line)
+            self.watch(format_event(event) if isinstance(event, events.Event) else event)
 
 
 def create_run(

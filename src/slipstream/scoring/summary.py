@@ -25,6 +25,7 @@ from slipstream.data.folds import Fold
 from slipstream.data.splits import SETS
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import LaneResult
+from slipstream.events import Scoring
 from slipstream.models.forecaster import set_execution
 from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, MODEL
@@ -336,7 +337,7 @@ def score_folds(context: RunContext, groups: Sequence[FoldLanes]) -> list[FoldSu
             what = "the model"
             if context.config.trains_lanes:
                 what = format_count(len(group.fits_with_model), "model")
-            context.run.append("scoring", what=f"{what}{_name_fold(group, groups)}")
+            context.run.append(Scoring(what=f"{what}{_name_fold(group, groups)}"))
             scored.append(_score_fold(group.narrow(context), group, write))
     return scored
 
@@ -420,7 +421,7 @@ def score_fold_baselines(
     work = FoldWork(context.dataset) if context.dataset.folds else None
     groups = [fold.group for fold in folds]
     for fold in folds[len(scored) :]:
-        context.run.append("scoring", what=f"the baselines{_name_fold(fold.group, groups)}")
+        context.run.append(Scoring(what=f"the baselines{_name_fold(fold.group, groups)}"))
         narrow = fold.group.narrow(context)
         load_chunks = make_chunk_loader(narrow)
         fitted = fit_baselines(narrow.dataset, load_chunks, work)

@@ -25,6 +25,7 @@ from slipstream.data.series import Flags
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, recovery
+from slipstream.events import End, Scoring
 from slipstream.inference import portable
 from slipstream.inference.mixture import MemberErrors, match_rows
 from slipstream.inference.portable import FoldMixture, load_changed_config
@@ -392,7 +393,7 @@ def ensemble(
         detail = result.pop("detail")
         result |= {"run": str(run.folder), "seconds": time.perf_counter() - began}
         runs.write_metrics(run, result | {"detail": detail})
-        run.append("end", seconds=result["seconds"])
+        run.append(End(seconds=result["seconds"]))
     return FinishedRun(run.folder, result)
 
 
@@ -439,7 +440,7 @@ def _build(
     dataset = note_left_out(members, datasets, dataset, reference, SETS)
     copy_members(run, members)
     with first.plan.flags():
-        run.append("scoring", what=f"{len(members)} runs and the baselines")
+        run.append(Scoring(what=f"{len(members)} runs and the baselines"))
         assert dataset.memory is not None
         series = dataset.memory.series.to(first.plan.device)
         folds = list_folds(dataset, datasets[reference], predictors)

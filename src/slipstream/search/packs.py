@@ -47,6 +47,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.planning import MAX_LANES, make_plan
 from slipstream.engine.state import EndedLane, TrainingState
 from slipstream.engine.step import Round
+from slipstream.events import Fallback, Recovery
 from slipstream.runs import Event, Run
 from slipstream.training import trained_lanes
 from slipstream.training.fitting import load_dataset
@@ -601,7 +602,7 @@ class TrialPack:
         if saved is None:
             what = "training the trials of a pack from their start"
         for problem in problems:
-            self.search_run.append("fallback", what=what, why=problem)
+            self.search_run.append(Fallback(what=what, why=problem))
         return saved
 
     def _restore_trial(self, number: int, search: dict[str, Any]) -> TrialRun:
@@ -778,7 +779,7 @@ class TrialEvents(LaneEvents):
         self.pack.num_lanes = self.pack.memory_limit = limit
         since = f"step {steps} of the pack" if steps else "the start"
         remedy = f"{limit} lane{'' if limit == 1 else 's'} at a time, from {since}"
-        self.pack.search_run.append("recovery", what="out of memory", remedy=remedy, why=why)
+        self.pack.search_run.append(Recovery(what="out of memory", remedy=remedy, why=why))
 
 
 def _get_owner(result: LaneResult) -> tuple[TrialRun, int]:
@@ -997,7 +998,7 @@ class PackScheduler:
             *([f"giving up {_name_trials(given_up)}"] if given_up else []),
         )
         remedy = " and ".join(remedies) or "none of its trials is left"
-        self.run.append("recovery", what=PACK_FAILED, remedy=remedy, why=reason)
+        self.run.append(Recovery(what=PACK_FAILED, remedy=remedy, why=reason))
         self._fail(given_up, reason)
         self._train_again(again)
 

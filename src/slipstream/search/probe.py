@@ -27,6 +27,7 @@ from slipstream.base.errors import (
     Wording,
 )
 from slipstream.config import Config
+from slipstream.events import ProbeStep
 from slipstream.reporting.wording import beats_majority, describe_probe
 from slipstream.runs import Event
 from slipstream.scoring.summary import get_metric
@@ -79,7 +80,7 @@ def probe(
     with runs.lock_run(probe_run), _explain_resume(probe_run.folder):
         runs.remove_manifest(probe_run)
         if run is None:
-            probe_run.notify({"event": "probe", "what": "the encoder: pre-training"})
+            probe_run.notify(ProbeStep(what="the encoder: pre-training"))
             place = probe_run.folder / "encoder"
             pretrained = training.train_or_resume(place, pretrain_config, data, watch)
         else:
@@ -87,7 +88,7 @@ def probe(
         jobs = build_configs(labels, label_overrides, Path(pretrained["run"]), seeds)
         results = {}
         for name, config in jobs.items():
-            probe_run.notify({"event": "probe", "what": f"{name}: {STRATEGIES[name]}"})
+            probe_run.notify(ProbeStep(what=f"{name}: {STRATEGIES[name]}"))
             results[name] = training.train_or_resume(probe_run.folder / name, config, data, watch)
         summary = summarize_probe(probe_run.folder, pretrain_config.name, pretrained, results)
         trained = [*results.values(), *([pretrained] if run is None else [])]

@@ -24,6 +24,7 @@ from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.engine.lanes import OUT_OF_TIME as TRAINING_OUT_OF_TIME
+from slipstream.events import End, RetrainingStart
 from slipstream.runs import Event, Run
 from slipstream.scoring.summary import get_metric, get_metric_over_seeds
 from slipstream.search import retraining, sharing
@@ -120,7 +121,7 @@ def finish_search(
         tests = retraining.score_best(run, config, chosen, search.datasets, budget)
         timer.end("scoring")
         summary = write([], tests, None)
-    run.append("end", seconds=summary["seconds"])
+    run.append(End(seconds=summary["seconds"]))
     return FinishedSearch(run.folder, chosen, summary, study.study)
 
 
@@ -137,7 +138,7 @@ def plan_retraining(
     if earlier is not None and config.tune.retrain:
         return RetrainingPlan(earlier["num_trials"], earlier["num_seeds"]), False
     plan = budget.plan_retraining(parse_costs(search_result))
-    run.append("retraining", **plan._asdict())
+    run.append(RetrainingStart(num_trials=plan.num_trials, num_seeds=plan.num_seeds))
     return plan, True
 
 

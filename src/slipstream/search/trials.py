@@ -14,6 +14,7 @@ from slipstream.config import Config, Range
 from slipstream.config import search_space as spaces
 from slipstream.engine import checkpoint
 from slipstream.engine.recovery import refuse_oversized
+from slipstream.events import Fallback
 from slipstream.runs import Run
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget, TrainingCosts
@@ -84,7 +85,7 @@ class OptunaSearch(TrialSource):
                 return self.interrupted.pop(0)
             if self.membership:
                 for what, why in self.membership.fail_stale_trials():
-                    self.run.append("fallback", what=what, why=why)
+                    self.run.append(Fallback(what=what, why=why))
             trials = self.study.get_trials()
             has_retry = any(trial.state == TrialState.WAITING for trial in trials)
             if not has_retry and sharing.count_started(trials) >= self.num_trials:
@@ -226,7 +227,7 @@ class OptunaSearch(TrialSource):
         self._log_reassigned(trial.number)
 
     def _log_reassigned(self, number: int) -> None:
-        self.run.append("fallback", what=f"not counting trial {number} here", why=REASSIGNED)
+        self.run.append(Fallback(what=f"not counting trial {number} here", why=REASSIGNED))
 
     def _save_best(self, trial: TrialRun) -> None:
         """Write the weights and the config of the best trial so far."""

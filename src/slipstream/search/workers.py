@@ -27,6 +27,7 @@ from slipstream.base.signals import catch_signals
 from slipstream.base.text import mask_secrets, mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
+from slipstream.events import Fallback, WorkerStart
 from slipstream.models import custom
 from slipstream.runs import Event, Run, studies
 from slipstream.runs.studies import is_journal
@@ -135,7 +136,7 @@ def run_worker(task: SearchTask, watch: Callable[[Event], None] | None) -> None:
         try:
             options: Any = {"seed_offset": task.seed_offset, "heartbeat": task.heartbeat}
             study = open_study(config, folder, task.storage_url, task.study_name, **options)
-            run.append("begun", worker=task.index)
+            run.append(WorkerStart(worker=task.index))
             membership = StudyMembership(study, sharing.read_worker_id(run))
             if any(membership.owns(trial) for trial in study.get_trials()):
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
@@ -279,7 +280,7 @@ class Launcher:
             path, events = run.folder / JOURNAL, runs.read_events(run)
             distributions = make_distributions(spaces.make_space(self.config))
             for problem in storages.repair(path, name, distributions, events):
-                run.append("fallback", what="the study was repaired", why=problem)
+                run.append(Fallback(what="the study was repaired", why=problem))
         elif self.storage is None:
             database.check_integrity(run.folder)  # of a search that began with one
         elif self.earlier_storage is not None and not storages.has_study(self.storage, name):

@@ -86,7 +86,7 @@ def read_graph(run: PortableRun) -> bytes | None:
         return None
     files = runs.read_json(folder / EXPORT_FILE)["files"]
     graph = (folder / GRAPH).read_bytes()
-    if hashlib.sha256(graph).hexdigest() not in [one["sha256"] for one in files]:
+    if hashlib.sha256(graph).hexdigest() not in [file["sha256"] for file in files]:
         raise UserError(
             f"{folder / GRAPH}: is damaged (its SHA-256 differs from {EXPORT_FILE}); export again"
         )

@@ -91,11 +91,11 @@ def _describe_predict(model: ServedModel) -> dict[str, Any]:
     text = "Predict the rows after each series, or estimate every row."
     operation = _operation(text, (400, 401, 406, 408, 413, 415, 422, 503), _list_formats())
     flag = {"type": "boolean", "default": False}
-    every = "Forecast from every row, not only from the end."
+    rows = "Forecast from every row, not only from the end."
     resample = "Resample rows to the time step of the training data."
     parameters = [_parameter("resample", "query", flag, resample)]
     if model.signature.horizon:
-        parameters.append(_parameter("every", "query", flag, every))
+        parameters.append(_parameter("every", "query", flag, rows))
     return operation | {"parameters": parameters, "requestBody": _describe_body()}
 
 
@@ -105,8 +105,8 @@ def _describe_push(model: ServedModel) -> dict[str, Any]:
     row = "How many rows the stream has to have before this request; another number is refused."
     parameters = [_parameter("row", "query", {"type": "integer", "minimum": 0}, row)]
     if model.signature.horizon:
-        every = "Forecast from every row, not only from the last."
-        parameters.append(_parameter("every", "query", {"type": "boolean"}, every))
+        rows = "Forecast from every row, not only from the last."
+        parameters.append(_parameter("every", "query", {"type": "boolean"}, rows))
     operation = _operation(text, statuses, _list_formats())
     return operation | {"parameters": parameters, "requestBody": _describe_body()}
 

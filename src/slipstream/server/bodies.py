@@ -155,31 +155,31 @@ class _FlatTable:
     """A table of a flatbuffer: the few fields of an IPC message that Arrow's Python has no name
     for. Reads outside of the buffer raise struct.error."""
 
-    def __init__(self, data: bytes, at: int) -> None:
-        self.data, self.at = data, at
-        self.fields = at - self._unpack("<i", at)
+    def __init__(self, data: bytes, position: int) -> None:
+        self.data, self.position = data, position
+        self.fields = position - self._unpack("<i", position)
         self.num_fields = (self._unpack("<H", self.fields) - 4) // 2
 
-    def _unpack(self, form: str, at: int) -> Any:
-        if at < 0:
+    def _unpack(self, form: str, position: int) -> Any:
+        if position < 0:
             raise struct.error("an offset is before the message")
-        return struct.unpack_from(form, self.data, at)[0]
+        return struct.unpack_from(form, self.data, position)[0]
 
     def locate(self, field: int) -> int | None:
         """Return where a field is; None where it has its default."""
         if field >= self.num_fields:
             return None
         offset = self._unpack("<H", self.fields + 4 + 2 * field)
-        return self.at + offset if offset else None
+        return self.position + offset if offset else None
 
     def read(self, form: str, field: int) -> int:
-        at = self.locate(field)
-        return 0 if at is None else int(self._unpack(form, at))
+        position = self.locate(field)
+        return 0 if position is None else int(self._unpack(form, position))
 
     def follow(self, field: int) -> int | None:
         """Return where the table or vector that a field points to is."""
-        at = self.locate(field)
-        return None if at is None else at + int(self._unpack("<I", at))
+        position = self.locate(field)
+        return None if position is None else position + int(self._unpack("<I", position))
 
 
 def _find_batch(metadata: bytes) -> tuple[_FlatTable | None, int]:
@@ -224,7 +224,7 @@ def choose_format(accept: str) -> str:
         return JSON
     best, result = 0.0, ""
     for part in accept.split(","):
-        name, *parameters = (one.strip().lower() for one in part.split(";"))
+        name, *parameters = (word.strip().lower() for word in part.split(";"))
         known = JSON if name in WILDCARDS else CSV if name == "text/*" else name
         weight = _read_weight(parameters)
         if known in (JSON, CSV, ARROW) and weight > best:
@@ -237,10 +237,10 @@ def choose_format(accept: str) -> str:
 
 
 def _read_weight(parameters: Sequence[str]) -> float:
-    for one in parameters:
-        if one.startswith("q="):
+    for parameter in parameters:
+        if parameter.startswith("q="):
             try:
-                return float(one.removeprefix("q="))
+                return float(parameter.removeprefix("q="))
             except ValueError:
                 return 0.0
     return 1.0
@@ -280,9 +280,9 @@ def _to_values(column: pa.ChunkedArray) -> list[Any]:
 
 def _write_names(table: pa.Table) -> pa.Table:
     """Return a table without dictionaries, which a CSV cannot have."""
-    for at, field in enumerate(table.schema):
+    for index, field in enumerate(table.schema):
         if pa.types.is_dictionary(field.type):
-            table = table.set_column(at, field.name, table.column(at).cast(pa.string()))
+            table = table.set_column(index, field.name, table.column(index).cast(pa.string()))
     return table
 
 
@@ -355,7 +355,7 @@ def _to_table(content: Any, limits: ServerLimits) -> pa.Table:
     _check_counts(max(lengths.values()), len(columns), limits)
     if len(set(lengths.values())) > 1:
         (first, count), *others = lengths.items()
-        name, other = next(one for one in others if one[1] != count)
+        name, other = next((name, size) for name, size in others if size != count)
         raise UserError(f'column "{first}" has {count} values, column "{name}" has {other}')
     try:
         return pa.table({name: _to_array(name, values) for name, values in columns.items()})

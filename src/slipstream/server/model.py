@@ -149,7 +149,7 @@ class Batcher:
         return batch
 
     def _run_batch(self, batch: list[_Slice]) -> Arrays:
-        parts = [one.job.gather(one.begin, one.end) for one in batch]
+        parts = [piece.job.gather(piece.begin, piece.end) for piece in batch]
         feeds = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         return self._run(feeds)
 
@@ -158,16 +158,16 @@ class Batcher:
         self._busy = False
         error = None if result.cancelled() else result.exception()
         first = 0
-        for one in batch:
-            past = first + one.end - one.begin
-            if one.job.cancelled:
+        for piece in batch:
+            past = first + piece.end - piece.begin
+            if piece.job.cancelled:
                 pass
             elif error is not None:
-                one.job.done.set_exception(error)
+                piece.job.done.set_exception(error)
             else:
                 part = {name: array[first:past] for name, array in result.result().items()}
-                one.job.parts.append(part)
-                self._complete(one.job)
+                piece.job.parts.append(part)
+                self._complete(piece.job)
             first = past
         self._count(first)
         self._start()
@@ -191,7 +191,7 @@ class TablePass:
     def __init__(self, member: PortableMember, rows: NewRows, starts: Ints) -> None:
         model, signature = member.first, member.first.signature
         self._model = model
-        self._networks = [RowNetwork(one) for one in member.models]
+        self._networks = [RowNetwork(model) for model in member.models]
         whole = PhysicalWindows(rows.inputs[None], None, None)
         self._inputs = scale_windows(whole, signature, model.scaler)[0][0]
         ends = starts + signature.context - 1
@@ -218,7 +218,7 @@ class TablePass:
         """Compute the next rows; one thread does at a time."""
         for row in self._rows[self._position : self._position + CHUNK_ROWS]:
             if row in self._begins:
-                self._states = [one.start() for one in self._networks]
+                self._states = [network.start() for network in self._networks]
             window = self._windows.get(row)
             for i, (network, state) in enumerate(zip(self._networks, self._states, strict=True)):
                 features = network.encode(self._inputs[row], state)
@@ -367,9 +367,9 @@ class ServedModel:
         context = np.arange(1 - self.signature.context, 1)
 
         def gather(begin: int, end: int) -> Arrays:
-            some = ends[begin:end]
-            static = None if rows.static is None else np.repeat(rows.static[None], len(some), 0)
-            windows = PhysicalWindows(rows.inputs[some[:, None] + context], static, None)
+            chosen = ends[begin:end]
+            static = None if rows.static is None else np.repeat(rows.static[None], len(chosen), 0)
+            windows = PhysicalWindows(rows.inputs[chosen[:, None] + context], static, None)
             return self._to_feeds(windows)
 
         def finish(outputs: Arrays) -> Answered:
@@ -388,16 +388,16 @@ class ServedModel:
         self, rows: ArrivedRows, values: Floats, state: StreamState
     ) -> tuple[Floats, StreamState]:
         """Filter predictions after those that the stream had, up to a gap."""
-        ends, one = rows.ends, self._make_filter()
+        ends, smoother = rows.ends, self._make_filter()
         earlier = {name[7:]: a for name, a in state.arrays.items() if name.startswith("filter.")}
         follows = np.isin(ends - 1, ends) & (rows.begins[ends] == rows.begins[ends - 1])
         if earlier and len(ends):
-            one.rows.set_state(earlier)
+            smoother.rows.set_state(earlier)
             follows[0] = rows.begins[ends[0]] == 0 and ends[0] == len(state.arrays["inputs"])
-        filtered = one.apply_pieces(values, follows) if len(ends) else values
+        filtered = smoother.apply_pieces(values, follows) if len(ends) else values
         arrays = dict(rows.state.arrays)
         if len(ends) and ends[-1] == len(rows.inputs) - 1:
-            arrays |= {f"filter.{name}": a for name, a in one.rows.get_state().items()}
+            arrays |= {f"filter.{name}": a for name, a in smoother.rows.get_state().items()}
         return filtered, replace(rows.state, arrays=arrays)
 
     def step(self, name: str, source: pa.Table | bytes, state: StreamState) -> RowSteps:
@@ -452,8 +452,10 @@ class ServedModel:
         one thread does at a time."""
         count = len(feeds["rows"])
         if self.padding is None:
-            every = [self._call(_slice(feeds, number, number + 1)) for number in range(count)]
-            return {name: np.concatenate([one[name] for one in every]) for name in every[0]}
+            results = [self._call(_slice(feeds, number, number + 1)) for number in range(count)]
+            return {
+                name: np.concatenate([result[name] for result in results]) for name in results[0]
+            }
         padding = -count % self.padding
         if padding:
             feeds = {
@@ -476,10 +478,10 @@ class ServedModel:
         columns = {name: getattr(self.interface, name) for name in ("static", "future")}
         feeds = {}
         for name, shape in shapes.items():
-            ends = [self.interface.context if isinstance(one, str) else one for one in shape[1:]]
+            ends = [self.interface.context if isinstance(size, str) else size for size in shape[1:]]
             names = columns.get(name, self.interface.inputs)
             width, middle = (
-                np.array([by[one] for one in names]) for by in (scale.size, scale.shift)
+                np.array([by[column] for column in names]) for by in (scale.size, scale.shift)
             )
             waves = np.sin(np.arange(size * math.prod(ends)) ** 1.5).reshape(size, *ends)
             values = waves * width + middle
@@ -493,9 +495,9 @@ class ServedModel:
             self.padding = padding
             results = [self.run(_slice(feeds, 0, count)) for count in TRIAL_SIZES]
             if all(
-                np.array_equal(one[name], results[-1][name][: len(one[name])])
-                for one in results
-                for name in one
+                np.array_equal(result[name], results[-1][name][: len(result[name])])
+                for result in results
+                for name in result
             ):
                 return padding
         return None

@@ -42,7 +42,7 @@ from slipstream.data.table import DataTable
 from slipstream.inference.stream import Stream, StreamPrediction
 from slipstream.server.bodies import RequestError, ServerLimits
 
-MOST_NOTES = 3
+MAX_NOTES = 3
 """Gaps that the notes of one request name"""
 
 
@@ -193,7 +193,7 @@ class StreamReader:
         return [
             f"row {state.num_rows + row}: its step in time is not the {self.signature.step:g} that "
             "the model was trained on; the context begins anew there"
-            for row in np.flatnonzero(gaps)[:MOST_NOTES]
+            for row in np.flatnonzero(gaps)[:MAX_NOTES]
         ]
 
     def _describe_missing(self, state: StreamState, values: Floats) -> list[str]:
@@ -414,7 +414,7 @@ class RowSteps:
         table = reader.read_table(source)
         self._time, gaps = reader.read_times(table, state)
         self._notes = tuple(reader.describe_gaps(state, gaps))
-        columns = [_list_values(table, one) for one in table.column_names]
+        columns = [_list_values(table, name) for name in table.column_names]
         self._rows = [
             dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)
         ]
@@ -446,13 +446,13 @@ class RowSteps:
 
     def finish(self, signature: Any) -> SteppedRows:
         """Return the predictions of all rows and the stream's new state."""
-        every = list(self._predictions.values())
+        predictions = list(self._predictions.values())
         shape = (signature.steps_out, len(signature.classes or signature.targets))
         values = np.empty(
             (0, *shape, *((len(signature.quantiles),) if signature.quantiles else ()))
         )
-        if every:
-            values = np.stack([_select(one) for one in every])
+        if predictions:
+            values = np.stack([_select(prediction) for prediction in predictions])
         missing = 0
         if self._stream.regime == "window":
             counts = [int(a[0]) for n, a in self._arrays.items() if n.endswith(".counts")]

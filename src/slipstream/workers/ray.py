@@ -28,6 +28,7 @@ from slipstream import runs
 from slipstream.base.errors import Interrupted, Option, ResumableError, Text, UserError
 from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.base.text import format_count
+from slipstream.events import Trouble
 from slipstream.runs import Event, Run
 from slipstream.workers.child import Send, WorkerTask
 from slipstream.workers.launcher import STDERR, Message, Outcome, Started
@@ -422,7 +423,7 @@ class RayWorkers:
                 self._say_waiting(f"{format_count(num_workers, 'worker')} with")
         self.ray.get(ready)
         if is_shown:
-            self.run.append("trouble", what="the Ray cluster has room for all workers now")
+            self.run.append(Trouble(what="the Ray cluster has room for all workers now"))
 
     def _say_waiting(self, who: str) -> None:
         free = self.ray.available_resources()

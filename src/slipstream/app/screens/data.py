@@ -75,7 +75,7 @@ async def ensure(
     try:
         shares = await asyncio.gather(*(workspace.tables.ensure(table, *task) for task in tasks))
     except UserError as error:
-        raise UserError(str(error).replace(f"{workspace.folder}/", "")) from None
+        raise settings.shorten_paths(error, workspace) from None
     going = [share for share in shares if share is not None]
     return reply({"progress": min(going)}, 202) if going else None
 

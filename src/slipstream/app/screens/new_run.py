@@ -117,15 +117,14 @@ async def answer_ready(
     try:
         sizes = await findings_of.check_ready(get_workspace(request), checked.config)
     except UserError as error:
-        message = str(error)
         fixes = [
             {"title": fix.title, "set": change["set"]}
-            for fix in prepare.find_fixes(message, Draft(form), ())
+            for fix in prepare.find_fixes(error.message, Draft(form))
             for change in fix.change
             if "set" in change
         ]
-        setting = settings.find_setting(message, command)
-        return reply({"problems": {setting: message}, "fixes": fixes})
+        setting = settings.find_setting(error, command)
+        return reply({"problems": {setting: str(error)}, "fixes": fixes})
     return reply({"problems": {}, **sizes})
 
 

@@ -26,7 +26,7 @@ from slipstream.app.forms import Control
 from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.workspace import Workspace
-from slipstream.base.errors import UserError
+from slipstream.base.errors import LeaveOut, Message, Setting, UserError, join_messages
 from slipstream.config import SIMULATED, Config, Data
 from slipstream.config.data import find_matches
 from slipstream.config.prepare import STEPS, JoinStep, LabelStep, parse_steps
@@ -354,7 +354,7 @@ CHECKED_TRAIN = {"objective", "loss", "quantiles", "repeats"}
 """Settings of `[train]` on which it depends whether the data can be trained on"""
 _known: OrderedDict[tuple[Any, ...], Findings] = OrderedDict()
 """The last ones, by the file, its time and size, and how it is read"""
-_checked: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
+_checked: OrderedDict[tuple[Any, ...], dict[str, Any] | UserError] = OrderedDict()
 """The last answers of `check_ready`, by the settings that matter and the state of the files"""
 
 
@@ -466,25 +466,16 @@ async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
         while len(_checked) > MOST_FINDINGS:
             _checked.popitem(last=False)
     answer = _checked[key]
-    if "error" in answer:
-        raise UserError(answer["error"])
+    if isinstance(answer, UserError):
+        raise UserError(answer.message, setting=answer.setting)
     return answer
 
 
-async def _check(workspace: Workspace, config: Config) -> dict[str, Any]:
+async def _check(workspace: Workspace, config: Config) -> dict[str, Any] | UserError:
     try:
         return await workspace.tables.check(config)
     except UserError as error:
-        return {"error": str(error).replace(f"{workspace.folder}/", "")}
-
-
-NUMBER = re.compile(r"data\.prepare, step (\d+)")
-
-
-def find_number(message: str) -> int | None:
-    """Return the number of the step that a message is about."""
-    match = NUMBER.search(message)
-    return int(match[1]) if match else None
+        return settings.shorten_paths(error, workspace)
 
 
 def list_created(workspace: Workspace, draft: Draft, present: Sequence[Column]) -> list[Column]:
@@ -521,11 +512,11 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
     return [(name, kind) for name in writes]
 
 
-def check_steps(config: Config, columns: Sequence[Column]) -> str:
-    """Return what is wrong with the steps of a config, beyond what the config says; "" for
+def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
+    """Return what is wrong with the steps of a config, beyond what the config says; None for
     nothing. `columns` are those of the file."""
     if not config.data.prepare:
-        return ""
+        return None
     from slipstream.app.screens.prepare_rows import refuse_large_joins
     from slipstream.data.prepare.tables import PrepareChain, check_columns
     from slipstream.data.table import DataTable, MemoryReader
@@ -537,8 +528,8 @@ def check_steps(config: Config, columns: Sequence[Column]) -> str:
         chain = PrepareChain(config.data.model_copy(update={"inputs": None}))
         check_columns(chain.plan, DataTable("the file", names, 1, MemoryReader({}), ()))
     except UserError as error:
-        return str(error)
-    return ""
+        return error.message
+    return None
 
 
 Change = list[dict[str, Any]]
@@ -546,11 +537,6 @@ NOT_INPUTS = ("empty", "text", "constant", "counter", "copy")
 """Kinds of columns that are no inputs"""
 MARKED = ("code", "no numbers", "infinite")
 """Kinds of problems whose values `data.na` may list"""
-SETTING = re.compile(r'((?:data|model|train|engine)\.[a-z_.]+) = (\[[^\]\n]*\]|"[^"\n]*"|-?[\w.]+)')
-LEFT_OUT = re.compile(
-    r'column "(?P<column>[^"]+)": .*leave the column out of (?P<setting>data\.[a-z]+)', re.S
-)
-UNNEEDED = re.compile(r'input "(?P<column>.+?)" .*data\.ignore', re.S)
 
 
 @dataclass(frozen=True)
@@ -753,32 +739,32 @@ def _list_marks(draft: Draft) -> list[Any]:
     return marks if isinstance(marks, list) else []
 
 
-def find_fixes(message: str, draft: Draft, columns: Sequence[Column]) -> list[Fix]:
-    """Return the fixes that a message of the command line names: settings that the draft does not
-    have yet, and columns to ignore."""
+def find_fixes(message: Message, draft: Draft, columns: Sequence[Column] = ()) -> list[Fix]:
+    """Return a button for each fix that a message holds: settings that the draft does not have yet,
+    and columns to leave out."""
     known = {control.setting for control in forms.list_controls()}
-    together: dict[str, str] = {}
-    fixes = []
-    for setting, value in SETTING.findall(message):
-        text = value[1:-1] if value[:1] == '"' else value.rstrip(".")
-        if setting in known and draft.get(setting) != text and setting not in together:
-            together[setting] = text
-    if " and data." in message and len(together) > 1:
-        title = " and ".join(f"{setting} = {text}" for setting, text in together.items())
-        fixes.append(Fix(f"Set {title}", [{"set": together}]))
-    else:
-        fixes += [
-            Fix(f"Set {setting} = {text}", [{"set": {setting: text}}])
-            for setting, text in together.items()
-        ]
-    match = LEFT_OUT.search(message)
-    if match and match["column"] in (names := draft.get_names(match["setting"])):
-        rest = [name for name in names if name != match["column"]]
-        change: Change = [{"set": {match["setting"]: format_names(rest)}}]
-        fixes.append(Fix(f"Leave {match['column']} out of {match['setting']}", change))
-    match = UNNEEDED.search(message)
-    if match and match["column"] in find_used(draft, columns):
-        fixes.append(Fix("Ignore the column", [{"role": [match["column"], IGNORE]}]))
+    fixes: list[Fix] = []
+    for part in message.parts:
+        match part:
+            case Setting(values):
+                texts = {
+                    name: value if isinstance(value, str) else forms.format_toml(value)
+                    for name, value in values.items()
+                }
+                new = {name: text for name, text in texts.items() if draft.get(name) != text}
+                if new and new.keys() <= known:
+                    title = " and ".join(f"{name} = {text}" for name, text in new.items())
+                    fixes.append(Fix(f"Set {title}", [{"set": new}]))
+            case LeaveOut(_, column, "data.ignore"):
+                if column in find_used(draft, columns):
+                    fixes.append(Fix("Ignore the column", [{"role": [column, IGNORE]}]))
+            case LeaveOut(_, column, setting):
+                names = draft.get_names(setting)
+                if column in names:
+                    rest = format_names([name for name in names if name != column])
+                    fixes.append(
+                        Fix(f"Leave {column} out of {setting}", [{"set": {setting: rest}}])
+                    )
     return fixes
 
 
@@ -822,13 +808,13 @@ async def update(request: Request) -> Response:
         draft = parse_draft(body["draft"])
     else:
         draft = await _begin(workspace, str(body.get("file", "")), str(body.get("start", "")))
-    error, findings = "", None
+    error, findings = None, None
     try:
         findings = await find(workspace, draft)
     except paths.MissingError:
         raise
     except UserError as problem:
-        error = str(problem)
+        error = problem.message
     change = body.get("change", [])
     answer = await run_in_threadpool(_describe, workspace, draft, findings, error, change)
     return reply(answer)
@@ -851,7 +837,7 @@ async def _begin(workspace: Workspace, file: str, start: str) -> Draft:
 
 
 def _describe(
-    workspace: Workspace, draft: Draft, findings: Any, error: str, change: Any
+    workspace: Workspace, draft: Draft, findings: Any, error: Message | None, change: Any
 ) -> dict[str, Any]:
     """Return the draft after a change with its columns, problems, config file and command."""
     present = list_columns(findings) if findings else []
@@ -865,17 +851,19 @@ def _describe(
     draft = apply_change(draft, change, assign_role)
     columns = list_all(draft)
     checked = settings.check_form(workspace, to_form(workspace, draft))
-    wrong = dict(checked.problems)
+    wrong = dict(checked.errors)
     if checked.config is not None and findings:
         message = check_steps(checked.config, columns)
-        wrong |= {PREPARE: message} if message else {}
+        wrong |= {} if message is None else {PREPARE: message}
     answer = {
         "draft": asdict(draft),
         "columns": _describe_columns(draft, columns),
-        "problems": _list_all(findings, draft, columns, [error, *wrong.values()]),
-        "wrong": wrong,
-        "step": find_number(wrong.get(PREPARE, "")),
-        "ready": not wrong and not error,
+        "problems": _list_all(
+            findings, draft, columns, [*([] if error is None else [error]), *wrong.values()]
+        ),
+        "wrong": {setting: str(message) for setting, message in wrong.items()},
+        "step": configs.find_step(str(wrong.get(PREPARE, ""))),
+        "ready": not wrong and error is None,
     }
     if findings:
         answer |= {key: findings[key] for key in ("rows", "series", "time")}
@@ -894,13 +882,12 @@ def _describe_columns(draft: Draft, columns: Sequence[Column]) -> list[dict[str,
 
 
 def _list_all(
-    findings: Any, draft: Draft, columns: Sequence[Column], errors: Sequence[str]
+    findings: Any, draft: Draft, columns: Sequence[Column], errors: Sequence[Message]
 ) -> list[dict[str, Any]]:
     """Return errors with the fixes that they name, then what is suspicious in the data."""
     every = [
-        DraftProblem(error, kind="error", fixes=find_fixes(error, draft, columns))
+        DraftProblem(str(error), kind="error", fixes=find_fixes(error, draft, columns))
         for error in errors
-        if error
     ]
     if findings:
         every += list_problems(findings, draft, columns)
@@ -979,9 +966,7 @@ async def ready(request: Request) -> Response:
         config = await run_in_threadpool(_require_config, workspace, draft)
         return reply(await check_ready(workspace, config))
     except UserError as error:
-        message = str(error)
-        fixes = [asdict(one) for one in find_fixes(message, draft, ())]
-        return reply({"error": message, "fixes": fixes, "step": find_number(message)})
+        return reply(_describe_error(error, draft))
 
 
 async def save(request: Request) -> Response:
@@ -1030,7 +1015,7 @@ async def _read(request: Request) -> tuple[Draft, dict[str, Any]]:
 def _require_config(workspace: Workspace, draft: Draft) -> Config:
     checked = settings.check_form(workspace, to_form(workspace, draft))
     if checked.config is None:
-        raise UserError("; ".join(checked.problems.values()))
+        raise UserError(join_messages(checked.errors.values()))
     return checked.config
 
 
@@ -1044,11 +1029,15 @@ async def _answer(
         try:
             return compute(_require_config(workspace, draft))
         except UserError as error:
-            message = str(error).replace(f"{workspace.folder}/", "")
-            fixes = [asdict(one) for one in find_fixes(message, draft, ())]
-            return {"error": message, "fixes": fixes, "step": find_number(message)}
+            return _describe_error(settings.shorten_paths(error, workspace), draft)
 
     return reply(await run_in_threadpool(run))
+
+
+def _describe_error(error: UserError, draft: Draft) -> dict[str, Any]:
+    """Return what a page shows of an error: its message, its buttons and its step."""
+    fixes = [asdict(fix) for fix in find_fixes(error.message, draft)]
+    return {"error": str(error), "fixes": fixes, "step": configs.find_step(str(error))}
 
 
 SCREEN = Screen(

@@ -393,7 +393,8 @@ def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
     if len(counts) > 1:
         raise UserError(
             "data.split.rows counts the same rows in every series, but these dates lie at "
-            "different rows; choose shares, or a column that assigns rows to sets (by)"
+            "different rows; choose shares, or a column that assigns rows to sets (by)",
+            setting="data.split.rows",
         )
     (rows,) = counts
     if min(rows) < 1:

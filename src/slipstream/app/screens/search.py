@@ -88,7 +88,7 @@ def _check_search(workspace: Workspace, values: dict[str, Any]) -> Checked:
     try:
         space = searches.parse_rows(values.get("space"))
     except UserError as error:
-        return Checked(None, {SPACE: str(error)})
+        return Checked(None, {SPACE: error.message})
     return settings.check_form(workspace, values.get("settings"), forms.TUNE, space)
 
 

@@ -414,7 +414,7 @@ async def start(request: Request) -> Response:
     try:
         result = await run_in_threadpool(submit_try, workspace, session, values)
     except ConfigError as error:
-        problems = {".".join(one.path): one.message for one in error.problems}
+        problems = {".".join(one.path): str(one.message) for one in error.problems}
         return reply({"problems": problems, "error": str(error)}, 400)
     base = await run_in_threadpool(load_base, workspace, session)
     return reply(result | {"command": _format_command(workspace, session, base, values)})

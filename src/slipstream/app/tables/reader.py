@@ -26,7 +26,7 @@ from slipstream import config as configs
 from slipstream.app.tables import levels
 from slipstream.app.tables.levels import Floats, LevelWriter
 from slipstream.app.tables.service import CachedTable
-from slipstream.base.errors import UserError
+from slipstream.base.errors import UserError, to_json_message
 from slipstream.base.statistics import Moments
 from slipstream.config import Config
 from slipstream.data import files
@@ -590,7 +590,7 @@ def answer(line: str, send: Callable[[Any], None]) -> None:
     try:
         send({"result": run_task(json.loads(line), report)})
     except UserError as error:
-        send({"error": str(error)})
+        send({"error": to_json_message(error.message), "setting": error.setting})
     except OSError as error:
         send({"error": f"{error.filename or 'the file'}: {error.strerror or error}"})
     except MemoryError:

@@ -21,7 +21,7 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream.app.paths import resolve_below
-from slipstream.base.errors import UserError
+from slipstream.base.errors import UserError, parse_json_message
 from slipstream.config import Config
 from slipstream.data.formats import ENDINGS, PACKED
 
@@ -58,7 +58,8 @@ class ReaderPool:
                 if process.returncode is None:
                     self._release(process)
         if "error" in answer:
-            raise UserError(answer["error"])
+            message = parse_json_message(answer["error"])
+            raise UserError(message, setting=answer.get("setting"))
         return answer["result"]
 
     async def _take(self) -> Process:

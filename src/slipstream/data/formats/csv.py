@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, Text, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.text import format_count
 from slipstream.data import columns, compression
@@ -50,13 +50,14 @@ LARGE_BYTES = 32 << 20
 """Size of a file from which on some of its rows are read without the others"""
 HEAD_RECORDS, HEAD_CELLS = 100, 100_000
 """Records among which the names are looked for"""
-MAGIC = {
+UTF_16 = "UTF-16 text; set " + Setting({"data.encoding": "utf-16"}) + ", or save it as UTF-8"
+MAGIC: dict[bytes, Text] = {
     b"\x1f\x8b": "gzip data; rename it to .csv.gz",
     b"PK\x03\x04": "a ZIP or Excel file; rename it to .zip or .xlsx",
     b"PAR1": "Parquet data; rename it to .parquet",
     b"ARROW1": "Arrow data; rename it to .arrow",
-    b"\xff\xfe": 'UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8',
-    b"\xfe\xff": 'UTF-16 text; set data.encoding = "utf-16", or save it as UTF-8',
+    b"\xff\xfe": UTF_16,
+    b"\xfe\xff": UTF_16,
     b"\x89HDF": "an HDF5 file; export it as CSV or Parquet",
     b"MATLAB": "a MAT file; rename it to .mat",
     b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
@@ -297,7 +298,7 @@ def _refuse_other_content(path: Path, head: bytes) -> None:
     """Refuse what is no text in UTF-8."""
     for magic, what in MAGIC.items():
         if head.startswith(magic):
-            raise UserError(f"{path}: is {what}")
+            raise UserError(f"{path}: is " + what)
     if head.count(b"\0") > MAX_NULS * len(head):
         raise UserError(
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "

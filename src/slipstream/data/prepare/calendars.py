@@ -66,7 +66,9 @@ def convert_to_local(times: Times | None, zone: str | None) -> Ints:
     """Return timestamps as microseconds of the local clock; plain numbers have no calendar."""
     if times is None or times.dtype != np.int64:
         holds = "has no times" if times is None else "holds plain numbers, not dates"
-        raise UserError(f"data.time {holds}; the calendar needs dates or timestamps")
+        raise UserError(
+            f"data.time {holds}; the calendar needs dates or timestamps", setting="data.time"
+        )
     if zone is None:
         return times
     check_zone(zone)

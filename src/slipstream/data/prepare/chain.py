@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.config import Config, Data, Split
 from slipstream.config.prepare import (
     CalendarStep,
@@ -408,7 +408,7 @@ def plan_steps(data: Data, joined: Mapping[int, tuple[str, ...]] | None = None) 
         try:
             step = _plan_step(number, config, (joined or {}).get(number, ()))
         except UserError as error:
-            raise UserError(f"{where}: {error}") from None
+            raise UserError(f"{where}: " + error.message) from None
         _check_time(config, step, data, where)
         _check_look_ahead(step)
         for name in step.reads:
@@ -826,7 +826,7 @@ def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTab
         table = tables[0] if len(tables) == 1 else concatenate_tables(tables)
         return _split_join(step, where, table, theirs)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: " + error.message) from None
 
 
 def _split_join(step: JoinStep, where: str, table: DataTable, data: Data) -> JoinedTable:
@@ -859,8 +859,9 @@ def _refuse_order(table: DataTable, data: Data, rows: Ints, first: int, backward
     before = table.locate_row(int(rows[first]))
     if backwards:
         raise UserError(
-            f'{here}: earlier than {before}; sort the file, set data.unsorted = "sort", or name '
-            "the column that tells its rows apart (id)"
+            f"{here}: earlier than {before}; sort the file, set "
+            + Setting({"data.unsorted": "sort"})
+            + ", or name the column that tells its rows apart (id)"
         )
     raise UserError(
         f"{here}: the same time as {before}, so a row would match twice; remove duplicate rows, or "

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.config.prepare import parse_duration
 from slipstream.data.prepare.rolling import to_span
 from slipstream.data.table import release_memory
@@ -106,8 +106,9 @@ def resample(
     if len(steps) and steps.min() <= 0:
         row = int(np.flatnonzero(steps <= 0)[0]) + 2
         raise UserError(
-            f"resample needs rows in time order, each time once, and row {row} of the series is "
-            'not later than the row before; sort the file, or set data.unsorted = "sort"'
+            f"resample needs rows in time order, each time once, and row {row} of the series "
+            "is not later than the row before; sort the file, or set "
+            + Setting({"data.unsorted": "sort"})
         )
     step, longest = get_lengths(times, every, limit)
     if limit is None and 2 * np.count_nonzero(steps > longest) > len(steps):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Data
 from slipstream.config.prepare import JoinStep, LabelStep, OutliersStep, PadStep, ResampleStep
@@ -113,7 +113,7 @@ class LazyReader:
             limits = self.limits.get(str(step.number))
             return apply_step(step, frame, context=self.data.context, limits=limits, joined=joined)
         except UserError as error:
-            raise UserError(f"{self.source.name}: {step.where}: {error}") from None
+            raise UserError(f"{self.source.name}: {step.where}: " + error.message) from None
 
 
 def refuse_unstreamable_steps(plan: StepPlan, limits: Mapping[str, Limits]) -> None:
@@ -130,8 +130,8 @@ def refuse_unstreamable_steps(plan: StepPlan, limits: Mapping[str, Limits]) -> N
             why = "looks ahead"
         if why is not None:
             raise UserError(
-                f'{step.where} {why}, which does not work with engine.home = "stream"; prepare the '
-                'file beforehand, or set engine.home = "host"'
+                f'{step.where} {why}, which does not work with engine.home = "stream"; prepare '
+                "the file beforehand, or " + "set " + Setting({"engine.home": "host"})
             )
 
 
@@ -381,7 +381,7 @@ class PrepareChain:
                 )
             except UserError as error:
                 where = table.name if frame.name == table.name else f'{table.name}, "{frame.name}"'
-                raise UserError(f"{where}: {step.where}: {error}") from None
+                raise UserError(f"{where}: {step.where}: " + error.message) from None
             if not frames[i].num_rows:
                 raise UserError(f'{table.name}: {step.where} leaves "{frame.name}" without a row')
 
@@ -404,8 +404,9 @@ class PrepareChain:
                 )
                 if self.data.short == "error":
                     raise UserError(
-                        f"{table.name}: {what}; leave such series out (data.short = "
-                        '"drop"), or shorten the steps'
+                        f"{table.name}: {what}; leave such series out ("
+                        + Setting({"data.short": "drop"})
+                        + "), or shorten the steps"
                     )
                 without.append(f"left out: {what}")
                 continue
@@ -427,7 +428,7 @@ def check_columns(plan: StepPlan, table: DataTable) -> None:
             try:
                 step.formula.check_columns(known)
             except UserError as error:
-                raise UserError(f"{table.name}: {step.where}: {error}") from None
+                raise UserError(f"{table.name}: {step.where}: " + error.message) from None
         else:
             wider = replace(table, column_names=tuple(known))
             for name in step.reads:
