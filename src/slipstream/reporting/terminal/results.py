@@ -77,7 +77,9 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
     }
     for name, result in results.items():
         if result:
-            cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
+            cells = [
+                format_number(column.read(result), column.decimals) for column in layout.compact
+            ]
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
@@ -113,9 +115,9 @@ def print_ensemble(summary: dict[str, Any], console: Console) -> None:
     table = TextTable("", *(column.heading for column in layout.compact), title=title)
     rows = [("ensemble", summary), *streaming.list_unfiltered(summary)]
     rows += wording.list_members(summary)
-    rows += [(name, one) for name, one in summary["baselines"].items() if one]
+    rows += [(name, result) for name, result in summary["baselines"].items() if result]
     for name, result in rows:
-        cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
+        cells = [format_number(column.read(result), column.decimals) for column in layout.compact]
         table.add_row(name, *cells, style="bold" if result is summary else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
@@ -155,7 +157,7 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
     rows = [*result["detail"]["per_target"].items()]
     if len(rows) > 1:
         rows.append(("all", result["metrics"]))
-    rows += [(name, one["metrics"]) for name, one in _list_beside(result)]
+    rows += [(name, scores["metrics"]) for name, scores in _list_beside(result)]
     for name, metrics in rows:
         cells = [format_number(metrics[key]) for key in ("mae", "rmse", "max_error", "bias")]
         table.add_row(name, *cells, format_number(metrics["r2"], 4))
@@ -164,21 +166,23 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
 
 def _list_beside(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """List an ensemble's members, and the baselines that have metrics, by the name of their row."""
-    baselines = [(f"baseline {name}", one) for name, one in result["baselines"].items() if one]
+    baselines = [
+        (f"baseline {name}", scores) for name, scores in result["baselines"].items() if scores
+    ]
     return [*streaming.list_unfiltered(result), *wording.list_members(result), *baselines]
 
 
 def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
     """Build one row per class, one for all of them, and one for every member and baseline."""
     table = TextTable("class", "windows", "precision", "recall", "F1", "AUC", title=title)
-    for name, one in result["detail"]["per_class"].items():
-        cells = [format_number(one[key], 4) for key in ("precision", "recall", "f1", "auc")]
-        table.add_row(name, f"{one['count']:,}", *cells)
+    for name, scores in result["detail"]["per_class"].items():
+        cells = [format_number(scores[key], 4) for key in ("precision", "recall", "f1", "auc")]
+        table.add_row(name, f"{scores['count']:,}", *cells)
     keys = ("log_loss", "accuracy", "balanced_accuracy", "f1_macro", "auc")
-    for name, one in [("all", result), *_list_beside(result)]:
-        loss, accuracy, *cells = (format_number(one["metrics"][key], 4) for key in keys)
+    for name, scores in [("all", result), *_list_beside(result)]:
+        loss, accuracy, *cells = (format_number(scores["metrics"][key], 4) for key in keys)
         label = f"{name}; log-loss {loss}, accuracy {accuracy}"
-        style = "bold" if one is result else None
+        style = "bold" if scores is result else None
         table.add_row(label, f"{result['windows']:,}", "", *cells, style=style)
     return table
 
@@ -260,7 +264,7 @@ def print_probe(summary: dict[str, Any], console: Console) -> None:
         table.add_row(row["name"], *row["cells"], style=style)
     console.print(table)
     print_text(console, summary["verdict"])
-    total, encoder = (format_seconds(one["seconds"]) for one in (summary, summary["encoder"]))
+    total, encoder = (format_seconds(part["seconds"]) for part in (summary, summary["encoder"]))
     print_text(console, f"{total} in total, {encoder} of it pre-training")
     print_text(console, f"run: {escape_to_line(summary['run'])}")
 
@@ -843,12 +847,12 @@ def print_profile(result: dict[str, Any], console: Console) -> None:
     costly = TextTable(title="costliest operations")
     for heading in ("operation", "where", "calls a step", "ms a step"):
         costly.add_column(heading, justify="right" if "step" in heading else "left", no_wrap=True)
-    for one in sorted(result["operations"], key=lambda row: -row["ms"])[:10]:
+    for operation in sorted(result["operations"], key=lambda row: -row["ms"])[:10]:
         costly.add_row(
-            one["name"][:60],
-            one["place"],
-            format_number(one["calls"], figures=3),
-            format_number(one["ms"], figures=3),
+            operation["name"][:60],
+            operation["place"],
+            format_number(operation["calls"], figures=3),
+            format_number(operation["ms"], figures=3),
         )
     console.print(costly)
     machine = result["machine"]
@@ -875,8 +879,14 @@ def print_doctor(findings: dict[str, Any], console: Console) -> None:
     techniques = findings["techniques"]
     title = "Techniques and their settings in [engine], each tried with a tiny run"
     section(title, _technique_rows(techniques))
-    for why in dict.fromkeys(one["why"] for one in techniques if one["works"] is None):
-        names = [one["name"] for one in techniques if one["works"] is None and one["why"] == why]
+    for why in dict.fromkeys(
+        technique["why"] for technique in techniques if technique["works"] is None
+    ):
+        names = [
+            technique["name"]
+            for technique in techniques
+            if technique["works"] is None and technique["why"] == why
+        ]
         text = to_text(f"{why}: {', '.join(names)}")
         console.print(Padding(text, (0, 2)), soft_wrap=False)
     plan = findings["plan"]
@@ -945,12 +955,23 @@ def _free(free: int | None, total: int) -> str:
 
 def _technique_rows(techniques: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yield the techniques that were tried, one line each."""
-    for one in techniques:
-        if one["works"] is not None:
-            speed = "" if one["ms"] is None else f"{format_ms(one['ms'])} a step"
-            parts = ", ".join(part for part in (speed, one["note"]) if part) or one["why"]
-            setting, took = one["setting"].removeprefix("engine."), f"{one['seconds']:.1f} s"
-            yield "works" if one["works"] else "FAILS", one["name"], setting, took, parts
+    for technique in techniques:
+        if technique["works"] is not None:
+            speed = "" if technique["ms"] is None else f"{format_ms(technique['ms'])} a step"
+            parts = (
+                ", ".join(part for part in (speed, technique["note"]) if part) or technique["why"]
+            )
+            setting, took = (
+                technique["setting"].removeprefix("engine."),
+                f"{technique['seconds']:.1f} s",
+            )
+            yield (
+                "works" if technique["works"] else "FAILS",
+                technique["name"],
+                setting,
+                took,
+                parts,
+            )
 
 
 def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -1003,9 +1024,9 @@ def print_inspection(result: dict[str, Any], console: Console) -> None:
     if problems:
         print_text(console)
         print_text(console, format_count(len(problems), "remark"), "bold")
-    for one in problems[:MAX_PROBLEMS]:
-        where = f"{one['column']}: " if one["column"] else ""
-        print_text(console, f"- {where}{one['message']}")
+    for problem in problems[:MAX_PROBLEMS]:
+        where = f"{problem['column']}: " if problem["column"] else ""
+        print_text(console, f"- {where}{problem['message']}")
     if len(problems) > MAX_PROBLEMS:
         print_text(console, f"- {len(problems) - MAX_PROBLEMS} more: --json or --html")
     print_text(console)
@@ -1036,10 +1057,17 @@ def _print_columns(columns: list[dict[str, Any]], console: Console) -> None:
     table.add_column("range", no_wrap=True)
     table.add_column("missing", justify="right", no_wrap=True)
     table.add_column("course", no_wrap=True)
-    for one in columns[:MAX_COLUMNS]:
-        share = f"{format_number(100 * one['missing'])} %" if one["missing"] else ""
-        cells = one["name"], one["type"], one["unit"], one["role"], describe_range(one), share
-        table.add_row(*cells, one.get("course", ""))
+    for column in columns[:MAX_COLUMNS]:
+        share = f"{format_number(100 * column['missing'])} %" if column["missing"] else ""
+        cells = (
+            column["name"],
+            column["type"],
+            column["unit"],
+            column["role"],
+            describe_range(column),
+            share,
+        )
+        table.add_row(*cells, column.get("course", ""))
     print_text(console)
     console.print(table)
     if len(columns) > MAX_COLUMNS:
@@ -1052,10 +1080,10 @@ def describe_time(time: dict[str, Any]) -> str:
     names = ", ".join(time["time_columns"])
     is_date = isinstance(time["first"], str)
     step = time["step"]
-    every = "" if step is None else f", every {format_step(step, is_date)}"
+    spacing = "" if step is None else f", every {format_step(step, is_date)}"
     gaps = format_count(time["gaps"], "gap") if time["gaps"] else "no gaps"
-    first, last = (one if is_date else f"{one:.6g}" for one in (time["first"], time["last"]))
-    return f"time: {names}, {first} to {last}{every}, {gaps}"
+    first, last = (end if is_date else f"{end:.6g}" for end in (time["first"], time["last"]))
+    return f"time: {names}, {first} to {last}{spacing}, {gaps}"
 
 
 def describe_range(column: dict[str, Any]) -> str:

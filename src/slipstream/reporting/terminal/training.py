@@ -315,8 +315,8 @@ class LaneProgress:
         folds, repeats = pack["folds"], pack["repeats"]
         parts = [format_count(folds, "fold")] if folds else []
         parts += [f"{repeats} seeds"] if repeats > 1 else []
-        some = pack["places"] < pack["lanes"]
-        how = f"{pack['places']} at a time" if some else "all at once"
+        is_partial = pack["places"] < pack["lanes"]
+        how = f"{pack['places']} at a time" if is_partial else "all at once"
         joint = f"; share {pack['share']}:" if "share" in pack else " ="
         lanes = f"lanes: {' x '.join(parts)}{joint} {format_count(pack['lanes'], 'model')}"
         if "workers" in pack:
@@ -335,7 +335,7 @@ class LaneProgress:
     def average_loss(self, event: dict[str, Any]) -> str:
         """Average the losses of the active lanes, those of other workers as they are known."""
         self.losses[event.get("worker")] = list(event["losses"].values())
-        losses = [loss for one in self.losses.values() for loss in one if loss is not None]
+        losses = [loss for curve in self.losses.values() for loss in curve if loss is not None]
         return f"{sum(losses) / len(losses):.4g}" if losses else "–"
 
     def average_step(self, event: dict[str, Any]) -> int:
@@ -364,7 +364,7 @@ class LaneProgress:
             return "–"
         if self.pack["folds"]:
             return f"{sum(self.best.values()) / len(self.best):.4g} on average"
-        lane = min(self.best, key=lambda one: self.best[one])
+        lane = min(self.best, key=lambda number: self.best[number])
         return f"{self.best[lane]:.4g} ({self.name_lane(lane)})"
 
     def end_lane(self, event: dict[str, Any]) -> str:
