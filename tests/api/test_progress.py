@@ -12,8 +12,8 @@ import pytest
 import slipstream
 from slipstream import events, runs
 from slipstream.events import parse_event
-from slipstream.reporting.terminal import training
-from slipstream.reporting.terminal.training import NotebookOutput, TrainingDisplay
+from slipstream.reporting.terminal import progress
+from slipstream.reporting.terminal.progress import NotebookOutput, TrainingDisplay
 from slipstream.runs import Run
 from tests.conftest import slow, small_config, waves
 
@@ -176,4 +176,4 @@ def test_a_notebook_shows_lines_and_one_that_changes(watched, monkeypatch):
 
 
 def test_a_script_is_no_notebook():
-    assert not training.is_notebook()
+    assert not progress.is_notebook()

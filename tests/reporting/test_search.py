@@ -16,7 +16,8 @@ from rich.console import Console
 import slipstream
 from slipstream import UserError, runs
 from slipstream.base.text import format_number
-from slipstream.reporting.terminal.results import SearchDisplay, print_search
+from slipstream.reporting.terminal.progress import SearchDisplay
+from slipstream.reporting.terminal.results import print_search
 from slipstream.reporting.wording import (
     describe_search,
     describe_search_verdict,

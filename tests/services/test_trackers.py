@@ -315,7 +315,7 @@ def test_a_server_that_is_away_at_the_start_and_later_gets_everything(run, machi
     from slipstream.reporting.tracking import follow
     from slipstream.reporting.tracking.mlflow import MLflow
 
-    monkeypatch.setattr(follow, "MOST_PAUSE_S", 1.0)
+    monkeypatch.setattr("slipstream.reporting.tracking.follow.MAX_PAUSE_S", 1.0)
     send, messages, notes = MLflow.send, [], []
 
     starts: list[threading.Timer] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting.terminal.results import SearchProgress
+from slipstream.reporting.terminal.progress import SearchProgress
 
 
 @pytest.mark.parametrize(("storage", "where"), [("journal:/shared/study.log", " here"), (None, "")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slipstream.reporting.terminal.training import TrainingDisplay, describe_plan
+from slipstream.reporting.terminal.progress import TrainingDisplay, describe_plan
 
 PLAN = {
     "device": "cpu",

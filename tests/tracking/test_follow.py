@@ -250,7 +250,7 @@ class Failing(Keeping):
 def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeypatch):
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 500)
     monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Failing)
-    monkeypatch.setattr(follow, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipstream.reporting.tracking.follow.FIRST_PAUSE_S", 0.01)
     messages: list[str] = []
     follow(run, "tensorboard", out=str(tmp_path / "board"), warn=messages.append)
     assert messages == [
@@ -266,8 +266,8 @@ def test_a_server_that_stays_away_ends_the_follower_which_can_go_on(run, tmp_pat
         def send(self, points):
             raise TrackerDown("the server does not answer")
 
-    monkeypatch.setattr(follow, "FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(follow, "PATIENCE_S", 0.05)
+    monkeypatch.setattr("slipstream.reporting.tracking.follow.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipstream.reporting.tracking.follow.PATIENCE_S", 0.05)
     out = str(tmp_path / "board")
     with monkeypatch.context() as patch:
         patch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Away)

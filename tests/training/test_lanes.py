@@ -23,8 +23,8 @@ from slipstream.data import dataset as datasets
 from slipstream.engine import loop, pack, planning, recovery
 from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.engine.state import TrainingState
-from slipstream.reporting.terminal import training
-from slipstream.reporting.terminal.training import TrainingDisplay
+from slipstream.reporting.terminal import progress
+from slipstream.reporting.terminal.progress import TrainingDisplay
 from slipstream.tools.bench.cases import get_preset
 from slipstream.training import fitting, train
 from tests.conftest import close, merged, slow, small_config, waves
@@ -420,7 +420,7 @@ def test_mode_and_places_are_measured_where_that_pays(tmp_path, monkeypatch, rep
 
 
 def test_a_terminal_shows_who_leads_and_who_is_at_work(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "REFRESH_S", 0.0)  # it may all take less
+    monkeypatch.setattr(progress, "REFRESH_S", 0.0)  # it may all take less
     with TrainingDisplay(quiet=False) as watching:
         watching.console = Console(
             file=io.StringIO(), force_terminal=True, width=200, highlight=False, no_color=True

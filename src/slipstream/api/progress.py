@@ -13,8 +13,7 @@ from slipstream.base.signals import request_stop
 from slipstream.events import Event, parse_event
 
 if TYPE_CHECKING:
-    from slipstream.reporting.terminal.results import SearchDisplay
-    from slipstream.reporting.terminal.training import TrainingDisplay
+    from slipstream.reporting.terminal.progress import SearchDisplay, TrainingDisplay
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,8 +107,12 @@ def show_loading(quiet: bool) -> Iterator[None]:
 
 
 def _make_display(kind: str) -> TrainingDisplay | SearchDisplay:
-    from slipstream.reporting.terminal.results import SearchDisplay
-    from slipstream.reporting.terminal.training import NotebookOutput, TrainingDisplay, is_notebook
+    from slipstream.reporting.terminal.progress import (
+        NotebookOutput,
+        SearchDisplay,
+        TrainingDisplay,
+        is_notebook,
+    )
 
     notebook = NotebookOutput() if is_notebook() else None
     return (SearchDisplay if kind == "search" else TrainingDisplay)(False, notebook)

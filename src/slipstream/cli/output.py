@@ -19,9 +19,9 @@ from slipstream.base.errors import EXIT_RESUMABLE, Interrupted, ResumableError, 
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.signals import raise_on_stop
 from slipstream.base.text import escape_controls
-from slipstream.reporting.terminal.results import SearchDisplay, print_report, print_training
+from slipstream.reporting.terminal.progress import SearchDisplay, TrainingDisplay
+from slipstream.reporting.terminal.results import print_report, print_training
 from slipstream.reporting.terminal.streams import SafeStream, discard_output, show_progress
-from slipstream.reporting.terminal.training import TrainingDisplay
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -33,13 +33,13 @@ from slipstream.cli.options import (
 )
 from slipstream.cli.output import handle_errors, print_note, print_result
 from slipstream.cli.startup import import_modules
+from slipstream.reporting.terminal.progress import show_points
 from slipstream.reporting.terminal.results import (
     print_evaluation,
     print_followed,
     print_prediction,
     print_report,
     print_stream,
-    show_points,
 )
 from slipstream.reporting.terminal.streams import SafeStream
 
@@ -253,7 +253,8 @@ def copy(
     """
     with handle_errors(as_json, quiet):
         from slipstream.reporting.copies import copy_run
-        from slipstream.reporting.terminal.results import print_copy, show_bytes
+        from slipstream.reporting.terminal.progress import show_bytes
+        from slipstream.reporting.terminal.results import print_copy
 
         with show_bytes(quiet or as_json) as show:
             result = copy_run(run, to, show=show)

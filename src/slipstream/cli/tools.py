@@ -24,14 +24,13 @@ from slipstream.cli.options import (
 )
 from slipstream.cli.output import handle_errors, print_result
 from slipstream.cli.startup import import_modules
+from slipstream.reporting.terminal.progress import LOADING, ProgressMeter, TrainingDisplay
 from slipstream.reporting.terminal.results import (
-    ProgressMeter,
     print_bench,
     print_doctor,
     print_export,
     print_profile,
 )
-from slipstream.reporting.terminal.training import LOADING, TrainingDisplay
 
 
 def doctor(

@@ -37,15 +37,14 @@ from slipstream.cli.output import (
     write_stdout,
 )
 from slipstream.cli.startup import import_modules, prepare_device
+from slipstream.reporting.terminal.progress import LOADING, SearchDisplay, TrainingDisplay
 from slipstream.reporting.terminal.results import (
-    SearchDisplay,
     print_ensemble,
     print_probe,
     print_search,
     print_training,
 )
 from slipstream.reporting.terminal.streams import SafeStream
-from slipstream.reporting.terminal.training import LOADING, TrainingDisplay
 
 if TYPE_CHECKING:
     from slipstream.config import Config

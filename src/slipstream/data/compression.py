@@ -66,7 +66,8 @@ _unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 
 def restore_name(error: UserError, unpacked: UnpackedFile) -> UserError:
     """Return an error about a temporary file as one about the file that it was made from."""
-    return UserError(str(error).replace(str(unpacked.path), unpacked.label))
+    path, label = str(unpacked.path), unpacked.label
+    return UserError(error.message.map_texts(lambda text: text.replace(path, label)))
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class Listing:
     files: dict[str, CopiedFile] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        files = {name: one._asdict() for name, one in sorted(self.files.items())}
+        files = {name: file._asdict() for name, file in sorted(self.files.items())}
         values = {"version": 1, "identity": self.identity, "complete": self.complete}
         return runs.to_json(values | {"files": files}) + "\n"
 
@@ -64,7 +64,8 @@ class Listing:
         try:
             values = json.loads(text)
             files = {
-                check_name(name, where): CopiedFile(**one) for name, one in values["files"].items()
+                check_name(name, where): CopiedFile(**file)
+                for name, file in values["files"].items()
             }
             return cls(str(values["identity"]), bool(values["complete"]), files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -103,7 +104,7 @@ def summarize(
         "run": run,
         "to": to,
         "files": len(files),
-        "bytes": sum(one.bytes for one in files.values()),
+        "bytes": sum(file.bytes for file in files.values()),
         "copied_files": len(copied),
         "copied_bytes": sum(files[name].bytes for name in copied),
     }
@@ -194,14 +195,14 @@ SMALL, SMALL_BYTES = (".json", ".jsonl", ".toml"), 4 << 20
 
 def list_copies(place: ObjectPath, metric: str | None = None) -> list[RunRow]:
     """Describe the copies in a place, from their small files."""
-    copies = [one.name for one in place.iterdir() if one.name != ".."]
+    copies = [path.name for path in place.iterdir() if path.name != ".."]
     if not copies:
         raise UserError(f"{place}: there is no such folder, or it is empty")
     with tempfile.TemporaryDirectory(prefix="slipstream-") as name:
         folder = Path(name)
-        for _ in map_parallel(lambda each: _fetch_small(place / each, folder / each), copies):
+        for _ in map_parallel(lambda name: _fetch_small(place / name, folder / name), copies):
             pass
-        rows = [read_row(one, metric) for one in sorted(folder.iterdir())]
+        rows = [read_row(path, metric) for path in sorted(folder.iterdir())]
     return [replace(row, run=Path(str(place / row.name))) for row in rows]
 
 
@@ -211,16 +212,16 @@ def _fetch_small(source: ObjectPath, folder: Path) -> None:
     if listing is None or not listing.complete:
         return
     folder.mkdir()
-    for name, one in listing.files.items():
+    for name, file in listing.files.items():
         first, *below = PurePosixPath(name).parts
         if below:
             (folder / first).mkdir(exist_ok=True)
             continue
-        is_small = PurePosixPath(name).suffix in SMALL and one.bytes <= SMALL_BYTES
+        is_small = PurePosixPath(name).suffix in SMALL and file.bytes <= SMALL_BYTES
         content = read_object(source / name) if is_small else None
         (folder / name).write_bytes(content or b"")
-        if one.modified is not None:
-            os.utime(folder / name, (one.modified, one.modified))
+        if file.modified is not None:
+            os.utime(folder / name, (file.modified, file.modified))
 
 
 def download(source: ObjectPath, out: Path, show: Show | None) -> dict[str, Any]:
@@ -232,11 +233,13 @@ def download(source: ObjectPath, out: Path, show: Show | None) -> dict[str, Any]
         return summarize(str(source), str(target), listing.files, [])
     try:
         hidden.mkdir(parents=True, exist_ok=True)
-        missing = [name for name, one in listing.files.items() if not _is_there(hidden / name, one)]
+        missing = [
+            name for name, file in listing.files.items() if not _is_there(hidden / name, file)
+        ]
         _fetch_files(source, hidden, {name: listing.files[name] for name in missing}, show)
         for extra in [name for name in list_names(hidden) if name not in listing.files]:
             runs.remove(hidden / extra)
-        if any(one.sha256 is None for one in listing.files.values()):
+        if any(file.sha256 is None for file in listing.files.values()):
             refuse_damaged(hidden, compute_sums(hidden, listing.files))
         runs.flush_folder(hidden)
         hidden.rename(target)
@@ -255,16 +258,18 @@ def _list_files(source: ObjectPath) -> Listing:
                 "makes it"
             )
         return listing
-    objects = {one.pure.relative_to(source.pure).as_posix(): one for one in source.rglob()}
+    objects = {path.pure.relative_to(source.pure).as_posix(): path for path in source.rglob()}
     if not any(name in objects for name in CONFIGS):
-        names = [one.name for one in source.parent.iterdir()]
+        names = [path.name for path in source.parent.iterdir()]
         nearest = find_nearest(source.name, names)
         hint = f'did you mean "{nearest}"?' if nearest else f"there is {', '.join(names[:5])}"
         hint = f"; {hint}" if names else ""
         raise UserError(f"{source}: there is no run{hint}")
     files = {
-        check_name(name, source): CopiedFile(one.stat().st_size, None, one.stat().st_mtime_ns / 1e9)
-        for name, one in objects.items()
+        check_name(name, source): CopiedFile(
+            path.stat().st_size, None, path.stat().st_mtime_ns / 1e9
+        )
+        for name, path in objects.items()
     }
     return Listing("", complete=True, files=files)
 
@@ -272,7 +277,7 @@ def _list_files(source: ObjectPath) -> Listing:
 def _fetch_files(
     source: ObjectPath, folder: Path, files: dict[str, CopiedFile], show: Show | None
 ) -> None:
-    meter = Meter(sum(one.bytes for one in files.values()), show)
+    meter = Meter(sum(file.bytes for file in files.values()), show)
 
     def fetch(name: str) -> None:
         expected, path = files[name], folder / name
@@ -298,7 +303,7 @@ def _fetch_files(
 def _refuse_different(source: ObjectPath, target: Path, listing: Listing) -> None:
     """Refuse to copy over a run that is not the same."""
     refuse_running(target)
-    different = [n for n, one in listing.files.items() if not _is_there(target / n, one)]
+    different = [n for n, file in listing.files.items() if not _is_there(target / n, file)]
     if different:
         raise UserError(
             f"{target}: exists and differs from {source} ({', '.join(different[:3])}); remove it, "
@@ -327,17 +332,20 @@ def upload(folder: Path, place: ObjectPath, show: Show | None) -> dict[str, Any]
     states = {name: read_state(folder / name) for name in list_names(folder)}
     sums = compute_sums(folder, states)
     refuse_damaged(folder, sums)
-    wanted = {name: CopiedFile(size, sums[name], at / 1e9) for name, (size, at) in states.items()}
+    wanted = {
+        name: CopiedFile(size, sums[name], changed / 1e9)
+        for name, (size, changed) in states.items()
+    }
     known = _read_known(target, _identify(folder), wanted)
     here = {file.pure.relative_to(target.pure).as_posix(): file for file in target.rglob()}
     there = {
-        name: one
-        for name, one in known.files.items()
-        if name in here and here[name].stat().st_size == one.bytes
+        name: file
+        for name, file in known.files.items()
+        if name in here and here[name].stat().st_size == file.bytes
     }
-    missing = [name for name, one in wanted.items() if not _is_same(there.get(name), one)]
+    missing = [name for name, file in wanted.items() if not _is_same(there.get(name), file)]
     removed = [name for name in known.files if name not in wanted and name in here]
-    listing = Listing(known.identity, False, {n: one for n, one in there.items() if n in wanted})
+    listing = Listing(known.identity, False, {n: file for n, file in there.items() if n in wanted})
     if missing or removed or not known.complete:
         with _saving(listing, target):
             _send_files(folder, target, {name: wanted[name] for name in missing}, listing, show)
@@ -377,7 +385,7 @@ def _send_files(
     show: Show | None,
 ) -> None:
     """Send files, several at a time, those that mark a finished run last."""
-    meter = Meter(sum(one.bytes for one in files.values()), show)
+    meter = Meter(sum(file.bytes for file in files.values()), show)
     marks = [name for name in LAST if name in files]
     others = [name for name in files if name not in marks]
     saved_at = time.monotonic()
@@ -448,8 +456,8 @@ def _identify(folder: Path) -> str:
     return ""
 
 
-def _is_same(one: CopiedFile | None, other: CopiedFile) -> bool:
-    return one is not None and (one.bytes, one.sha256) == (other.bytes, other.sha256)
+def _is_same(file: CopiedFile | None, other: CopiedFile) -> bool:
+    return file is not None and (file.bytes, file.sha256) == (other.bytes, other.sha256)
 
 
 def copy_run(

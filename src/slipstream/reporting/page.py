@@ -162,7 +162,7 @@ def _draw_seeds(summary: dict[str, Any], key: str) -> Markup:
     )
     places = range(len(spreads))
     by_seed = zip(*(spread["by_seed"] for spread in spreads.values()), strict=True)
-    chart.lines([(places, one) for one in by_seed], FAINT)
+    chart.lines([(places, errors) for errors in by_seed], FAINT)
     for place, (name, spread) in enumerate(spreads.items()):
         seeds = spread["by_seed"]
         chart.dots([place] * len(seeds), seeds, _get_colour(name), size=7)
@@ -430,7 +430,9 @@ def _describe_units(summary: dict[str, Any]) -> str:
 
 def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
     """Return the baselines that were scored on each target; those of version 0.1 were not."""
-    return [name for name, one in summary["baselines"].items() if one and one.get("per_target")]
+    return [
+        name for name, result in summary["baselines"].items() if result and result.get("per_target")
+    ]
 
 
 def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -439,13 +441,16 @@ def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     what = f"the weighted mean of {len(members)} runs" if members else "this run"
     results = [("model", what, summary)]
     results += [
-        (name, "without predict.filter", one) for name, one in streaming.list_unfiltered(summary)
+        (name, "without predict.filter", result)
+        for name, result in streaming.list_unfiltered(summary)
     ]
-    results += [(name, one["name"], one) for name, one in wording.list_members(summary)]
+    results += [(name, result["name"], result) for name, result in wording.list_members(summary)]
     if summary.get("ensemble"):
         what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
         results.append(("ensemble", what, summary["ensemble"]))
-    results += [(name, one["what"], one) for name, one in summary["baselines"].items() if one]
+    results += [
+        (name, result["what"], result) for name, result in summary["baselines"].items() if result
+    ]
     layout = choose_layout(summary)
     columns, sorted_by = layout.columns, find_order(layout.columns)
     rows = [
@@ -453,11 +458,11 @@ def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
             "name": name,
             "what": what,
             "colour": get_colour(name),
-            "cells": [format_number(column.read(one), column.decimals) for column in columns],
-            "error": sorted_by.read(one),
-            "headline": layout.headline.read(one),
+            "cells": [format_number(column.read(result), column.decimals) for column in columns],
+            "error": sorted_by.read(result),
+            "headline": layout.headline.read(result),
         }
-        for name, what, one in results
+        for name, what, result in results
     ]
     return sorted(rows, key=lambda row: sort_key(row["error"]))
 

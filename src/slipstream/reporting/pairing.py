@@ -63,9 +63,9 @@ class TestRows:
     losses: dict[str, Array]
     """[M, C] by metric; NaN where the truth is missing"""
 
-    def select(self, at: Array) -> TestRows:
-        losses = {name: values[at] for name, values in self.losses.items()}
-        return TestRows(self.keys[at], self.windows[at], self.truth[at], losses)
+    def select(self, rows: Array) -> TestRows:
+        losses = {name: values[rows] for name, values in self.losses.items()}
+        return TestRows(self.keys[rows], self.windows[rows], self.truth[rows], losses)
 
 
 def find_predictions(folder: Path) -> Path | None:
@@ -151,32 +151,34 @@ def _find_common(
     added to `others`."""
     base, notes, selected = runs[first], list[str](), {first: runs[first]}
     for label, other in runs.items():
-        keys, mine, theirs = np.intersect1d(base.keys, other.keys, return_indices=True)
+        keys, ours, theirs = np.intersect1d(base.keys, other.keys, return_indices=True)
         if not len(keys):
             others[label] = OTHER_ROWS
-        elif not is_same_truth(base.truth[mine], other.truth[theirs]):
+        elif not is_same_truth(base.truth[ours], other.truth[theirs]):
             others[label] = OTHER_VALUES
         elif label != first:
             selected[label] = other
     shared = base.keys
     for other in selected.values():
         shared = np.intersect1d(shared, other.keys)
-    largest = max(len(one.keys) for one in selected.values())
+    largest = max(len(rows.keys) for rows in selected.values())
     if len(selected) > 1 and len(shared) < largest:
         notes.append(
             f"the test sets differ: of up to {largest:,} predicted rows, the {len(shared):,} that "
             "these runs share are compared window by window"
         )
     common = {
-        label: one.select(np.searchsorted(one.keys, shared)) for label, one in selected.items()
+        label: rows.select(np.searchsorted(rows.keys, shared)) for label, rows in selected.items()
     }
     return (common if len(shared) else {}), notes
 
 
-def is_same_truth(one: Array, other: Array) -> bool:
+def is_same_truth(truth: Array, other: Array) -> bool:
     """Whether the true values of two runs are the same, but for rounding."""
-    spread = np.nanstd(one) if np.isfinite(one).any() else 0.0
-    return bool(np.allclose(one, other, rtol=SAME_TRUTH, atol=SAME_TRUTH * spread, equal_nan=True))
+    spread = np.nanstd(truth) if np.isfinite(truth).any() else 0.0
+    return bool(
+        np.allclose(truth, other, rtol=SAME_TRUTH, atol=SAME_TRUTH * spread, equal_nan=True)
+    )
 
 
 def _compare(
@@ -187,7 +189,7 @@ def _compare(
     if not units.is_enough:
         notes.append("the test set has too few windows that share no rows for intervals")
     for metric in runs[first].losses:
-        sums = {label: units.sum(one.losses[metric]) for label, one in runs.items()}
+        sums = {label: units.sum(rows.losses[metric]) for label, rows in runs.items()}
         resampled = _resample(sums, units, metric) if units.is_enough else {}
         values = {
             label: float(_compute(losses.sum(axis=0), known.sum(axis=0), metric))

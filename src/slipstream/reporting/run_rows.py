@@ -55,9 +55,9 @@ def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Sc
     test, val = (read_metric(result, which, metric) for which in ("test", "val"))
     errors = {
         name: value
-        for name, one in (result.get("baselines") or {}).items()
-        if one
-        and (value := read_metric(one, "val" if test is None else "test", metric)) is not None
+        for name, baseline in (result.get("baselines") or {}).items()
+        if baseline
+        and (value := read_metric(baseline, "val" if test is None else "test", metric)) is not None
     }
     best = min(errors, key=lambda name: rank(errors[name], metric), default=None)
     scores = Scores(metric, test, val, best, errors[best] if best else None)
@@ -89,7 +89,7 @@ def choose_metric(kind: str, summary: Mapping[str, Any]) -> str:
 
 
 def _list_metrics(result: Mapping[str, Any]) -> set[str]:
-    return {name for one in (result.get("metrics") or {}).values() for name in one}
+    return {name for metrics in (result.get("metrics") or {}).values() for name in metrics}
 
 
 def find_result(kind: str, summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -112,7 +112,7 @@ def _convert_probe(summary: Mapping[str, Any]) -> dict[str, Any]:
     """Arrange a probe's metrics as those of a training run."""
     section = "scaled" if summary["scaled"] else "metrics"
     metrics = summary["ways"]["fine-tuned"]["metrics"]
-    test = {name: one["mean"] for name, one in metrics.items()}
+    test = {name: spread["mean"] for name, spread in metrics.items()}
     baselines = {name: {section: {"test": values}} for name, values in summary["baselines"].items()}
     return {section: {"test": test}, "baselines": baselines}
 
@@ -340,7 +340,7 @@ def read_row(folder: Path, metric: str | None = None) -> RunRow:
 
 def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
     """Make the row of a run from its files."""
-    at = get_creation_time(files.folder)
+    created = get_creation_time(files.folder)
     summary = files.summary or {}
     scores = read_scores(files.kind, summary, metric) if summary else Scores(metric or "")
     epochs = _parse_number(summary.get("epochs"))
@@ -351,8 +351,8 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
         name=files.folder.name,
         kind=files.kind,
         state=files.state,
-        at=at,
-        age_s=max(time.time() - at.timestamp(), 0.0),
+        at=created,
+        age_s=max(time.time() - created.timestamp(), 0.0),
         model=_describe_model(files),
         data=describe_data(files.config),
         metric=scores.metric or None,
@@ -398,8 +398,8 @@ def _describe_state(files: RunFiles, epochs: float | None) -> str:
 def _describe_writers(files: RunFiles) -> str:
     if len(files.writers) > 1:
         return f"{len(files.writers)} processes train shares of it"
-    (one,) = files.writers
-    return f"process {one['pid']} on {one['host']}"
+    (writer,) = files.writers
+    return f"process {writer['pid']} on {writer['host']}"
 
 
 def read_epoch(folder: Path) -> float | None:
@@ -408,7 +408,7 @@ def read_epoch(folder: Path) -> float | None:
     if epoch is not None:
         return epoch
     reached = map(read_last_epoch, runs.list_worker_folders(folder))
-    return min((one for one in reached if one is not None), default=None)
+    return min((epoch for epoch in reached if epoch is not None), default=None)
 
 
 def read_last_epoch(folder: Path) -> float | None:
@@ -452,7 +452,7 @@ def describe_data(config: Mapping[str, Any]) -> str | None:
     targets = "labels" if data.get("labels") else _join(data.get("targets") or [], "targets")
     horizon = data.get("horizon") or 0
     # errors on changed values are others', so that such runs are grouped apart
-    words = dict.fromkeys(one.what for one in runs.list_changed_targets(data))
+    words = dict.fromkeys(change.what for change in runs.list_changed_targets(data))
     changed = f" ({', '.join(words)})" if words else ""
     return f"{files}: {targets or 'every column'}{changed}" + (f" +{horizon}" if horizon else "")
 

@@ -184,7 +184,9 @@ def best_run(
         raise UserError(f"{out}: holds no finished run with a test error that fits")
     groups = group_comparable(rows)
     if len(groups) > 1:
-        counts = "\n".join(f"  {task or 'unknown data'}: {len(some)}" for task, some in groups)
+        counts = "\n".join(
+            f"  {task or 'unknown data'}: {len(members)}" for task, members in groups
+        )
         raise UserError(
             f"{out}: the runs are on different data, so their errors cannot be compared; filter "
             f"them by data:\n{counts}"
@@ -197,24 +199,24 @@ def group_comparable(rows: Iterable[RunRow]) -> list[tuple[str, list[RunRow]]]:
     groups: dict[tuple[str, str | None], list[RunRow]] = {}
     for row in rows:
         groups.setdefault((row.data or "", row.metric), []).append(row)
-    return [(task, some) for (task, _), some in groups.items()]
+    return [(task, members) for (task, _), members in groups.items()]
 
 
 def iter_files(out: str | PathLike[str]) -> Iterable[RunFiles]:
     """Yield what the small files of each run in a folder hold; a run may vanish meanwhile."""
-    folder = Path(out)
-    if not folder.is_dir():
+    place = Path(out)
+    if not place.is_dir():
         if str(out) == OUT:
             return  # nothing was trained here yet
         raise UserError(f"{out}: there is no such folder")
     try:
-        folders = sorted(folder.iterdir())
+        folders = sorted(place.iterdir())
     except OSError as error:
         raise UserError(f"{out}: cannot be read ({error.strerror})") from None
-    for one in folders:
-        if one.name[0] != "." and one.is_dir() and looks_like_run(one):
-            files = read_files(one, only_listed=True)
-            if one.is_dir():
+    for folder in folders:
+        if folder.name[0] != "." and folder.is_dir() and looks_like_run(folder):
+            files = read_files(folder, only_listed=True)
+            if folder.is_dir():
                 yield files
 
 
@@ -252,8 +254,8 @@ def _suggest_metrics(out: str | PathLike[str]) -> str:
     for files in iter_files(out):
         result = find_result(files.kind, files.summary) if files.summary else {}
         for section, prefix in (("metrics", ""), ("scaled", SCALED)):
-            for one in (result.get(section) or {}).values():
-                names |= dict.fromkeys(prefix + name for name in one)
+            for metrics in (result.get(section) or {}).values():
+                names |= dict.fromkeys(prefix + name for name in metrics)
     return f"; choose one of {', '.join(names)}" if names else ""
 
 
@@ -298,8 +300,8 @@ def format_against(row: RunRow) -> str:
 
 def format_age(seconds: float) -> str:
     """Format how long ago something was, in one unit."""
-    for least, unit, name in AGES:
-        if seconds >= least:
+    for min_s, unit, name in AGES:
+        if seconds >= min_s:
             return f"{seconds // unit:.0f} {name}"
     return format_seconds(seconds)
 
@@ -414,9 +416,9 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
     if len(folders) < 2:
         raise UserError("name at least two runs to compare")
     files = [read_files(folder) for folder in folders]
-    rows = RunTable(make_row(one) for one in files)
+    rows = RunTable(make_row(run) for run in files)
     labels = _label_runs(rows)
-    configs = (_read_settings(one) for one in files)
+    configs = (_read_settings(run) for run in files)
     settings = list_differences(dict(zip(labels, configs, strict=True)))
     paired = _pair_runs(dict(zip(labels, files, strict=True)))
     notes = [*_list_notes(rows), *paired.notes]
@@ -431,10 +433,10 @@ def compare_runs(*names: str | PathLike[str], out: str | PathLike[str] = OUT) ->
 def _pair_runs(files: Mapping[str, RunFiles]) -> PairedResult:
     from slipstream.reporting.pairing import pair_runs  # imports pyarrow
 
-    finished = {label: one for label, one in files.items() if one.state == FINISHED}
-    contexts = [one.config.get("data", {}).get("context") for one in finished.values()]
-    context = max((one for one in contexts if isinstance(one, int)), default=1)
-    return pair_runs({label: one.folder for label, one in finished.items()}, context=context)
+    finished = {label: run for label, run in files.items() if run.state == FINISHED}
+    contexts = [run.config.get("data", {}).get("context") for run in finished.values()]
+    context = max((rows for rows in contexts if isinstance(rows, int)), default=1)
+    return pair_runs({label: run.folder for label, run in finished.items()}, context=context)
 
 
 def _read_settings(files: RunFiles) -> Mapping[str, Any]:
@@ -458,8 +460,8 @@ def list_differences(configs: Mapping[str, Mapping[str, Any]]) -> list[Settings]
     """List the settings that differ; None where a run does not have one."""
     flat = {name: flatten_settings(config) for name, config in configs.items()}
     rows = []
-    for setting in sorted({key for one in flat.values() for key in one}):
-        values = {name: one.get(setting) for name, one in flat.items()}
+    for setting in sorted({key for settings in flat.values() for key in settings}):
+        values = {name: settings.get(setting) for name, settings in flat.items()}
         first = next(iter(values.values()))
         if setting not in WHERE and any(value != first for value in values.values()):
             rows.append({"setting": setting, **values})
@@ -472,12 +474,12 @@ def _iter_metrics(
     """Yield one row per run and metric; errors of another task have no difference from the
     first."""
     first: dict[str, Mapping[str, Any]] = {}
-    for label, one in zip(labels, files, strict=True):
-        if one.summary is None:
+    for label, run in zip(labels, files, strict=True):
+        if run.summary is None:
             continue
-        result = find_result(one.kind, one.summary)
-        spreads = one.summary if one.kind != "search" else result
-        classes = choose_metric(one.kind, one.summary) == "log_loss"
+        result = find_result(run.kind, run.summary)
+        spreads = run.summary if run.kind != "search" else result
+        classes = choose_metric(run.kind, run.summary) == "log_loss"
         for metric in CLASSIFICATION if classes else REGRESSION:
             test = read_metric(result, "test", metric)
             if test is None:

@@ -57,9 +57,9 @@ def tabulate_regimes(result: Mapping[str, Any]) -> Table:
         end = [first, "-" if adds is None else f"{adds:,}"]
         cells = [format_number(regime["metrics"][name]) for name in names]
         rows.append([label, *cells, *end])
-        for name, one in list_unfiltered(regime):
+        for name, scores in list_unfiltered(regime):
             rows.append(
-                [f"{label}, {name}", *(format_number(one["metrics"][n]) for n in names), *end]
+                [f"{label}, {name}", *(format_number(scores["metrics"][n]) for n in names), *end]
             )
     return ["", *names.values(), "first after rows", "multiply-adds a row"], rows
 

@@ -99,11 +99,11 @@ def write_page(path: Path, page: str) -> Path:
 
 def find_date(folder: Path, summary: Mapping[str, Any]) -> str:
     """Return when a run was finished; for runs of version 0.1, when its metrics were written."""
-    at = summary.get("finished_at")
-    if at is None:
+    finished = summary.get("finished_at")
+    if finished is None:
         file = next(folder / n for n in ("metrics.json", "summary.json") if (folder / n).exists())
-        at = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat()
-    return datetime.fromisoformat(at).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+        finished = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat()
+    return datetime.fromisoformat(finished).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _read_asset(name: str) -> Markup:

@@ -246,7 +246,7 @@ def describe_verdict(summary: dict[str, Any]) -> str:
     if comparison is None:  # of a version that compared without intervals
         return _describe_without_interval(summary)
     by_verdict = _group_by_verdict(comparison)
-    lost, unsure, won = (by_verdict[one] for one in (WORSE, NO_DIFFERENCE, BETTER))
+    lost, unsure, won = (by_verdict[verdict] for verdict in (WORSE, NO_DIFFERENCE, BETTER))
     closest = _find_closest(summary, comparison["metric"], lost or unsure or won)
     metric = _choose_shown(comparison, closest)
     statement = f"{who} beats every baseline"
@@ -282,8 +282,8 @@ def _get_used(summary: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
 def _group_by_verdict(comparison: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the names of the baselines by the verdict against them."""
     groups: dict[str, list[str]] = {verdict: [] for verdict in (BETTER, NO_DIFFERENCE, WORSE)}
-    for name, one in comparison["differences"][comparison["metric"]].items():
-        groups[one["verdict"]].append(name)
+    for name, difference in comparison["differences"][comparison["metric"]].items():
+        groups[difference["verdict"]].append(name)
     return groups
 
 
@@ -308,9 +308,9 @@ def _choose_shown(comparison: Mapping[str, Any], baseline: str) -> str:
     the one that decides, which is the mean over targets in standardised units."""
     metric: str = comparison["metric"]
     plain = {"scaled_mse": "rmse", "scaled_mae": "mae"}.get(metric, metric)
-    one, other = (comparison["differences"][key][baseline] for key in (plain, metric))
-    same_sign = one["difference"] * other["difference"] >= 0
-    return plain if one["verdict"] == other["verdict"] and same_sign else metric
+    first, other = (comparison["differences"][key][baseline] for key in (plain, metric))
+    same_sign = first["difference"] * other["difference"] >= 0
+    return plain if first["verdict"] == other["verdict"] and same_sign else metric
 
 
 def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str:
@@ -321,7 +321,9 @@ def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str
     gap = comparison["differences"][metric][baseline]
     pair = _get_used(summary)[1], summary["baselines"][baseline]
     decimals = 4 if summary.get("classes") else 8
-    model, other = (format_number(_read_metric(one, subset, metric), decimals) for one in pair)
+    model, other = (
+        format_number(_read_metric(result, subset, metric), decimals) for result in pair
+    )
     values = f"{format_metric(metric)} {model}, {baseline} {other}"
     if gap["interval"] is None:
         return values
@@ -347,11 +349,11 @@ def _describe_without_interval(summary: dict[str, Any]) -> str:
     """State the figures of a run that an older version wrote: it has no intervals."""
     layout, metric = choose_layout(summary), summary["judged_by"]
     key = metric if summary.get("classes") else f"{SCALED}{metric}"
-    names = [name for name, one in summary["baselines"].items() if one]
+    names = [name for name, result in summary["baselines"].items() if result]
     closest = _find_closest(summary, key, names)
     model, other = (
-        format_number(_read_metric(one, layout.subset, key))
-        for one in (summary, summary["baselines"][closest])
+        format_number(_read_metric(result, layout.subset, key))
+        for result in (summary, summary["baselines"][closest])
     )
     beaten = summary["beaten_by"]
     relation = f"a higher error than {_join_names(beaten)}" if beaten else "the lowest error"
@@ -413,13 +415,15 @@ def _describe_classes(summary: dict[str, Any]) -> str:
 
 def beats_majority(summary: dict[str, Any], name: str, key: str) -> bool:
     """Whether a predictor is shown to beat the majority class."""
-    one, sign = summary["against_majority"][name][key], 1 if key in HIGHER_IS_BETTER else -1
-    return bool(one["interval"]) and all(sign * bound > 0 for bound in one["interval"])
+    difference, sign = summary["against_majority"][name][key], 1 if key in HIGHER_IS_BETTER else -1
+    return bool(difference["interval"]) and all(
+        sign * bound > 0 for bound in difference["interval"]
+    )
 
 
 def _describe_majority_gap(summary: dict[str, Any], who: str, key: str) -> str:
     pair = _get_used(summary)[1], summary["baselines"]["majority"]
-    model, majority = (one["metrics"]["test"][key] for one in pair)
+    model, majority = (result["metrics"]["test"][key] for result in pair)
     gap = summary["against_majority"][who][key]
     values = f"{METRIC_NAMES[key]} {model:.3f} vs. {majority:.3f}"
     if not gap["interval"]:
@@ -556,15 +560,16 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
     headline = choose_layout(summary).headline
     name = headline.heading
     if spread:
-        one = {key: format_number(value) for key, value in spread[headline.key].items()}
+        figures = {key: format_number(value) for key, value in spread[headline.key].items()}
         seeds = len({lane["seed"] for lane in summary["lanes"]})
-        values = f"{one['mean']} ± {one['sd']} ({one['min']} to {one['max']})"
+        ends = f"{figures['min']} to {figures['max']}"
+        values = f"{figures['mean']} ± {figures['sd']} ({ends})"
         yield f"{seeds} seeds: test {name} {values}"
     if folds:
         errors = ", ".join(format_number(headline.read(fold)) for fold in folds)
         yield f"{len(folds)} folds: test {name} {errors}; the model is the last fold's"
     if ensemble:
-        single, mean = (format_number(headline.read(one)) for one in (summary, ensemble))
+        single, mean = (format_number(headline.read(result)) for result in (summary, ensemble))
         used = "the ensemble" if summary["uses"] == "ensemble" else "the single model"
         yield (
             f"ensemble: test {name} {mean}, single model {single}; predict uses {used}, by "
@@ -580,13 +585,16 @@ def list_members(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
     """List an ensemble's members by the name of their row: kind and weight, the run where several
     are of one kind; empty for other runs."""
     members = summary.get("members", ())
-    kinds = [one["kind"] for one in members]
+    kinds = [member["kind"] for member in members]
     labels = [
-        one["kind"] if kinds.count(one["kind"]) == 1 else f"{one['kind']}, {one['name']}"
-        for one in members
+        member["kind"]
+        if kinds.count(member["kind"]) == 1
+        else f"{member['kind']}, {member['name']}"
+        for member in members
     ]
     names = [
-        f"{label}, weight {one['weight']:.2f}" for label, one in zip(labels, members, strict=True)
+        f"{label}, weight {member['weight']:.2f}"
+        for label, member in zip(labels, members, strict=True)
     ]
     return list(zip(names, members, strict=True))
 
@@ -596,10 +604,12 @@ def describe_members(summary: Mapping[str, Any]) -> Iterator[str]:
     members = summary.get("members")
     if not members:
         return
-    weights = ", ".join(f"{one['weight']:.3f} {one['name']} ({one['kind']})" for one in members)
+    weights = ", ".join(
+        f"{member['weight']:.3f} {member['name']} ({member['kind']})" for member in members
+    )
     last = ", those of the last fold" if summary["folds"] else ""
     yield f"weights, fitted to the validation set{last}: {weights}"
-    best = max(members, key=lambda one: float(one["weight"]))
+    best = max(members, key=lambda member: float(member["weight"]))
     if best["weight"] > ALONE:
         yield f"{best['name']} alone is as good on the validation set as any mean with the others"
     if summary["coverage"]:
@@ -693,7 +703,7 @@ def _describe_failure(comparison: Mapping[str, Any]) -> str:
 
 def get_chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the trial that best.toml comes from: chosen among the retrained, else the best."""
-    chosen: Iterator[Mapping[str, Any]] = (one for one in summary["retrained"] if one["chosen"])
+    chosen: Iterator[Mapping[str, Any]] = (row for row in summary["retrained"] if row["chosen"])
     return next(chosen, summary["best"])
 
 

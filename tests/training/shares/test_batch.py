@@ -12,7 +12,7 @@ import slipstream
 from slipstream import Interrupted, UserError, list_runs, remove_runs, runs, training
 from slipstream.base.errors import ResumableError
 from slipstream.reporting.page import report
-from slipstream.reporting.terminal.training import TrainingDisplay
+from slipstream.reporting.terminal.progress import TrainingDisplay
 from slipstream.runs import Run
 from slipstream.runs.lock import hold_lock
 from slipstream.training import division

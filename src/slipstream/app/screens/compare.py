@@ -22,9 +22,9 @@ from slipstream.reporting.run_rows import RUNNING
 from slipstream.reporting.runs import Comparison, compare_runs, format_bounds, format_setting
 from slipstream.reporting.wording import format_metric
 
-MOST_RUNS = 8
+MAX_RUNS = 8
 """Runs side by side: as many as there are colours for lines"""
-MOST_CHOICES = 200
+MAX_CHOICES = 200
 """Runs that can be chosen on this page; Home lists all"""
 
 
@@ -36,7 +36,7 @@ def show(request: Request) -> Response:
         "choices": list_choices(workspace, list(folders)),
         "chosen": list(folders),
         "missing": missing,
-        "most": MOST_RUNS,
+        "most": MAX_RUNS,
         "comparison": None,
     }
     if len(folders) > 1:
@@ -49,8 +49,8 @@ def show(request: Request) -> Response:
 def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
     """Return the folders of runs by their ids, and the ids of those that are gone."""
     names = list(dict.fromkeys(names))
-    if len(names) > MOST_RUNS:
-        raise UserError(f"{len(names)} runs; choose at most {MOST_RUNS} to compare")
+    if len(names) > MAX_RUNS:
+        raise UserError(f"{len(names)} runs; choose at most {MAX_RUNS} to compare")
     folders, missing = {}, []
     for name in names:
         try:
@@ -64,7 +64,7 @@ def list_choices(workspace: Workspace, chosen: Sequence[str]) -> list[dict[str, 
     """Return the runs to choose from: those that are chosen, then the newest."""
     rows = workspace.rows.list(workspace.folder, workspace.places)
     rows.sort(key=lambda row: row["id"] not in chosen)
-    return rows[: max(MOST_CHOICES, len(chosen))]
+    return rows[: max(MAX_CHOICES, len(chosen))]
 
 
 def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, Any]:
@@ -78,8 +78,8 @@ def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, A
             {
                 "id": id_,
                 "row": row,
-                "reference": _format_link([id_, *(one for one in ids if one != id_)]),
-                "without": _format_link([one for one in ids if one != id_]),
+                "reference": _format_link([id_, *(other for other in ids if other != id_)]),
+                "without": _format_link([other for other in ids if other != id_]),
                 "config": paths.read_text(folders[id_] / "config.toml"),
             }
             for id_, row in zip(ids, comparison.runs, strict=True)
@@ -142,10 +142,10 @@ def _iter_paired(
 ) -> Iterator[dict[str, Any]]:
     """Yield the paired metrics, each with its runs and the places of their intervals in a plot."""
     for metric in dict.fromkeys(row["metric"] for row in rows):
-        mine = [row for row in rows if row["metric"] == metric]
+        own_rows = [row for row in rows if row["metric"] == metric]
         bounds = [
             bound
-            for row in mine
+            for row in own_rows
             for bound in (row.get("difference_low"), row.get("difference_high"))
             if bound is not None
         ]
@@ -171,18 +171,18 @@ def _iter_paired(
                     if "difference_low" in row
                     else None,
                 }
-                for row in mine
+                for row in own_rows
             ],
-            "rows": mine[0]["rows"],
+            "rows": own_rows[0]["rows"],
         }
 
 
 def _format_link(ids: Sequence[str]) -> str:
-    return "/compare?" + urlencode([("run", one) for one in ids])
+    return "/compare?" + urlencode([("run", run) for run in ids])
 
 
 def _format_command(workspace: Workspace, ids: Sequence[str]) -> str:
-    folders = " ".join(shlex.quote(str(workspace.folder / one)) for one in ids)
+    folders = " ".join(shlex.quote(str(workspace.folder / run)) for run in ids)
     return f"slipstream runs compare {folders}"
 
 
@@ -193,9 +193,9 @@ if TYPE_CHECKING:
 
     Array = npt.NDArray[Any]
 
-MOST_POINTS = 3_000
+MAX_POINTS = 3_000
 """Points that a chart gets, the extremes of each interval among them"""
-MOST_SERIES = 5_000
+MAX_SERIES = 5_000
 """Series that the picker lists"""
 
 
@@ -251,13 +251,13 @@ def list_predictions(request: Request) -> Response:
     query = request.query_params
     folders, _ = find_folders(get_workspace(request), query.getlist("run"))
     places = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
-    files = {name: one for name, path in places.items() if (one := _open(path))}
+    files = {name: file for name, path in places.items() if (file := _open(path))}
     contents = {name: _list_contents(file) for name, file in files.items()}
     if not contents:
         return reply({"series": [], "targets": [], "steps": 0, "x": [], "lines": {}})
-    series = _join([one.series for one in contents.values()])
-    targets = _join([one.targets for one in contents.values()])
-    steps = max(one.steps for one in contents.values())
+    series = _join([content.series for content in contents.values()])
+    targets = _join([content.targets for content in contents.values()])
+    steps = max(content.steps for content in contents.values())
     chosen = _choose(query.get("series"), series), _choose(query.get("target"), targets)
     step = min(max(_read_integer(query.get("step"), 1), 1), max(steps, 1))
     lines = {
@@ -272,7 +272,7 @@ def list_predictions(request: Request) -> Response:
         show_errors=query.get("show") == "errors",
     )
     first = next(iter(contents.values()))
-    about = {"series": series[:MOST_SERIES], "targets": targets, "steps": steps}
+    about = {"series": series[:MAX_SERIES], "targets": targets, "steps": steps}
     chosen_values = {"chosen": {"series": chosen[0], "target": chosen[1], "step": step}}
     return reply(about | chosen_values | {"kind": first.x} | curves)
 
@@ -287,7 +287,7 @@ def _open(path: Path) -> PredictionFile | None:
 
 
 def _join(lists: Sequence[Sequence[str]]) -> list[str]:
-    return list(dict.fromkeys(one for part in lists for one in part))
+    return list(dict.fromkeys(name for part in lists for name in part))
 
 
 def _choose(wanted: str | None, names: Sequence[str]) -> str:
@@ -364,15 +364,15 @@ def _draw(
     x, truth = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     values_by_run, truth_of = {}, ""
     for name, line in lines.items():
-        at = np.searchsorted(rows, line.rows)
-        x[at] = line.x
-        known = np.isfinite(truth[at])
-        if not is_same_truth(truth[at][known], line.truth[known]):
+        places = np.searchsorted(rows, line.rows)
+        x[places] = line.x
+        known = np.isfinite(truth[places])
+        if not is_same_truth(truth[places][known], line.truth[known]):
             truth_of = next(iter(lines))  # each run has true values of its own
         elif not truth_of:
-            truth[at] = line.truth
+            truth[places] = line.truth
         values_by_run[name] = np.full(len(rows), np.nan)
-        values_by_run[name][at] = line.predicted - line.truth if show_errors else line.predicted
+        values_by_run[name][places] = line.predicted - line.truth if show_errors else line.predicted
     within = np.ones(len(rows), dtype=bool)
     if low is not None and high is not None:
         inside = np.flatnonzero((x >= low) & (x <= high))
@@ -382,7 +382,7 @@ def _draw(
     x, truth = x[within], truth[within]
     values_by_run = {name: values[within] for name, values in values_by_run.items()}
     to_thin = list(values_by_run.values()) if show_errors else [truth, *values_by_run.values()]
-    points = thin([np.nan_to_num(one) for one in to_thin], MOST_POINTS)
+    points = thin([np.nan_to_num(values) for values in to_thin], MAX_POINTS)
     return {
         "x": x[points].tolist(),
         "truth": [] if show_errors else truth[points].tolist(),

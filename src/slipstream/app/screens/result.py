@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 TEST, EXPORT = "test", "export"
 """Kinds of jobs of a finished run"""
 PREDICTIONS = "predictions.parquet"
-MOST_JOBS = 400
+MAX_JOBS = 400
 """Jobs that are looked through, newest first"""
-MOST_LISTED = 20
+MAX_LISTED = 20
 
 
 async def start_test(request: Request) -> Response:
@@ -101,7 +101,7 @@ def submit(
 def list_jobs(workspace: Workspace, run: str, kind: str) -> Iterator[AppJob]:
     """Yield the jobs of one kind that use a run, the newest first."""
     for looked_at, name in enumerate(workspace.store.iter_ids()):
-        if looked_at >= MOST_JOBS:
+        if looked_at >= MAX_JOBS:
             return
         extra = read_object(workspace.store.jobs / name / "job.json").get("extra")
         if isinstance(extra, dict) and extra.get("of") == run and extra.get("kind") == kind:
@@ -128,7 +128,7 @@ def list_tests(request: Request) -> Response:
     tests = []
     for job in list_jobs(workspace, run, TEST):
         tests.append(_describe_test(workspace, job))
-        if len(tests) == MOST_LISTED:
+        if len(tests) == MAX_LISTED:
             break
     return reply({"tests": tests})
 
@@ -160,9 +160,9 @@ def _read_scores(output: dict[str, Any]) -> dict[str, Any]:
     columns = choose_layout(output).columns
     everyone = {"model": output, **(output.get("baselines") or {})}
     result["headings"] = [column.heading for column in columns]
-    for name, one in everyone.items():
-        if one:
-            values = [(one.get(column.section) or {}).get(column.key) for column in columns]
+    for name, scores in everyone.items():
+        if scores:
+            values = [(scores.get(column.section) or {}).get(column.key) for column in columns]
             cells = [
                 format_number(value, column.decimals)
                 for value, column in zip(values, columns, strict=True)
@@ -183,9 +183,9 @@ def download_predictions(request: Request) -> Response:
 
 INNER = {"search": "retrained/best", "probe": "fine-tuned"}
 """Of runs that hold others: the one whose model `predict` uses"""
-MOST_NAME = 200
+MAX_NAME = 200
 """Characters of a name in a list"""
-MOST_SERIES = 20_000
+MAX_SERIES = 20_000
 
 
 class ResultSource(NamedTuple):
@@ -300,7 +300,7 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
         interval = intervals.get(column.key)
         note = ""
         if interval:
-            low, high = (format_number(one, column.decimals) for one in interval)
+            low, high = (format_number(bound, column.decimals) for bound in interval)
             note = f"95 % interval {low} to {high}"
         facts.append({"name": column.heading, "key": column.key, "value": value, "note": note})
     if summary.get("uses") == "ensemble" and summary.get("ensemble"):
@@ -355,9 +355,9 @@ def _compare_targets(summary: dict[str, Any]) -> list[dict[str, Any]]:
     if len(per_target) < 2:
         return []
     baselines = {
-        name: one["per_target"]
-        for name, one in (summary.get("baselines") or {}).items()
-        if one and one.get("per_target")
+        name: scores["per_target"]
+        for name, scores in (summary.get("baselines") or {}).items()
+        if scores and scores.get("per_target")
     }
     return [
         {
@@ -365,7 +365,7 @@ def _compare_targets(summary: dict[str, Any]) -> list[dict[str, Any]]:
             "unit": get_unit(summary, target),
             "cells": [format_number(errors[key]) for key in ("mae", "rmse", "r2", "bias")],
             "baselines": {
-                name: format_number(one[target]["mae"]) for name, one in baselines.items()
+                name: format_number(scores[target]["mae"]) for name, scores in baselines.items()
             },
         }
         for target, errors in per_target.items()
@@ -387,10 +387,12 @@ def _describe_classes(summary: dict[str, Any]) -> dict[str, Any] | None:
     figures = [
         {
             "name": name,
-            "count": one["count"],
-            "cells": [format_number(one[key], 4) for key in ("precision", "recall", "f1", "auc")],
+            "count": scores["count"],
+            "cells": [
+                format_number(scores[key], 4) for key in ("precision", "recall", "f1", "auc")
+            ],
         }
-        for name, one in detail["per_class"].items()
+        for name, scores in detail["per_class"].items()
     ]
     return {"names": summary["classes"], "confusion": confusion, "figures": figures}
 
@@ -436,8 +438,8 @@ def describe(request: Request) -> Response:
         "targets": list(file.shape.targets),
         "target": target,
         "classes": list(file.shape.classes),
-        "names": [name[:MOST_NAME] for name in file.names[:MOST_SERIES]],
-        "more_series": max(len(file.names) - MOST_SERIES, 0),
+        "names": [name[:MAX_NAME] for name in file.names[:MAX_SERIES]],
+        "more_series": max(len(file.names) - MAX_SERIES, 0),
         "dates": file.shape.has_dates,
         "x_name": file.shape.x_name,
         "steps": _count_steps(source) if file.shape.is_forecast else 0,
@@ -450,7 +452,7 @@ def describe(request: Request) -> Response:
     }
     if file.shape.has_truth(target) and not request.query_params.get("brief"):
         values |= compute_digest(file, target, _read_span(source.config))
-        values["series"] = values["series"][:MOST_SERIES]
+        values["series"] = values["series"][:MAX_SERIES]
     return reply(values)
 
 
@@ -566,15 +568,15 @@ def _compare_steps(source: ResultSource) -> dict[str, list[Any]]:
     curves = {"model": [step.get(key) for step in steps]}
     detail = source.summary.get("detail")
     if isinstance(detail, dict) and detail.get("test") is source.scores:
-        for name, one in (source.summary.get("baselines") or {}).items():
-            if one and one.get(f"{key}_by_step"):
-                curves[name] = one[f"{key}_by_step"]
+        for name, scores in (source.summary.get("baselines") or {}).items():
+            if scores and scores.get(f"{key}_by_step"):
+                curves[name] = scores[f"{key}_by_step"]
     return curves
 
 
 def _read_reliability(source: ResultSource) -> list[Any]:
     bins = source.scores.get("reliability")
-    return [one for one in bins if one.get("count")] if isinstance(bins, list) else []
+    return [bin_ for bin_ in bins if bin_.get("count")] if isinstance(bins, list) else []
 
 
 FOLDER = "exports"
@@ -644,8 +646,12 @@ def list_exports(request: Request) -> Response:
     for job in list_jobs(workspace, run, EXPORT):
         jobs.setdefault(str(job.extra.get("to")), job)
     exports = []
-    for name, one in FORMATS.items():
-        values: dict[str, Any] = {"to": name, "what": one.what, "settings": list(one.settings)}
+    for name, format_ in FORMATS.items():
+        values: dict[str, Any] = {
+            "to": name,
+            "what": format_.what,
+            "settings": list(format_.settings),
+        }
         if newest := jobs.get(name):
             state = {"job": newest.id, "state": newest.state, "error": newest.error}
             values |= state | {"position": newest.position, "command": format_command(newest)}
@@ -661,8 +667,8 @@ def _read_export(workspace: Workspace, folder: Path, run: str, to: str) -> dict[
         return None
     names = ("parity", "inside", "before", "after", "notes", "versions", "files", "memory")
     result = {name: content[name] for name in names if name in content}
-    files = [one for one in content.get("files") or [] if isinstance(one, dict)]
-    return result | {"bytes": sum(int(one.get("bytes", 0)) for one in files)}
+    files = [file for file in content.get("files") or [] if isinstance(file, dict)]
+    return result | {"bytes": sum(int(file.get("bytes", 0)) for file in files)}
 
 
 def _find_export(workspace: Workspace, folder: Path, run: str, to: str) -> Path:

@@ -144,8 +144,8 @@ def _group(blocks: Blocks) -> Blocks:
     largest = np.maximum.reduceat(blocks.worst, first)
     sizes = np.diff(np.append(first, len(blocks.key)))
     # the first window of each place that is as bad as its worst
-    at = np.flatnonzero(blocks.worst == np.repeat(largest, sizes))
-    heads = at[np.searchsorted(at, first)]
+    worst = np.flatnonzero(blocks.worst == np.repeat(largest, sizes))
+    heads = worst[np.searchsorted(worst, first)]
     return Blocks(blocks.key[first], *sums, *(column[heads] for column in blocks[3:]))
 
 
@@ -153,19 +153,19 @@ def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:
     """Return the worst windows, one of each place and not of its neighbour as well."""
     used: set[int] = set()
     result: list[dict[str, Any]] = []
-    for at in np.argsort(-blocks.worst, kind="stable").tolist():
-        key = int(blocks.key[at])
+    for place in np.argsort(-blocks.worst, kind="stable").tolist():
+        key = int(blocks.key[place])
         if not used.isdisjoint((key - 1, key, key + 1)):
             continue
         used.add(key)
         size = file.shape.x_size
-        worst = float(blocks.worst[at])
+        worst = float(blocks.worst[place])
         result.append(
             {
                 "series": key // WAY,
-                "row": int(blocks.start[at]),
-                "low": float(blocks.low[at]) / size,
-                "high": float(blocks.high[at]) / size,
+                "row": int(blocks.start[place]),
+                "low": float(blocks.low[place]) / size,
+                "high": float(blocks.high[place]) / size,
                 "error": worst if np.isfinite(worst) else None,
             }
         )
@@ -288,12 +288,12 @@ def _select(file: PredictionFile, view: PlotView) -> Iterator[PlotRows]:
     between = view.low, view.high
     for part in file.read(columns, series=view.series, between=between):
         window, x = part.find_starts(), part.read_x()
-        mine = (part.codes == view.series) & (x >= view.low) & (x <= view.high)
+        chosen = (part.codes == view.series) & (x >= view.low) & (x <= view.high)
         if starts is not None:
-            mine &= np.isin(window, starts)
+            chosen &= np.isin(window, starts)
         elif file.shape.is_forecast:
-            mine &= part[STEP] == view.ahead
-        rows = np.flatnonzero(mine)
+            chosen &= part[STEP] == view.ahead
+        rows = np.flatnonzero(chosen)
         if not len(rows):
             continue
         x = x[rows]
@@ -325,28 +325,28 @@ def lay_out(file: PredictionFile, series: int, window: int | None = None) -> Arr
     `window` is one of them."""
     firsts, length = [], 1
     for part in file.read([], series=series):
-        mine = part.codes == series
-        steps = part[STEP][mine]
-        firsts.append(part.find_starts()[mine][steps == 1])
+        chosen = part.codes == series
+        steps = part[STEP][chosen]
+        firsts.append(part.find_starts()[chosen][steps == 1])
         length = max(length, int(steps.max(initial=1)))
-    every = np.unique(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
-    anchor = window if window is not None and window in every else None
+    all_firsts = np.unique(np.concatenate(firsts)) if firsts else np.empty(0, dtype=np.int64)
+    anchor = window if window is not None and window in all_firsts else None
     if anchor is None:
-        return np.asarray(chain_windows(every, length), dtype=np.int64)
-    before = chain_windows(-every[every < anchor][::-1], length, -anchor)
-    after = chain_windows(every[every >= anchor], length)
-    return np.asarray([*(-one for one in reversed(before)), *after], dtype=np.int64)
+        return np.asarray(chain_windows(all_firsts, length), dtype=np.int64)
+    before = chain_windows(-all_firsts[all_firsts < anchor][::-1], length, -anchor)
+    after = chain_windows(all_firsts[all_firsts >= anchor], length)
+    return np.asarray([*(-first for first in reversed(before)), *after], dtype=np.int64)
 
 
 def _join_rows(parts: list[PlotRows]) -> PlotRows:
     return PlotRows(*(np.concatenate(column, axis=-1) for column in zip(*parts, strict=True)))
 
 
-def _shrink(rows: PlotRows, most: int) -> PlotRows:
+def _shrink(rows: PlotRows, limit: int) -> PlotRows:
     """Retain the extremes of what is drawn."""
     truth, predicted, *others = rows.values
     lines = [predicted, *([] if np.isnan(truth).all() else [truth, predicted - truth])]
-    retained = thin([*lines, *others[:1]], most)
+    retained = thin([*lines, *others[:1]], limit)
     return PlotRows(*(column[..., retained] for column in rows))
 
 
@@ -360,7 +360,7 @@ def _describe(file: PredictionFile, view: PlotView, rows: PlotRows) -> dict[str,
     result: dict[str, Any] = {
         "dates": file.shape.has_dates,
         "x_name": file.shape.x_name,
-        "x": [None if one != one else one for one in np.round(x, 6).tolist()],
+        "x": [None if value != value else value for value in np.round(x, 6).tolist()],
         "true": lists[0],
         "predicted": lists[1],
         "bands": [],

@@ -118,9 +118,9 @@ def read_level(path: Path, level: Level, begin: int, end: int) -> tuple[Floats, 
     """Read pairs of a level."""
     low, high = (
         np.fromfile(
-            path.with_suffix(".levels"), count=end - begin, offset=(level.offset + at) * WIDTH
+            path.with_suffix(".levels"), count=end - begin, offset=(level.offset + first) * WIDTH
         )
-        for at in (begin, level.size + begin)
+        for first in (begin, level.size + begin)
     )
     return low, high
 
@@ -130,7 +130,7 @@ GAP = 1.5
 """Stretches that are this many times as far apart as usual are not connected"""
 COMMON = 0.9
 """Share of the steps that is no longer than the usual one"""
-MOST_WIDTH = 4_000
+MAX_WIDTH = 4_000
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Rows:
     end: int
     order: npt.NDArray[Any] | None = None
 
-    def look_up(self, values: npt.NDArray[Any], at: npt.NDArray[np.int64]) -> Floats:
+    def look_up(self, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> Floats:
         """Return the values of rows that are counted from the first."""
-        rows = at + self.begin if self.order is None else self.order[at + self.begin]
+        rows = offsets + self.begin if self.order is None else self.order[offsets + self.begin]
         return np.asarray(values[rows], dtype=np.float64)
 
 
@@ -166,14 +166,14 @@ def draw(table: CachedTable, request: Request) -> dict[str, Any]:
     rows = _find_rows(table, request.series)
     axis = _Axis(table, rows, request.axis)
     first, last = axis.find_rows(request.begin, request.end)
-    width = min(max(request.width, 10), MOST_WIDTH)
+    width = min(max(request.width, 10), MAX_WIDTH)
     path = table.folder / f"column-{request.column}"
     if last - first <= 2 * width:
-        at = np.arange(first, last)
-        low = high = rows.look_up(map_values(path), at)
+        offsets = np.arange(first, last)
+        low = high = rows.look_up(map_values(path), offsets)
     else:
-        at, low, high = _decimate(path, rows, first, last, width)
-    x, low, high = axis.place(at, low, high)
+        offsets, low, high = _decimate(path, rows, first, last, width)
+    x, low, high = axis.place(offsets, low, high)
     return {
         "x": x.tolist(),
         "low": low.tolist(),
@@ -190,9 +190,9 @@ def _find_rows(table: CachedTable, series: int | None) -> Rows:
     known = table.read("series")
     if not 0 <= series < len(known["series"]):
         raise UserError("there is no such series")
-    one = known["series"][series]
+    chosen = known["series"][series]
     order = map_values(table.folder / "series", "int64") if known["mixed"] else None
-    return Rows(one["begin"], one["begin"] + one["rows"], order)
+    return Rows(chosen["begin"], chosen["begin"] + chosen["rows"], order)
 
 
 class _Axis:
@@ -204,10 +204,12 @@ class _Axis:
         last = np.array([0, max(self.num_rows - 1, 0)])
         self.first, self.last = self._to_units(last).tolist()
 
-    def _to_units(self, at: npt.NDArray[np.int64]) -> Floats:
+    def _to_units(self, offsets: npt.NDArray[np.int64]) -> Floats:
         if self.times is None:
-            return (at + (0 if self.rows.order is not None else self.rows.begin)).astype(np.float64)
-        return self.rows.look_up(self.times, at)
+            return (offsets + (0 if self.rows.order is not None else self.rows.begin)).astype(
+                np.float64
+            )
+        return self.rows.look_up(self.times, offsets)
 
     def find_rows(self, begin: float | None, end: float | None) -> tuple[int, int]:
         """Return the rows of a range, and one more at each side."""
@@ -230,13 +232,13 @@ class _Axis:
         return low
 
     def place(
-        self, at: npt.NDArray[np.int64], low: Floats, high: Floats
+        self, offsets: npt.NDArray[np.int64], low: Floats, high: Floats
     ) -> tuple[Floats, Floats, Floats]:
         """Return where stretches lie, with an empty one after those that a gap follows."""
-        x = self._to_units(at)
-        if self.times is None or len(at) < 2:
+        x = self._to_units(offsets)
+        if self.times is None or len(offsets) < 2:
             return x, low, high
-        rows = np.diff(at)
+        rows = np.diff(offsets)
         # series of one file may have different steps, so that it is the step of what is seen
         usual = np.quantile(np.diff(x) / rows, COMMON) * rows
         ends = np.flatnonzero(np.diff(x) > GAP * usual)
@@ -250,12 +252,12 @@ def _decimate(
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
     """Return the first rows of stretches, and the lowest and the highest value of each."""
     if rows.order is not None:
-        at = np.arange(first, last)
-        low = high = rows.look_up(map_values(path), at)
+        offsets = np.arange(first, last)
+        low = high = rows.look_up(map_values(path), offsets)
         return _group(low, high, width, first, 1)
     begin, end = rows.begin + first, rows.begin + last
     num_rows = path.with_suffix(".values").stat().st_size // WIDTH
-    fitting = [one for one in list_levels(num_rows) if (end - begin) // one.rows >= width]
+    fitting = [level for level in list_levels(num_rows) if (end - begin) // level.rows >= width]
     if not fitting:
         low = high = read_values(path, begin, end)
         return _group(low, high, width, first, 1)
@@ -267,8 +269,8 @@ def _decimate(
     ):  # rows beyond the range, perhaps of another series, are left out
         values = read_values(path, start, stop)
         low[pair], high[pair] = np.fmin.reduce(values), np.fmax.reduce(values)
-    at, low, high = _group(low, high, width, first - begin % level.rows, level.rows)
-    return np.clip(at, first, last - 1), low, high
+    offsets, low, high = _group(low, high, width, first - begin % level.rows, level.rows)
+    return np.clip(offsets, first, last - 1), low, high
 
 
 def _group(

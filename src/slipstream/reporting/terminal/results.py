@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import collections
-import math
 import re
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
-from rich.console import Group
 from rich.padding import Padding
 
 from slipstream.base.text import (
@@ -33,35 +28,24 @@ from slipstream.reporting.runs import (
     tabulate_paired,
     tabulate_settings,
 )
-from slipstream.reporting.terminal import console as consoles
 from slipstream.reporting.terminal.console import (
     TextTable,
-    create_progress_console,
     print_text,
     to_text,
 )
-from slipstream.reporting.terminal.training import (
-    REFRESH_S,
-    TrainingDisplay,
-    describe_event,
+from slipstream.reporting.terminal.progress import (
     describe_kernels,
 )
 from slipstream.reporting.wording import (
     choose_layout,
-    describe_settings,
     format_metric,
     format_seconds,
     format_step,
     format_value,
-    list_states,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.live import Live
-    from rich.progress import Progress
-
-    from slipstream.reporting.terminal.training import NotebookOutput
 
 
 def print_training(summary: dict[str, Any], console: Console) -> None:
@@ -77,7 +61,9 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
     }
     for name, result in results.items():
         if result:
-            cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
+            cells = [
+                format_number(column.read(result), column.decimals) for column in layout.compact
+            ]
             table.add_row(name, *cells, style="bold" if name == "model" else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
@@ -113,9 +99,9 @@ def print_ensemble(summary: dict[str, Any], console: Console) -> None:
     table = TextTable("", *(column.heading for column in layout.compact), title=title)
     rows = [("ensemble", summary), *streaming.list_unfiltered(summary)]
     rows += wording.list_members(summary)
-    rows += [(name, one) for name, one in summary["baselines"].items() if one]
+    rows += [(name, result) for name, result in summary["baselines"].items() if result]
     for name, result in rows:
-        cells = [format_number(one.read(result), one.decimals) for one in layout.compact]
+        cells = [format_number(column.read(result), column.decimals) for column in layout.compact]
         table.add_row(name, *cells, style="bold" if result is summary else None)
     console.print(table)
     print_text(console, wording.describe_verdict(summary))
@@ -155,7 +141,7 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
     rows = [*result["detail"]["per_target"].items()]
     if len(rows) > 1:
         rows.append(("all", result["metrics"]))
-    rows += [(name, one["metrics"]) for name, one in _list_beside(result)]
+    rows += [(name, scores["metrics"]) for name, scores in _list_beside(result)]
     for name, metrics in rows:
         cells = [format_number(metrics[key]) for key in ("mae", "rmse", "max_error", "bias")]
         table.add_row(name, *cells, format_number(metrics["r2"], 4))
@@ -164,21 +150,23 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
 
 def _list_beside(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """List an ensemble's members, and the baselines that have metrics, by the name of their row."""
-    baselines = [(f"baseline {name}", one) for name, one in result["baselines"].items() if one]
+    baselines = [
+        (f"baseline {name}", scores) for name, scores in result["baselines"].items() if scores
+    ]
     return [*streaming.list_unfiltered(result), *wording.list_members(result), *baselines]
 
 
 def _tabulate_classes(result: dict[str, Any], title: str) -> TextTable:
     """Build one row per class, one for all of them, and one for every member and baseline."""
     table = TextTable("class", "windows", "precision", "recall", "F1", "AUC", title=title)
-    for name, one in result["detail"]["per_class"].items():
-        cells = [format_number(one[key], 4) for key in ("precision", "recall", "f1", "auc")]
-        table.add_row(name, f"{one['count']:,}", *cells)
+    for name, scores in result["detail"]["per_class"].items():
+        cells = [format_number(scores[key], 4) for key in ("precision", "recall", "f1", "auc")]
+        table.add_row(name, f"{scores['count']:,}", *cells)
     keys = ("log_loss", "accuracy", "balanced_accuracy", "f1_macro", "auc")
-    for name, one in [("all", result), *_list_beside(result)]:
-        loss, accuracy, *cells = (format_number(one["metrics"][key], 4) for key in keys)
+    for name, scores in [("all", result), *_list_beside(result)]:
+        loss, accuracy, *cells = (format_number(scores["metrics"][key], 4) for key in keys)
         label = f"{name}; log-loss {loss}, accuracy {accuracy}"
-        style = "bold" if one is result else None
+        style = "bold" if scores is result else None
         table.add_row(label, f"{result['windows']:,}", "", *cells, style=style)
     return table
 
@@ -260,7 +248,7 @@ def print_probe(summary: dict[str, Any], console: Console) -> None:
         table.add_row(row["name"], *row["cells"], style=style)
     console.print(table)
     print_text(console, summary["verdict"])
-    total, encoder = (format_seconds(one["seconds"]) for one in (summary, summary["encoder"]))
+    total, encoder = (format_seconds(part["seconds"]) for part in (summary, summary["encoder"]))
     print_text(console, f"{total} in total, {encoder} of it pre-training")
     print_text(console, f"run: {escape_to_line(summary['run'])}")
 
@@ -454,21 +442,6 @@ def _print_table(title: str, headings: list[str], rows: list[list[str]], console
     console.print(table)
 
 
-@contextmanager
-def show_bytes(is_quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Return a function that shows on a terminal how many of how many bytes are copied."""
-    console = create_progress_console(is_quiet)
-    if is_quiet or not console.is_terminal:
-        yield None
-        return
-    from rich import progress
-
-    columns = (progress.BarColumn(), progress.DownloadColumn(), progress.TransferSpeedColumn())
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
 def print_copy(result: dict[str, Any], console: Console) -> None:
     """Say what was copied, and how to go on."""
     copied, files = result["copied_files"], format_count(result["files"], "file")
@@ -490,314 +463,10 @@ def format_size(num_bytes: int) -> str:
     return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:,.0f} {units[0]}"
 
 
-NUM_RECENT = 5
-"""Finished trials in the table"""
-MAX_LISTED = 8
-TRIAL_STYLES = {"finished": None, "pruned": "dim", "failed": "red", "cut off": "dim"}
-DEFAULT = -1
-"""Stands for a trial number: the config without a search"""
-
-
-class SearchDisplay:
-    """Shows the events of a search: with a table on a terminal or in a notebook, else with a line
-    per trial."""
-
-    def __init__(self, quiet: bool, notebook: NotebookOutput | None = None) -> None:
-        self.quiet = quiet
-        self.notebook = notebook
-        self.console = create_progress_console(quiet or notebook is not None)
-        self.progress = SearchProgress()
-        self.live: Live | None = None
-        self.last_draw = 0.0
-        self.training: TrainingDisplay | None = None
-        """Shows the test runs after the search"""
-
-    def __enter__(self) -> SearchDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()
-
-    def say(self, text: str, style: str | None = "dim") -> None:
-        if self.notebook:
-            self.notebook.say(text)
-        print_text(self.console, text, style)
-
-    def show(self, event: dict[str, Any]) -> None:
-        """Show one event of the search, or of a test run after it."""
-        if event["event"] in ("start", "resume") and "space" not in event:
-            self._start_training(event)
-        elif self.training is not None:
-            self.training.show(event)
-        else:
-            self._show_search(event)
-
-    def _start_training(self, event: dict[str, Any]) -> None:
-        self._close()
-        if _is_trained(event):
-            models = format_count(event["pack"]["lanes"], "retrained model")
-            self.say(f"testing {event['run']}: {models}")
-            self.training = None
-            return
-        if event["event"] == "start" and "run" in event:
-            self.say(f"training {event['run']}, to be tested")
-        self.training = TrainingDisplay(self.quiet, self.notebook)
-        self.training.show(event)
-
-    def _show_search(self, event: dict[str, Any]) -> None:
-        progress = self.progress
-        progress.update(event)
-        match event["event"]:
-            case "search" | "resume":
-                self.say(describe_start(event))
-                self._open_table()
-            case "pack" if not self.live:
-                if progress.is_over and not progress.num_retraining_packs:
-                    self.say("retraining the best trials and the defaults from other seeds ...")
-                progress.num_retraining_packs += progress.is_over
-                self.say(progress.describe_pack(event))
-            case "trial" if not self.live:
-                style = "bold" if event["best"] else TRIAL_STYLES[event["state"]]
-                self.say(progress.describe_trial(event), style)
-            case "searched":
-                self._close()
-                self.say(progress.describe_result(event), None)
-            case "retrained":
-                self.say(describe_retrained(event))
-            case "recovery" | "fallback" | "trouble" | "review":
-                trial = f"trial {event['trial']}: " if "trial" in event else ""
-                self.say(f"{trial}{describe_event(event)}")
-            case "worker" if text := describe_event(event):
-                self.say(text)
-        self._draw()
-
-    def _open_table(self) -> None:
-        is_live = self.notebook or (self.console.is_terminal and not self.console.quiet)
-        if is_live and not self.progress.is_over:
-            from rich.live import Live
-
-            self.live = Live(console=self.console, auto_refresh=False, transient=True)
-            if not self.notebook:
-                self.live.start()
-
-    def _close(self) -> None:
-        if self.live:
-            self.live.stop()
-            self.live = None
-            if self.notebook:
-                self.notebook.clear()
-        if self.training:
-            self.training.__exit__()
-
-    def _draw(self) -> None:
-        """Draw the table, at most ten times a second, since it costs some milliseconds."""
-        now = time.monotonic()
-        if self.live is not None and now - self.last_draw >= REFRESH_S:
-            self.last_draw = now
-            if self.notebook:
-                self.notebook.draw(self.progress.build_table())
-            else:
-                self.live.update(self.progress.build_table(), refresh=True)
-
-
-class SearchProgress:
-    """The progress of a search, from its events."""
-
-    def __init__(self) -> None:
-        self.started_at = time.monotonic()
-        self.total = self.num_done_before = self.num_packs = self.num_lanes = 0
-        self.num_retraining_packs = 0
-        self.counts: dict[str, int] = dict.fromkeys(TRIAL_STYLES, 0)
-        self.best: dict[str, Any] | None = None
-        self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=NUM_RECENT)
-        self.running: dict[int, tuple[int, float]] = {}
-        """Last epoch and loss of each running trial, by its number"""
-        self.is_over = False
-        self.is_shared = False
-        """Whether other commands may train trials too"""
-
-    @property
-    def num_ended(self) -> int:
-        """The trials that ended since this command started."""
-        return sum(self.counts.values())
-
-    def update(self, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "search" | "resume":
-                self.started_at = time.monotonic()
-                self.total, self.num_done_before = event["trials"], event["done"]
-                self.is_over = self.num_done_before >= self.total
-                self.is_shared = event.get("storage") is not None
-            case "pack":
-                self.num_packs, self.num_lanes = self.num_packs + 1, event["places"]
-            case "log":
-                self.num_lanes = len(event["losses"])
-            case "epoch" if not self.is_over and event["trial"] >= 0:  # else it is retrained
-                self.running[event["trial"]] = event["epoch"], event["val_loss"]
-            case "trial":
-                self.counts[event["state"]] += 1
-                self.recent.appendleft(event)
-                self.running.pop(event["trial"], None)
-                if event["best"]:
-                    self.best = event
-            case "searched":
-                self.is_over = True
-
-    def describe_pack(self, event: dict[str, Any]) -> str:
-        widths = " x ".join(map(str, event["widths"]))
-        mode = "as one program" if event["mode"] == "together" else "side by side"
-        lanes = f"{event['places']} lanes {mode}" if event["places"] > 1 else "1 lane"
-        numbers = event["trials"]
-        trials = ", ".join(map(str, numbers[:MAX_LISTED]))
-        if len(numbers) > MAX_LISTED:
-            trials += f" and {len(numbers) - MAX_LISTED} more"
-        prefix = "" if self.is_over else f"trial{'s' * (len(numbers) > 1)} {trials}: "
-        return f"pack {self.num_packs}: {prefix}{lanes}, width {widths}, batch {event['batch']}"
-
-    def describe_trial(self, event: dict[str, Any]) -> str:
-        best = ", best so far" if event["best"] else ""
-        return (
-            f"{self.num_done_before + self.num_ended} of {self.total}: trial {event['trial']}: "
-            f"{_describe_end(event)}{best}; {describe_settings(event['params'])}"
-        )
-
-    def describe_result(self, event: dict[str, Any]) -> str:
-        before = " here" if self.is_shared else ""
-        before += f", in addition to {self.num_done_before}" if self.num_done_before else ""
-        text = f"searched for {format_seconds(event['seconds'])}: {self._list_counts()}{before}"
-        if self.best:
-            text += f"; best {_format_loss(self.best['value'])}, trial {self.best['trial']}"
-        return text
-
-    def build_table(self) -> Group:
-        """Build the table that a terminal shows during the search."""
-        facts = TextTable.grid(padding=(0, 2))
-        num_done = self.num_done_before + self.num_ended
-        facts.add_row("trials", f"{num_done} of {self.total} done: {self._list_counts()}")
-        facts.add_row("speed", self._describe_speed())
-        facts.add_row("running", self._describe_running())
-        if self.best:
-            best = f"{_describe_end(self.best)}, trial {self.best['trial']}"
-            facts.add_row("best", to_text(best, "bold"))
-            facts.add_row("", describe_settings(self.best["params"]))
-        recent = TextTable.grid(padding=(0, 2))
-        for event in self.recent:
-            recent.add_row(
-                f"trial {event['trial']}",
-                _describe_end(event),
-                describe_settings(event["params"]),
-                style=TRIAL_STYLES[event["state"]],
-            )
-        return Group(facts, to_text(""), recent) if self.recent else Group(facts)
-
-    def _list_counts(self) -> str:
-        return list_states(self.counts)
-
-    def _describe_speed(self) -> str:
-        """Describe the trials per hour since this command started, and the time left."""
-        if not self.num_ended:
-            return "–"
-        per_second = self.num_ended / max(time.monotonic() - self.started_at, 1e-9)
-        left_s = (self.total - self.num_done_before - self.num_ended) / per_second
-        return f"{3600 * per_second:,.0f} trials an hour, ~{format_seconds(left_s)} left"
-
-    def _describe_running(self) -> str:
-        text = (
-            f"{format_count(self.num_lanes, 'lane')} in pack {self.num_packs}"
-            if self.num_packs
-            else "–"
-        )
-        if not self.running:
-            return text
-        furthest = max(epoch for epoch, _ in self.running.values())
-        number, (epoch, loss) = min(self.running.items(), key=lambda item: item[1][1])
-        lowest = f"{_format_loss(loss)} (trial {number}, epoch {epoch})"
-        return f"{text}, up to epoch {furthest}; lowest {lowest}"
-
-
-def describe_start(event: dict[str, Any]) -> str:
-    windows = event["windows"]
-    done = f", {event['done']} of them done" if event["done"] else ""
-    return (
-        f"search on {event['device']}: {format_count(event['trials'], 'trial')}{done}, "
-        f"{event['parallel']} "
-        f"in parallel, over {', '.join(event['space'])}; windows: "
-        f"{windows['train']:,} training, {windows['val']:,} validation"
-    )
-
-
-def describe_retrained(event: dict[str, Any]) -> str:
-    name = "the defaults" if event["trial"] == DEFAULT else f"trial {event['trial']}"
-    return f"{name}, seed {event['seed']}: {_format_loss(event['loss'])}, {event['stopped']}"
-
-
-def _is_trained(event: dict[str, Any]) -> bool:
-    """Whether a test run starts with all of its models trained."""
-    pack = event.get("pack") or {}
-    return event["event"] == "start" and pack.get("done") == pack.get("lanes") is not None
-
-
-def _format_loss(value: float | None) -> str:
-    return f"{value:.4g}" if value is not None and math.isfinite(value) else "no finite loss"
-
-
-def _describe_end(event: dict[str, Any]) -> str:
-    if event["state"] == "failed":
-        return f"failed: {event.get('stopped') or 'no finite loss'}"
-    epochs = f"{format_epoch(event['epochs'])} epoch{'' if event['epochs'] == 1 else 's'}"
-    if event["state"] == "cut off":
-        return f"cut off after {epochs} (tune.minutes), {_format_loss(event['value'])}"
-    if event["state"] == "pruned":
-        return f"pruned after {epochs}"
-    return f"{_format_loss(event['value'])} after {epochs}"
-
-
 NARROW = 110
 OPTIONAL = {"peak memory"}
 """Columns that a narrow terminal leaves out"""
 SPREAD = re.compile(r" \([^)]* to [^)]*\)")
-
-
-class ProgressMeter:
-    """Shows the progress of a measurement on stderr: a bar on a terminal, else a line per case."""
-
-    def __init__(self, quiet: bool) -> None:
-        self.console = consoles.create_progress_console(quiet)
-        self.bar: Progress | None = None
-        self.last_case = ""
-
-    def __enter__(self) -> ProgressMeter:
-        if self.console.is_terminal and not self.console.quiet:
-            from rich import progress
-
-            self.bar = progress.Progress(
-                progress.BarColumn(),
-                consoles.create_text_column("{task.percentage:3.0f} % of the time"),
-                consoles.create_text_column("{task.description}"),
-                console=self.console,
-                auto_refresh=False,  # a drawing thread would disturb the measurement
-                transient=True,
-            )
-            self.bar.add_task("", total=1.0)
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def show(self, what: str, share: float) -> None:
-        if self.bar:
-            self.bar.update(self.bar.tasks[0].id, completed=share, description=what)
-            self.bar.refresh()
-            return
-        case = what.partition(":")[0]
-        if case != self.last_case:
-            self.last_case = case
-            self.say(f"measuring {case} ...")
-
-    def say(self, text: str) -> None:
-        print_text(self.console, text, "dim")
 
 
 def print_bench(result: dict[str, Any], console: Console) -> None:
@@ -843,12 +512,12 @@ def print_profile(result: dict[str, Any], console: Console) -> None:
     costly = TextTable(title="costliest operations")
     for heading in ("operation", "where", "calls a step", "ms a step"):
         costly.add_column(heading, justify="right" if "step" in heading else "left", no_wrap=True)
-    for one in sorted(result["operations"], key=lambda row: -row["ms"])[:10]:
+    for operation in sorted(result["operations"], key=lambda row: -row["ms"])[:10]:
         costly.add_row(
-            one["name"][:60],
-            one["place"],
-            format_number(one["calls"], figures=3),
-            format_number(one["ms"], figures=3),
+            operation["name"][:60],
+            operation["place"],
+            format_number(operation["calls"], figures=3),
+            format_number(operation["ms"], figures=3),
         )
     console.print(costly)
     machine = result["machine"]
@@ -875,8 +544,14 @@ def print_doctor(findings: dict[str, Any], console: Console) -> None:
     techniques = findings["techniques"]
     title = "Techniques and their settings in [engine], each tried with a tiny run"
     section(title, _technique_rows(techniques))
-    for why in dict.fromkeys(one["why"] for one in techniques if one["works"] is None):
-        names = [one["name"] for one in techniques if one["works"] is None and one["why"] == why]
+    for why in dict.fromkeys(
+        technique["why"] for technique in techniques if technique["works"] is None
+    ):
+        names = [
+            technique["name"]
+            for technique in techniques
+            if technique["works"] is None and technique["why"] == why
+        ]
         text = to_text(f"{why}: {', '.join(names)}")
         console.print(Padding(text, (0, 2)), soft_wrap=False)
     plan = findings["plan"]
@@ -945,12 +620,23 @@ def _free(free: int | None, total: int) -> str:
 
 def _technique_rows(techniques: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Yield the techniques that were tried, one line each."""
-    for one in techniques:
-        if one["works"] is not None:
-            speed = "" if one["ms"] is None else f"{format_ms(one['ms'])} a step"
-            parts = ", ".join(part for part in (speed, one["note"]) if part) or one["why"]
-            setting, took = one["setting"].removeprefix("engine."), f"{one['seconds']:.1f} s"
-            yield "works" if one["works"] else "FAILS", one["name"], setting, took, parts
+    for technique in techniques:
+        if technique["works"] is not None:
+            speed = "" if technique["ms"] is None else f"{format_ms(technique['ms'])} a step"
+            parts = (
+                ", ".join(part for part in (speed, technique["note"]) if part) or technique["why"]
+            )
+            setting, took = (
+                technique["setting"].removeprefix("engine."),
+                f"{technique['seconds']:.1f} s",
+            )
+            yield (
+                "works" if technique["works"] else "FAILS",
+                technique["name"],
+                setting,
+                took,
+                parts,
+            )
 
 
 def _plan_rows(plan: dict[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -1003,9 +689,9 @@ def print_inspection(result: dict[str, Any], console: Console) -> None:
     if problems:
         print_text(console)
         print_text(console, format_count(len(problems), "remark"), "bold")
-    for one in problems[:MAX_PROBLEMS]:
-        where = f"{one['column']}: " if one["column"] else ""
-        print_text(console, f"- {where}{one['message']}")
+    for problem in problems[:MAX_PROBLEMS]:
+        where = f"{problem['column']}: " if problem["column"] else ""
+        print_text(console, f"- {where}{problem['message']}")
     if len(problems) > MAX_PROBLEMS:
         print_text(console, f"- {len(problems) - MAX_PROBLEMS} more: --json or --html")
     print_text(console)
@@ -1036,10 +722,17 @@ def _print_columns(columns: list[dict[str, Any]], console: Console) -> None:
     table.add_column("range", no_wrap=True)
     table.add_column("missing", justify="right", no_wrap=True)
     table.add_column("course", no_wrap=True)
-    for one in columns[:MAX_COLUMNS]:
-        share = f"{format_number(100 * one['missing'])} %" if one["missing"] else ""
-        cells = one["name"], one["type"], one["unit"], one["role"], describe_range(one), share
-        table.add_row(*cells, one.get("course", ""))
+    for column in columns[:MAX_COLUMNS]:
+        share = f"{format_number(100 * column['missing'])} %" if column["missing"] else ""
+        cells = (
+            column["name"],
+            column["type"],
+            column["unit"],
+            column["role"],
+            describe_range(column),
+            share,
+        )
+        table.add_row(*cells, column.get("course", ""))
     print_text(console)
     console.print(table)
     if len(columns) > MAX_COLUMNS:
@@ -1052,10 +745,10 @@ def describe_time(time: dict[str, Any]) -> str:
     names = ", ".join(time["time_columns"])
     is_date = isinstance(time["first"], str)
     step = time["step"]
-    every = "" if step is None else f", every {format_step(step, is_date)}"
+    spacing = "" if step is None else f", every {format_step(step, is_date)}"
     gaps = format_count(time["gaps"], "gap") if time["gaps"] else "no gaps"
-    first, last = (one if is_date else f"{one:.6g}" for one in (time["first"], time["last"]))
-    return f"time: {names}, {first} to {last}{every}, {gaps}"
+    first, last = (end if is_date else f"{end:.6g}" for end in (time["first"], time["last"]))
+    return f"time: {names}, {first} to {last}{spacing}, {gaps}"
 
 
 def describe_range(column: dict[str, Any]) -> str:
@@ -1067,16 +760,6 @@ def describe_range(column: dict[str, Any]) -> str:
     if column.get("distinct") is not None:
         return format_count(column["distinct"], "text")
     return "many texts" if column["type"] == "text" else ""
-
-
-@contextmanager
-def show_points(is_quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """Return a function that shows the number of points on stderr."""
-    if is_quiet:
-        yield None
-        return
-    with create_progress_console(is_quiet).status("reading the log") as status:
-        yield lambda points: status.update(f"{format_count(points, 'point')} sent")
 
 
 def print_followed(result: dict[str, Any], console: Console) -> None:

@@ -22,7 +22,7 @@ from slipstream.reporting.tracking.tracker import (
     PointReader,
     Tracker,
     TrackerDown,
-    find_settled_size,
+    find_durable_size,
     is_finished,
 )
 from slipstream.runs import lock as locks
@@ -31,7 +31,7 @@ from slipstream.runs.log import LOG_START, Chunk, read_chunk
 from slipstream.runs.watching import EXTRAS
 
 POLL_S = 1.0
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Between two attempts to reach a server that does not answer"""
 PATIENCE_S = 300.0
 """How long a server is tried after the run has ended; before that, as long as the run trains"""
@@ -61,7 +61,7 @@ class SentPoints:
         self.finished_at: str | None = saved.get("finished_at")
         reader = saved.get("reader") or {"opened": opened}
         self.reader = PointReader(**reader)
-        self.pending: list[Point] = [Point(*one) for one in saved.get("pending", [])]
+        self.pending: list[Point] = [Point(*values) for values in saved.get("pending", [])]
         """That may or may not have arrived"""
 
     def save(self) -> None:
@@ -91,7 +91,7 @@ class Follower:
         self._call(self._recover)
         while True:
             is_running = self._is_running()  # before its last lines are read
-            while self._read_settled():
+            while self._send_durable():
                 if show is not None:
                     show(self._sent)
             if not is_running:
@@ -128,7 +128,7 @@ class Follower:
                         f"{error}; the rest is sent by the same command, once it answers"
                     ) from None
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, MOST_PAUSE_S)
+                pause_s = min(2 * pause_s, MAX_PAUSE_S)
             else:
                 if since is not None:
                     self.warn("the tracker answers again")
@@ -150,9 +150,9 @@ class Follower:
         self.tracker.begin_anew()
         self.state.forget(get_start_time(self.folder))
 
-    def _read_settled(self) -> bool:
-        """Send what is new and will stand; return whether there was something."""
-        end = None if self.tracker.can_rewrite else find_settled_size(self.folder)
+    def _send_durable(self) -> bool:
+        """Send the new events that a resumed run would retain; return whether there were any."""
+        end = None if self.tracker.can_rewrite else find_durable_size(self.folder)
         chunk = read_chunk(self.folder / "events.jsonl", self.state.position, end=end)
         if chunk.is_reset:
             self._call(self._begin_anew)
@@ -211,9 +211,9 @@ class Follower:
         finished_at = str(metrics.get("finished_at"))
         if self.state.finished_at != finished_at:
             steps = [last[0] for name, last in self.state.reader.last.items() if LOSS in name]
-            at = parse_time(metrics.get("finished_at"))
+            finished = parse_time(metrics.get("finished_at"))
             figures = [
-                Point(WHOLE, name, int(max(steps, default=0)), value, at)
+                Point(WHOLE, name, int(max(steps, default=0)), value, finished)
                 for name, value in read_figures(metrics).items()
             ]
             with list_files(self.folder, self.tracker.pictures) as files:

@@ -23,10 +23,10 @@ from slipstream.reporting.tracking.tracker import (
     TrackerDown,
 )
 
-MOST_METRICS = 1000
+MAX_METRICS = 1000
 """That a request may have"""
-MOST_PARAMS = 100
-MOST_CHARACTERS = 6000
+MAX_PARAMS = 100
+MAX_CHARACTERS = 6000
 """Of a parameter"""
 DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -37,7 +37,7 @@ STATES = {"finished": "FINISHED", "failed": "FAILED", "pruned": "KILLED", "cut o
 """What MLflow calls the state of a trial"""
 TOO_MANY = 429
 """The status of a server that gets too many requests"""
-MOST_MESSAGE = 300
+MAX_MESSAGE = 300
 """Characters of a message of MLflow's"""
 SYSTEM_ERROR = re.compile(r"\[Errno -?\d+\] ([\w ]+)")
 NOTE = "mlflow.note.content"
@@ -93,7 +93,7 @@ class MLflow(Tracker):
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if reasons := SYSTEM_ERROR.findall(lines[0]):
             return str(reasons[-1])
-        return mask_secrets(lines[0][:MOST_MESSAGE], self._secret_address)
+        return mask_secrets(lines[0][:MAX_MESSAGE], self._secret_address)
 
     def _find_run(self, part: str) -> str:
         if part not in self.remote:
@@ -133,16 +133,18 @@ class MLflow(Tracker):
     def _add_settings(self, run: str, settings: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = (Param(key, str(value)[:MOST_CHARACTERS]) for key, value in settings.items())
-        for batch in _split(params, MOST_PARAMS):
+        params = (Param(key, str(value)[:MAX_CHARACTERS]) for key, value in settings.items())
+        for batch in _split(params, MAX_PARAMS):
             self._call(self._client.log_batch, run, params=batch)
 
     def send(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
         for part, own in _by_part(points):
-            metrics = (Metric(one.name, one.value, int(one.at * 1000), one.step) for one in own)
-            for batch in _split(metrics, MOST_METRICS):
+            metrics = (
+                Metric(point.name, point.value, int(point.at * 1000), point.step) for point in own
+            )
+            for batch in _split(metrics, MAX_METRICS):
                 self._call(self._client.log_batch, self._find_run(part), metrics=batch)
 
     def begin_anew(self) -> None:
@@ -162,8 +164,12 @@ class MLflow(Tracker):
         for part, name in {(point.part, point.name) for point in points}:
             if part in self.remote:
                 history = self._call(self._client.get_metric_history, self.remote[part], name)
-                there |= {(part, name, one.step, one.value) for one in history}
-        return [one for one in points if (one.part, one.name, one.step, one.value) not in there]
+                there |= {(part, name, metric.step, metric.value) for metric in history}
+        return [
+            point
+            for point in points
+            if (point.part, point.name, point.step, point.value) not in there
+        ]
 
     def end_part(self, part: str, state: str) -> None:
         if part in self.remote:
@@ -233,7 +239,7 @@ def is_user_tag(name: str) -> bool:
 
 
 def _by_part(points: Sequence[Point]) -> Iterable[tuple[str, Iterable[Point]]]:
-    return groupby(sorted(points, key=lambda one: one.part), key=lambda one: one.part)
+    return groupby(sorted(points, key=lambda point: point.part), key=lambda point: point.part)
 
 
 def _split(values: Iterable[Any], size: int) -> Iterable[list[Any]]:

@@ -53,7 +53,7 @@ class PointReader:
     ) -> None:
         """`opened`: the POSIX time from which `at_s` counts, for logs that do not state it."""
         self.opened, self.child, self.counts = opened, child, counts or {}
-        self.waiting = [Point(*one) for one in waiting]
+        self.waiting = [Point(*values) for values in waiting]
         """Samples of the machine since the last loss: they count once another one follows, since a
         finished run that trains longer writes those after its last checkpoint anew"""
         self.last = last or {}
@@ -129,8 +129,9 @@ STATE = "state.json"
 """Of a checkpoint"""
 
 
-def find_settled_size(folder: Path) -> int | None:
-    """Return the bytes of a run's log that will stand; None for all."""
+def find_durable_size(folder: Path) -> int | None:
+    """Return the bytes of a run's log that a resumed run retains: those up to its last checkpoint;
+    None for all."""
     if (folder / "workers").is_dir() or find_kind(folder) == "search":
         return None
     steps = [
@@ -173,7 +174,7 @@ class FollowedRun:
         """The name of its folder; of a run inside of another one, such as those that a search
         retrains, the path from that one's, since all searches call them alike."""
         folder = self.folder.absolute()
-        outer = [one for one in folder.parents[:MAX_DEPTH] if _holds_runs(one)]
+        outer = [parent for parent in folder.parents[:MAX_DEPTH] if _holds_runs(parent)]
         return folder.relative_to(outer[-1].parent).as_posix() if outer else folder.name
 
 

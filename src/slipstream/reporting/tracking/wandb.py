@@ -88,7 +88,7 @@ class WeightsAndBiases(Tracker):
 
     def finish(self, figures: Sequence[Point], files: dict[str, Path]) -> None:
         run = self._get_run(WHOLE)
-        run.summary.update({one.name: one.value for one in figures})
+        run.summary.update({figure.name: figure.value for figure in figures})
         pictures = [file for file in files.values() if file.suffix == ".png"]
         if pictures:
             run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
