@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from slipstream import config as configs
 from slipstream.data.columns import read_column
 from slipstream.data.files import read_tables
-from slipstream.data.prepare.chain import Replay
-from slipstream.data.prepare.tables import PrepareChain
+from slipstream.data.prepare.chain import PrepareChain, Replay
 from slipstream.reporting.figure_style import INK, MUTED, STYLE
 
 FOLDER = Path(__file__).parents[1] / "docs" / "steps"

@@ -20,7 +20,15 @@ from slipstream.data import labels as selection
 from slipstream.data import series as missing
 from slipstream.data.files import read_tables
 from slipstream.data.folds import Fold
-from slipstream.data.prepare.chain import Limits, Replay, Source, find_source, mark_source_rows
+from slipstream.data.prepare.chain import (
+    PrepareChain,
+    Replay,
+    Source,
+    find_source,
+    mark_source_rows,
+    mark_unknown_rows,
+)
+from slipstream.data.prepare.steps import Limits
 from slipstream.data.roles import Roles, build_signature
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
 from slipstream.data.series import Flags, Ints, RawSeries, SeriesIndex, Times
@@ -172,8 +180,6 @@ def _read_source(config: Config, table: Any, replay: Replay | None, num_folds: i
     if not data.prepare:
         tables = read_tables(data, table)
         return find_source(config, data, tables, describe_files(tables))
-    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
-
     chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
     notes = describe_files(tables)
@@ -319,8 +325,6 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         data = data.model_copy(update={"id": data.id or table.file_column})
     index, static = stream.scan_index(table, data, roles.static)
     if data.prepare:
-        from slipstream.data.prepare.tables import mark_unknown_rows
-
         index = mark_unknown_rows(table, index, source.features)
         index = replace(index, look_ahead=source.tables[0].look_ahead)
     signature = build_signature(config, roles, index.step, source.classes)

@@ -16,7 +16,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.storage import compute_sha256, read_verified
 from slipstream.config import Config, Signature
-from slipstream.data.prepare.chain import Limits
+from slipstream.data.prepare.steps import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.models.files import (
     WEIGHTS_FILE,

@@ -16,7 +16,8 @@ from slipstream import runs
 from slipstream.base import storage
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Signature
-from slipstream.data.prepare.chain import Limits, Replay
+from slipstream.data.prepare.chain import Replay
+from slipstream.data.prepare.steps import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.optim import CORE, is_encoder_weight

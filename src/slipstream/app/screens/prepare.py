@@ -503,7 +503,8 @@ def list_created(workspace: Workspace, draft: Draft, present: Sequence[Column]) 
 def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple[str, str]]:
     from slipstream.app.screens.prepare_rows import refuse_large_joins
     from slipstream.app.settings import JOINED, NamedPath, refuse_path
-    from slipstream.data.prepare.chain import plan_steps, read_joins
+    from slipstream.data.prepare.chain import plan_steps
+    from slipstream.data.prepare.joins import read_joins
 
     try:
         (parsed,) = parse_steps([parse_step_values(workspace, step)])
@@ -527,7 +528,7 @@ def check_steps(config: Config, columns: Sequence[Column]) -> str:
     if not config.data.prepare:
         return ""
     from slipstream.app.screens.prepare_rows import refuse_large_joins
-    from slipstream.data.prepare.tables import PrepareChain, check_columns
+    from slipstream.data.prepare.chain import PrepareChain, check_columns
     from slipstream.data.table import DataTable, MemoryReader
 
     joined = [config.data.time_column] if config.data.time_column else []

@@ -31,8 +31,13 @@ from slipstream.config.prepare import (
 from slipstream.data import files, labels, splits
 from slipstream.data.columns import is_numeric, read_codes, read_numbers
 from slipstream.data.formats.options import ReadOptions
-from slipstream.data.prepare.chain import Source, find_source, mark_source_rows, plan_steps
-from slipstream.data.prepare.tables import PrepareChain
+from slipstream.data.prepare.chain import (
+    PrepareChain,
+    Source,
+    find_source,
+    mark_source_rows,
+    plan_steps,
+)
 from slipstream.data.roles import build_signature
 from slipstream.data.scaler import fit_column, order_columns
 from slipstream.data.series import (
@@ -215,7 +220,7 @@ def _select(table: DataTable, data: Data) -> DataTable:
     """Return the rows that `data.where` selects; without steps, the table has all of them."""
     if not data.where:
         return table
-    from slipstream.data.prepare.chain import PreparedReader
+    from slipstream.data.prepare.frames import PreparedReader
     from slipstream.data.roles import select_rows
 
     rows = list_rows(select_rows(table, data))

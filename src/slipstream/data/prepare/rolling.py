@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import ndimage
 
 from slipstream.base.errors import UserError
 from slipstream.config.prepare import parse_duration
@@ -209,6 +208,8 @@ def _rank_windows(values: Floats, rows: int) -> Floats:
 def _select_rank(values: Floats, rank: int, rows: int) -> Floats:
     if rows == 1:
         return values.copy()
+    from scipy import ndimage  # takes a while to import, and streams do not need it
+
     # the window ends at the row; rows before the first complete one are dropped
     origin = (rows - 1) // 2
     selected = ndimage.rank_filter(values, rank, size=rows, origin=origin)

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import UserError
-from slipstream.exporting.c.networks import format_double, format_floats
+from slipstream.base.text import format_c_double
+from slipstream.exporting.c.networks import format_floats
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -217,7 +218,7 @@ def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
     flat = values.reshape(len(values), -1)
     if not double:
         return ["{" + ", ".join(format_floats(one)) + "}" for one in flat.astype(np.float32)]
-    return ["{" + ", ".join(map(format_double, one)) + "}" for one in flat.tolist()]
+    return ["{" + ", ".join(map(format_c_double, one)) + "}" for one in flat.tolist()]
 
 
 COMPILERS = ("cc", "gcc", "clang")

@@ -16,19 +16,19 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.statistics import find_median
-from slipstream.base.text import escape_controls, format_count
+from slipstream.base.text import escape_controls, format_c_double, format_count
 from slipstream.config import Signature
 from slipstream.config.prepare import UnitStep, name_step
 from slipstream.data.files import read_tables
 from slipstream.data.filters import FilterDesign, design_filter
-from slipstream.data.prepare.chain import apply_step, split_frames
+from slipstream.data.prepare.frames import split_frames
+from slipstream.data.prepare.steps import StepInputs
 from slipstream.exporting.c.networks import (
     ACTIVATIONS,
     LANES,
     ConstArrays,
     NetworkShape,
     add_network,
-    format_double,
     format_floats,
     format_list,
     list_defines,
@@ -67,7 +67,7 @@ def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> It
             raw = np.stack([frame.columns[name] for name in steps.columns], axis=1)
             for step in steps.steps:
                 limits = model.limits.get(str(step.number))
-                frame = apply_step(step, frame, context=data.context, limits=limits)
+                frame = step.apply(frame, StepInputs(data.context, limits))
             every = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
             yield SeriesRows(frame.name, raw, np.stack(every, axis=1))
 
@@ -540,7 +540,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "shape_lines": format_defines(list_defines(shape)),
         "uses_dense": not shape.is_flat or bool(shape.sizes),
         "activation": ACTIVATIONS[model.activation],
-        "smallest_variance": f"{format_double(float(np.float32(SMALLEST_VARIANCE)))}f",
+        "smallest_variance": f"{format_c_double(float(np.float32(SMALLEST_VARIANCE)))}f",
         "norm_epsilon": SMALLEST_VARIANCE,
         "first_slots": _list_ints(np.cumsum([0, *shape.slots[:-1]])),
         "num_slots": _list_ints(shape.slots),
@@ -585,7 +585,7 @@ def _list_scaling(model: PortableModel) -> dict[str, Any]:
             result[f"{group}_{part}"] = format_list(numbers, double=True)
     if signature.output_range is not None and not signature.classes:
         low, high = signature.output_range
-        result |= {"output_low": format_double(low), "output_high": format_double(high)}
+        result |= {"output_low": format_c_double(low), "output_high": format_c_double(high)}
         for name, edge, outwards in (("lowest", low, -math.inf), ("highest", high, math.inf)):
             scaled = [(edge - scaler.shift[one]) / scaler.size[one] for one in signature.targets]
             rounded = np.nextafter(np.array(scaled, dtype=np.float32), np.float32(outwards))
