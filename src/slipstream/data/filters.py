@@ -117,8 +117,7 @@ def design_low_pass(cutoff: float, order: int) -> FilterDesign:
     sampling rate. The sections are those of `scipy.signal.butter`, to the bit: data that were
     prepared with them must not change."""
     warped = 4 * np.tan(np.pi * cutoff / 2)  # for a rate of 2, as the transform below
-    angles = np.pi * np.arange(-order + 1, order, 2) / (2 * order)
-    analog = -np.exp(1j * angles) * warped
+    analog = -np.exp(1j * np.pi * np.arange(-order + 1, order, 2) / (2 * order)) * warped
     gain = warped**order * np.real(1 / np.prod(4 - analog))
     poles = (4 + analog) / (4 - analog)
     # one pole of each conjugate pair, the fastest to settle first; the two may differ by rounding
