@@ -29,7 +29,7 @@ from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.config import SIMULATED, Config, Data
 from slipstream.config.data import find_matches
-from slipstream.config.prepare import STEPS, JoinStep, LabelStep, parse_steps
+from slipstream.config.prepare import STEPS, JoinStep, parse_steps
 from slipstream.runs import to_json, write_text
 from slipstream.runs.config import ChangedTarget, list_changed_targets
 
@@ -515,11 +515,10 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
             refuse_path(workspace, NamedPath(JOINED, parsed.path))
             refuse_large_joins([parsed])
             joined = {n: join.column_names for n, join in read_joins(data, {}).items()}
-        writes = plan_steps(data, joined).written
+        plan = plan_steps(data, joined)
     except (UserError, ValueError, OSError):
         return []
-    kind = "text" if isinstance(parsed, LabelStep) else "number"
-    return [(name, kind) for name in writes]
+    return [(name, "text" if name in plan.labels else "number") for name in plan.written]
 
 
 def check_steps(config: Config, columns: Sequence[Column]) -> str:

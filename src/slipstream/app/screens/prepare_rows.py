@@ -18,16 +18,7 @@ import numpy as np
 
 from slipstream.base.errors import UserError
 from slipstream.config import SIMULATED, Config, Data, Signature, Split
-from slipstream.config.prepare import (
-    CalendarStep,
-    ClipStep,
-    FilterStep,
-    FormulaStep,
-    JoinStep,
-    OutliersStep,
-    PrepareStep,
-    UnitStep,
-)
+from slipstream.config.prepare import JoinStep, PrepareStep
 from slipstream.data import files, labels, splits
 from slipstream.data.columns import is_numeric, read_codes, read_numbers
 from slipstream.data.formats.options import ReadOptions
@@ -38,6 +29,7 @@ from slipstream.data.prepare.chain import (
     mark_source_rows,
     plan_steps,
 )
+from slipstream.data.prepare.steps import make_step
 from slipstream.data.roles import build_signature
 from slipstream.data.scaler import fit_column, order_columns
 from slipstream.data.series import (
@@ -211,7 +203,6 @@ def _run(data: Data, steps: Sequence[PrepareStep], table: DataTable) -> tuple[Da
             "rows; training fits the range on the training rows"
             for number, limits in prepared.limits.items()
             for name, (low, high) in limits.items()
-            if isinstance(steps[int(number) - 1], OutliersStep)
         ]
     return prepared.tables[0], [*prepared.notes, *prepared.left_out, *notes]
 
@@ -509,8 +500,6 @@ def _parse_time(text: str, *, dates: bool) -> float:
 
 SAMPLE_ROWS = 200_000
 """Rows of a large file on which columns are checked"""
-KEEP_ROWS = (CalendarStep, ClipStep, FilterStep, FormulaStep, UnitStep)
-"""Steps of `data.prepare` after which there are as many rows as before"""
 Report = Callable[[float], None]
 
 
@@ -605,7 +594,7 @@ def _find_unchecked(data: Data) -> str:
         "data.split.stratified assigns classes": data.split.stratified,
         'data.missing = "drop" drops rows': data.missing == "drop",
         "steps of data.prepare change the number of rows": not all(
-            isinstance(step, KEEP_ROWS) for step in data.prepare
+            make_step(number, step).keeps_rows for number, step in enumerate(data.prepare, start=1)
         ),
     }
     return next((text for text, is_set in settings.items() if is_set), "")

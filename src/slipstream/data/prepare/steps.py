@@ -136,9 +136,19 @@ class Step(Generic[Settings]):
         return {}
 
     @property
+    def units(self) -> dict[str, str]:
+        """The new units of columns that it converts."""
+        return {}
+
+    @property
     def needs_times(self) -> bool:
         """Whether it works on data with a time column only."""
         return False
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether the number of rows after it can be told without reading all of them."""
+        return not (self.changes_rows or self.is_fitted or self.reads_table or self.labels)
 
     def check(self) -> None:
         """Refuse settings that no data can satisfy, beyond what the config checks."""
@@ -565,6 +575,10 @@ class InPlaceStep(Step[InPlaceSettings]):
 
 class UnitConversion(InPlaceStep[UnitStep]):
     """Columns in another unit."""
+
+    @property
+    def units(self) -> dict[str, str]:
+        return dict.fromkeys(self.config.columns, self.config.unit)
 
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         factor, offset = self.config.factor, self.config.offset

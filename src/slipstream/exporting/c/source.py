@@ -18,11 +18,11 @@ import numpy.typing as npt
 from slipstream.base.statistics import find_median
 from slipstream.base.text import escape_controls, format_c_double, format_count
 from slipstream.config import Signature
-from slipstream.config.prepare import UnitStep, name_step
+from slipstream.config.prepare import name_step
 from slipstream.data.files import read_tables
 from slipstream.data.filters import FilterDesign, design_filter
 from slipstream.data.prepare.frames import split_frames
-from slipstream.data.prepare.steps import StepInputs
+from slipstream.data.prepare.steps import StepInputs, make_step
 from slipstream.exporting.c.networks import (
     ACTIVATIONS,
     LANES,
@@ -328,9 +328,8 @@ def _list_columns(layout: CLayout) -> Iterator[str]:
 def _list_named(layout: CLayout, names: Sequence[str]) -> Iterator[str]:
     scaler = layout.model.scaler
     units = dict(layout.about.units)
-    for step in layout.model.config.data.prepare:
-        if isinstance(step, UnitStep):
-            units |= dict.fromkeys(step.columns, step.unit)
+    for number, step in enumerate(layout.model.config.data.prepare, start=1):
+        units |= make_step(number, step).units
     for i, name in enumerate(names):
         unit = f" [{units[name]}]" if name in units else ""
         yield f"  {i}  {name}{unit}: {scaler.low[name]:g} to {scaler.high[name]:g}"
