@@ -176,7 +176,7 @@ class CalendarStep(Section):
         ):
             return settings
         dates = [
-            str(one) if isinstance(one, datetime.date) else one for one in settings["holidays"]
+            str(day) if isinstance(day, datetime.date) else day for day in settings["holidays"]
         ]
         return settings | {"holidays": dates}
 
@@ -374,7 +374,7 @@ PrepareStep = (
     | OutliersStep
 )
 STEPS: dict[str, type[Section]] = {
-    one.model_fields["step"].default: one for one in get_args(PrepareStep)
+    section.model_fields["step"].default: section for section in get_args(PrepareStep)
 }
 
 
@@ -406,7 +406,7 @@ def _parse_step(number: int, entry: Any) -> Any:
     try:
         return STEPS[kind].model_validate(dict(entry))
     except ValidationError as error:
-        problems = "; ".join(one.message for one in explain(error, STEPS[kind]))
+        problems = "; ".join(problem.message for problem in explain(error, STEPS[kind]))
         raise ValueError(f"{name_step(number, kind)}: {problems}") from None
 
 

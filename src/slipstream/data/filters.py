@@ -209,8 +209,8 @@ def _filter_recursively(values: Floats, sections: Floats) -> Floats:
     begin = int(known[0])
     first, filled = values[begin], fill_forward(values)
     state = np.zeros((len(sections), 2, 1))
-    for some in range(begin, len(values), rolling.CHUNK_ROWS):
-        rows = slice(some, some + rolling.CHUNK_ROWS)
+    for row in range(begin, len(values), rolling.CHUNK_ROWS):
+        rows = slice(row, row + rolling.CHUNK_ROWS)
         filtered, state = run_sections(sections, state, filled[rows, None] - first)
         result[rows] = filtered[:, 0]
     result += first

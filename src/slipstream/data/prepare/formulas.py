@@ -9,6 +9,7 @@ backticks.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,7 @@ from slipstream.data.prepare.calendars import convert_to_local
 from slipstream.data.prepare.rolling import split_rows
 
 Floats = npt.NDArray[np.float64]
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -305,7 +306,7 @@ class Formula:
     @property
     def needs_times(self) -> bool:
         """Whether it uses the time stamps of the rows."""
-        return any(one.function.takes == "times" for one in _list_operations(self.root))
+        return any(node.function.takes == "times" for node in _list_operations(self.root))
 
     @property
     def look_back(self) -> int | None:
@@ -338,9 +339,9 @@ class Formula:
         parts = split_rows(num_rows, num_rows if back is None else back, ahead)
         with np.errstate(all="ignore"):
             for read, write, inner in parts:
-                some = {name: columns[name][read] for name in names}
+                part = {name: columns[name][read] for name in names}
                 stamps = None if local is None else local[read]
-                values = _evaluate(self.root, some, stamps, read.stop - read.start)
+                values = _evaluate(self.root, part, stamps, read.stop - read.start)
                 result[write] = np.broadcast_to(values, read.stop - read.start)[inner]
         result[~np.isfinite(result)] = np.nan
         return result
@@ -500,10 +501,10 @@ class _Parser:
 
     def read_rows(self, node: ast.expr, name: str, function: Function) -> int:
         value = _read_literal(node)
-        low = -MOST_ROWS if function.takes == "shift" else function.fewest_rows
-        if not isinstance(value, int) or not low <= value <= MOST_ROWS:
+        low = -MAX_ROWS if function.takes == "shift" else function.fewest_rows
+        if not isinstance(value, int) or not low <= value <= MAX_ROWS:
             problem = (
-                f"the second argument of {name} is a whole number of rows, {low} to {MOST_ROWS}"
+                f"the second argument of {name} is a whole number of rows, {low} to {MAX_ROWS}"
             )
             if name in ("min", "max"):
                 problem += f"; for the {name[:3]} of two values use {name}imum(a, b)"
@@ -542,14 +543,15 @@ def _read_literal(node: ast.expr) -> int | float | None:
 
 def _list_columns(node: Node) -> list[ColumnName]:
     if isinstance(node, Operation):
-        return [leaf for one in node.arguments for leaf in _list_columns(one)]
+        return [leaf for argument in node.arguments for leaf in _list_columns(argument)]
     return [node] if isinstance(node, ColumnName) else []
 
 
 def _list_operations(node: Node) -> list[Operation]:
     if not isinstance(node, Operation):
         return []
-    return [node, *(one for argument in node.arguments for one in _list_operations(argument))]
+    inner = (_list_operations(argument) for argument in node.arguments)
+    return [node, *itertools.chain.from_iterable(inner)]
 
 
 def _get_reach(node: Node) -> tuple[int | None, int]:
@@ -558,10 +560,10 @@ def _get_reach(node: Node) -> tuple[int | None, int]:
         return 0, 0
     back, ahead = node.function.get_reach(node.rows)
     reaches = [_get_reach(argument) for argument in node.arguments]
-    inner_back = [one for one, _ in reaches if one is not None]
+    inner_back = [rows for rows, _ in reaches if rows is not None]
     bounded = back is not None and len(inner_back) == len(reaches)
     furthest = max(inner_back, default=0) + (back or 0) if bounded else None
-    return furthest, max((one for _, one in reaches), default=0) + ahead
+    return furthest, max((rows for _, rows in reaches), default=0) + ahead
 
 
 def _evaluate(node: Node, columns: Mapping[str, Floats], local: Any, num_rows: int) -> Any:
@@ -572,7 +574,7 @@ def _evaluate(node: Node, columns: Mapping[str, Floats], local: Any, num_rows: i
     function = node.function
     if function.takes == "times":
         return function.compute(local)
-    values = [_evaluate(one, columns, local, num_rows) for one in node.arguments]
+    values = [_evaluate(argument, columns, local, num_rows) for argument in node.arguments]
     if function.takes == "values" and not function.unbounded:
         return function.compute(*values)
     column = np.ascontiguousarray(np.broadcast_to(values[0], num_rows))

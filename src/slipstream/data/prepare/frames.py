@@ -105,11 +105,11 @@ def split_frames(
     frames = []
     for series in ordered:
         rows = series.rows
-        at: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        picked = {name: values[at] for name, values in numbers.items()}
-        every = range(len(rows))
+        key: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
+        own = {name: values[key] for name, values in numbers.items()}
+        origin = range(len(rows))
         frames.append(
-            SeriesFrame(series.name, rows, first_position, series.time, series.step, picked, every)
+            SeriesFrame(series.name, rows, first_position, series.time, series.step, own, origin)
         )
         first_position += len(rows)
     return frames
@@ -197,23 +197,23 @@ def mark_positions(positions: Floats, training: Flags, offsets: Ints) -> Flags:
     `positions` are those of the rows after the last step. What lies between two training rows that
     follow each other was made into the later one.
     """
-    at = positions.astype(np.int64)
-    marks = np.zeros(int(at.max()) + 1, dtype=bool)
-    marks[at[training]] = True
-    follows = training[1:] & training[:-1] & (np.diff(at) > 1)
-    follows[offsets[1:-1] - 1] = False
+    rows = positions.astype(np.int64)
+    marks = np.zeros(int(rows.max()) + 1, dtype=bool)
+    marks[rows[training]] = True
+    follows = training[1:] & training[:-1] & (np.diff(rows) > 1)
+    follows[offsets[1:-1] - 1] = False  # the last row of a series and the first of the next
     change = np.zeros(len(marks), dtype=np.int64)
-    np.add.at(change, at[:-1][follows] + 1, 1)
-    np.add.at(change, at[1:][follows], -1)
+    np.add.at(change, rows[:-1][follows] + 1, 1)
+    np.add.at(change, rows[1:][follows], -1)
     return np.asarray(marks | (np.cumsum(change) > 0))
 
 
-def _join_rows(every: Sequence[Ints | range]) -> Ints | None:
+def _join_rows(parts: Sequence[Ints | range]) -> Ints | None:
     """Return the rows of all series; None where they are all rows from the first on, in order."""
     expected = 0
-    for rows in every:
+    for rows in parts:
         if not isinstance(rows, range) or rows.start != expected:
-            return np.concatenate([list_rows(one) for one in every])
+            return np.concatenate([list_rows(part) for part in parts])
         expected = rows.stop
     return None
 

@@ -67,12 +67,12 @@ def match_rows(
     """
     _check_times(times, other_times)
     known_from = other_times + _get_wait(times, period, label, delay)
-    at = times
+    moments = times
     if times.dtype != np.int64 and period is not None:
-        at = times + ROUNDING * to_span(period, times, "period")
-    rows = np.searchsorted(known_from, at, side="right") - 1
+        moments = times + ROUNDING * to_span(period, times, "period")
+    rows = np.searchsorted(known_from, moments, side="right") - 1
     if limit is not None and len(other_times):
-        old = at - known_from[rows] >= to_span(limit, times, "limit")
+        old = moments - known_from[rows] >= to_span(limit, times, "limit")
         rows[old] = -1
     if len(rows) and (rows < 0).all():
         raise UserError(
@@ -185,11 +185,11 @@ def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTab
         "time_format": step.time_format or data.time_format,
         **dict.fromkeys(("skip_rows", "sheet", "variable")),  # it is laid out as it is
     }
-    theirs = data.model_copy(update=settings)
+    joined_data = data.model_copy(update=settings)
     try:
-        tables = read_tables(theirs, None if is_path else source)
+        tables = read_tables(joined_data, None if is_path else source)
         table = tables[0] if len(tables) == 1 else concatenate_tables(tables)
-        return _split_join(step, where, table, theirs)
+        return _split_join(step, where, table, joined_data)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 
