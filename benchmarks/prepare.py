@@ -40,8 +40,8 @@ RUN = """
 import json, sys, time
 from slipstream.config import Config
 from slipstream.data.dataset import load_dataset
-from slipstream.data.io.files import read_tables
-from slipstream.data.prepare.chain.tables import PrepareChain
+from slipstream.data.files import read_tables
+from slipstream.data.prepare.chain import PrepareChain
 
 what, small, large = sys.argv[1], *map(json.loads, sys.argv[2:])
 

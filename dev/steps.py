@@ -19,8 +19,7 @@ from matplotlib.figure import Figure
 from slipstream import config as configs
 from slipstream.data.columns import read_column
 from slipstream.data.files import read_tables
-from slipstream.data.prepare.chain import Replay
-from slipstream.data.prepare.tables import PrepareChain
+from slipstream.data.prepare.chain import PrepareChain, Replay
 
 FOLDER = Path(__file__).parents[1] / "docs" / "steps"
 BEFORE, AFTER, OTHER, WARNING = "#9ca3af", "#2563eb", "#f59e0b", "#dc2626"

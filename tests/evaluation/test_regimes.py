@@ -7,8 +7,8 @@ import pytest
 
 from slipstream.inference.evaluate import (
     ErrorRatio,
-    Places,
     RowErrors,
+    SeriesPositions,
     choose_regime,
     compare_errors,
     measure_warm_up,
@@ -21,7 +21,7 @@ COSTS = (12_000, 100)
 def make_places(num_series, rows=100):
     offsets = np.arange(num_series + 1) * rows
     index = SimpleNamespace(segments=offsets[:-1], offsets=offsets)
-    return Places(SimpleNamespace(index=index))
+    return SeriesPositions(SimpleNamespace(index=index))
 
 
 def make_errors(values):

@@ -15,7 +15,7 @@ import slipstream
 from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
 from slipstream.config import Config
-from slipstream.inference.evaluate import find_obstacle
+from slipstream.inference.networks import explain_no_steps
 from tests.conftest import merged, small_config, waves
 
 ROWS, CONTEXT, GAP = 90, 8, 40
@@ -162,21 +162,27 @@ def test_a_filter_runs_from_the_first_row_of_a_carried_state(result):
         ({"patch": 2}, "model.patch = 2"),
         ({"normalize": "last"}, 'model.normalize = "last"'),
         ({"normalize": "window"}, 'model.normalize = "window"'),
-        ({"kind": "mlp"}, 'model.kind = "mlp" has no state'),
-        ({"kind": "linear"}, 'model.kind = "linear" has no state'),
-        ({"kind": "transformer"}, 'model.kind = "transformer" has no state'),
-        ({"kind": "nets:Mixer"}, 'model.kind = "nets:Mixer" has no state'),
+        ({"kind": "mlp"}, 'model.kind = "mlp" reads a window as a whole and has no state'),
+        ({"kind": "linear"}, 'model.kind = "linear" reads a window as a whole and has no state'),
+        (
+            {"kind": "transformer"},
+            'model.kind = "transformer" reads a window as a whole and has no state',
+        ),
+        (
+            {"kind": "nets:Mixer"},
+            'model.kind = "nets:Mixer" reads a window as a whole and has no state',
+        ),
     ],
 )
 def test_a_carried_state_is_refused_with_the_setting(model, message):
-    obstacle = find_obstacle(Config(model=model, data={"context": 8}))
+    obstacle = explain_no_steps(Config(model=model, data={"context": 8}).model)
     assert obstacle is not None
     assert message in obstacle
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "tcn"])
 def test_a_carried_state_is_possible(kind):
-    assert find_obstacle(Config(model={"kind": kind})) is None
+    assert explain_no_steps(Config(model={"kind": kind}).model) is None
 
 
 def test_where_it_is_refused_windows_are_still_scored(tmp_path):

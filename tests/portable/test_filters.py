@@ -11,8 +11,14 @@ from scipy import signal
 
 from slipstream.base.errors import UserError
 from slipstream.config import Config, PredictFilter, Signature
-from slipstream.data.filters import RowFilter, design_filter, make_filter
-from slipstream.data.prepare.filters import apply_filter
+from slipstream.config.prepare import FilterStep
+from slipstream.data.filters import (
+    RowFilter,
+    design_filter,
+    design_low_pass,
+    filter_column,
+    make_filter,
+)
 
 KINDS = [
     {"kind": "moving_average", "rows": 7},
@@ -59,7 +65,7 @@ def test_the_filters_equal_those_of_data_prepare(settings):
     known = dict(settings)
     if settings["kind"] == "butterworth" and "rows" in settings:
         known["cutoff_hz"] = 1 / known.pop("rows")
-    expected = apply_filter(values, **known, step_s=1.0)
+    expected = filter_column(values, design_filter(FilterStep(columns=("x",), **known), 1.0))
     np.testing.assert_allclose(build(settings).apply(values), expected, rtol=1e-12)
 
 
@@ -71,6 +77,15 @@ def test_the_low_pass_is_that_of_scipy(order):
     impulse[3] = 1.0  # the first row is 0: the filter starts from rest
     expected = signal.sosfilt(signal.butter(order, 2 / 11, output="sos"), impulse)
     np.testing.assert_allclose(RowFilter(design).apply(impulse), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", range(1, 11))
+def test_the_sections_are_those_of_scipy_to_the_bit(order):
+    """A run whose data were filtered with them is resumed only if its data are the same."""
+    for cutoff in [0.002, 0.1, 0.2, 0.5, 2 / 3, *np.random.default_rng(0).uniform(0.001, 0.98, 50)]:
+        expected = signal.butter(order, cutoff, output="sos")
+        sections = np.insert(design_low_pass(cutoff, order).sections, 3, 1.0, axis=1)
+        np.testing.assert_array_equal(sections, expected)
 
 
 @pytest.mark.parametrize("settings", KINDS)

@@ -272,11 +272,11 @@ def test_the_state_of_another_model_is_refused(runs):
 )
 def test_steps_that_cannot_be_streamed_are_refused_by_name(step, message):
     from slipstream.config import Data
-    from slipstream.inference.stream import StreamedSteps
+    from slipstream.data.prepare.rows import RowSteps
 
     data = Data(time="time", prepare=[step])
     with pytest.raises(UserError, match=message):
-        StreamedSteps(data, ["b", "d"], {}, 1.0)
+        RowSteps(data, ["b", "d"], {}, 1.0)
 
 
 def test_a_model_without_a_state_cannot_carry_one(runs):

@@ -193,3 +193,15 @@ def _find_secrets(url: str) -> Iterator[str]:
         yield from filter(None, [value] if name in MASKED else [name, value])
         for part in re.split(r"[;}]", unquote_plus(value)):  # odbc_connect is a list of options
             yield from filter(None, [part.partition("=")[2].strip("{")])
+
+
+def format_c_double(value: float) -> str:
+    """Return a number in C: a hexadecimal literal, which is exact; whole numbers stay readable."""
+    if not math.isfinite(value):
+        return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{value:.1f}"
+    digits, _, exponent = value.hex().partition("p")
+    whole, _, fraction = digits.partition(".")
+    fraction = fraction.rstrip("0")
+    return f"{whole}.{fraction or '0'}p{exponent}"

@@ -58,6 +58,53 @@ class ResampleStep(Section):
         return self
 
 
+MAX_FILTER_ROWS = {
+    "ema": 1_000_000,
+    "moving_average": 1_000_000,
+    "median": 100_001,
+    "savgol": 1001,
+}
+MAX_FILTER_ORDER = {"butterworth": 10, "savgol": 5}
+DEFAULT_FILTER_ORDER = 2
+
+
+def check_filter(
+    kind: str,
+    rows: int | None,
+    cutoff_hz: float | None,
+    order: int | None,
+    max_rows: Mapping[str, int],
+) -> None:
+    """Refuse settings that make no filter, of columns or of predictions.
+
+    `max_rows` is the largest `rows` of each kind that takes them. A Butterworth filter takes a
+    cut-off in Hz, and where it is listed there also `rows`, the period of the cut-off.
+    """
+    takes = ["rows"] if kind in max_rows else []
+    takes += ["cutoff_hz"] if kind == "butterworth" else []
+    lengths = {"rows": rows, "cutoff_hz": cutoff_hz}
+    given = [name for name, value in lengths.items() if value is not None]
+    for name in given:
+        if name not in takes:
+            raise ValueError(f'kind = "{kind}" takes {takes[0]}, not {name}; remove it')
+    if len(given) != 1:
+        what = takes[0] if len(takes) == 1 else f"either {' or '.join(takes)}"
+        raise ValueError(f'kind = "{kind}" needs {what}')
+    if order is not None and kind not in MAX_FILTER_ORDER:
+        raise ValueError(f'order does not apply to kind = "{kind}"; remove it')
+    degree = order or DEFAULT_FILTER_ORDER
+    if degree > MAX_FILTER_ORDER.get(kind, degree):
+        raise ValueError(
+            f'order is {order}; kind = "{kind}" takes at most {MAX_FILTER_ORDER[kind]}'
+        )
+    # a polynomial needs more rows than its degree; half the sampling rate is a period of two rows
+    fewest = {"savgol": degree + 1, "butterworth": 3}.get(kind, 1)
+    if rows is not None and not fewest <= rows <= max_rows[kind]:
+        raise ValueError(
+            f'rows is {rows}; kind = "{kind}" takes from {fewest} to {max_rows[kind]:,}'
+        )
+
+
 class FilterStep(Section):
     """Smooth columns over past rows."""
 
@@ -70,7 +117,7 @@ class FilterStep(Section):
     """Length in rows: the window, or the span of an exponential average."""
     cutoff_hz: PositiveFloat | None = None
     """Cut-off frequency of a Butterworth filter, below half of the sampling rate."""
-    order: Annotated[int, Field(ge=1, le=20)] | None = None
+    order: Count | None = None
     """Order of a Butterworth filter, or degree of the Savitzky-Golay polynomial (default 2)."""
     centered: bool = False
     """Use as many rows after as before each row; needs `lookahead`."""
@@ -86,21 +133,11 @@ class FilterStep(Section):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        needs, other = ("rows", "cutoff_hz")
-        if self.kind == "butterworth":
-            needs, other = other, needs
-        if getattr(self, needs) is None:
-            raise ValueError(f'kind = "{self.kind}" needs {needs}')
-        if getattr(self, other) is not None:
-            raise ValueError(f'kind = "{self.kind}" takes {needs}, not {other}; remove it')
-        if self.order is not None and self.kind not in ("butterworth", "savgol"):
-            raise ValueError(f'order does not apply to kind = "{self.kind}"; remove it')
+        check_filter(self.kind, self.rows, self.cutoff_hz, self.order, MAX_FILTER_ROWS)
         if self.centered and self.kind in ("ema", "butterworth"):
             raise ValueError(f'kind = "{self.kind}" cannot be centered; remove it')
-        if self.kind == "savgol" and self.rows is not None and self.rows <= (self.order or 2):
-            raise ValueError(
-                f"a polynomial of degree {self.order or 2} needs more rows; raise rows"
-            )
+        if self.centered and self.rows is not None and self.rows % 2 == 0:
+            raise ValueError(f"rows is {self.rows}; a centered filter needs an odd number of rows")
         _check_outputs(self.columns, self.into)
         return self
 
@@ -140,7 +177,7 @@ class CalendarStep(Section):
         ):
             return settings
         dates = [
-            str(one) if isinstance(one, datetime.date) else one for one in settings["holidays"]
+            str(day) if isinstance(day, datetime.date) else day for day in settings["holidays"]
         ]
         return settings | {"holidays": dates}
 
@@ -338,7 +375,7 @@ PrepareStep = (
     | OutliersStep
 )
 STEPS: dict[str, type[Section]] = {
-    one.model_fields["step"].default: one for one in get_args(PrepareStep)
+    section.model_fields["step"].default: section for section in get_args(PrepareStep)
 }
 
 
@@ -370,7 +407,7 @@ def _parse_step(number: int, entry: Any) -> Any:
     try:
         return STEPS[kind].model_validate(dict(entry))
     except ValidationError as error:
-        problems = join_messages(one.message for one in explain(error, STEPS[kind]))
+        problems = join_messages(problem.message for problem in explain(error, STEPS[kind]))
         raise ValueError(f"{name_step(number, kind)}: " + problems) from None
 
 

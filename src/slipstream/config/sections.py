@@ -10,6 +10,7 @@ from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, 
 from slipstream.config.data import Data
 from slipstream.config.errors import format_value
 from slipstream.config.model import Model
+from slipstream.config.prepare import MAX_FILTER_ORDER, check_filter
 from slipstream.config.train import (
     Augment,
     Engine,
@@ -64,31 +65,21 @@ class PredictFilter(Section):
 
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        name, kind = "predict.filter", self.kind
-        if kind == "none":
-            return self
-        takes_cutoff = kind == "butterworth"
-        if self.cutoff_hz is not None and not takes_cutoff:
-            raise ValueError(f'{name}: kind = "{kind}" takes rows, not cutoff_hz; remove it')
-        if (self.rows is None) == (self.cutoff_hz is None):
-            what = "either rows or cutoff_hz" if takes_cutoff else "rows"
-            raise ValueError(f'{name}: kind = "{kind}" needs {what}')
-        if self.order is not None and kind not in HIGHEST_ORDER:
-            raise ValueError(f'{name}: order does not apply to kind = "{kind}"; remove it')
-        order, highest = self.order or 2, HIGHEST_ORDER.get(kind, 2)
-        if order > highest:
-            raise ValueError(f'{name}: order is {order}; kind = "{kind}" takes at most {highest}')
-        fewest = {"savgol": order + 1, "butterworth": 3}.get(kind, 1)
-        if self.rows is not None and not fewest <= self.rows <= MAX_ROWS[kind]:
-            raise ValueError(
-                f'{name}: rows is {self.rows}; kind = "{kind}" takes from {fewest} to '
-                f"{MAX_ROWS[kind]:,} here"
-            )
+        if self.kind != "none":
+            try:
+                check_filter(self.kind, self.rows, self.cutoff_hz, self.order, MAX_FILTER_ROWS)
+            except ValueError as error:
+                raise ValueError(f"predict.filter: {error}") from None
         return self
 
 
-MAX_ROWS = {"moving_average": 10_000, "ema": 1_000_000, "savgol": 1001, "butterworth": 1_000_000}
-HIGHEST_ORDER = {"savgol": 5, "butterworth": 10}
+MAX_FILTER_ROWS = {
+    "moving_average": 10_000,
+    "ema": 1_000_000,
+    "savgol": 1001,
+    "butterworth": 1_000_000,
+}
+"""Shorter averages than of columns: every number of a prediction keeps as many past ones"""
 
 
 class Predict(Section):
@@ -309,7 +300,7 @@ class Config(Section):
                 + Setting({"data.stride": 1})
                 + ', or predict.filter = "none"'
             )
-        if data.task == "classify" and filter_.kind in HIGHEST_ORDER:
+        if data.task == "classify" and filter_.kind in MAX_FILTER_ORDER:
             raise ValueError(
                 f'{setting} could make a probability negative; use "moving_average" or "ema"'
             )

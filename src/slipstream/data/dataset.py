@@ -25,7 +25,8 @@ from slipstream.data.loading import (
     read_source,
     should_stream,
 )
-from slipstream.data.prepare.chain import Limits, Replay, Source
+from slipstream.data.prepare.chain import Replay, Source, mark_unknown_rows
+from slipstream.data.prepare.steps import Limits
 from slipstream.data.roles import build_signature
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
 from slipstream.data.series import Ints, SeriesIndex, Times
@@ -242,8 +243,6 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         data = data.model_copy(update={"id": data.id or table.file_column})
     index, static = stream.scan_index(table, data, roles.static)
     if data.prepare:
-        from slipstream.data.prepare.tables import mark_unknown_rows
-
         index = mark_unknown_rows(table, index, source.features)
         index = replace(index, look_ahead=source.tables[0].look_ahead)
     signature = build_signature(config, roles, index.step, source.classes)

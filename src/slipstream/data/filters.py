@@ -1,7 +1,23 @@
-"""Filters of predictions (`predict.filter`), row after row, with state; numpy only.
+"""Filters of columns (`data.prepare`) and of predictions (`predict.filter`).
 
-`make_filter(config, signature)` returns None or a `PredictionFilter`, which takes predictions in
-physical units, or probabilities of classes:
+`design_filter(settings, step)` returns the coefficients of either, and numpy suffices for them:
+
+| kind | what it is | rows before the first | a missing value | delay in rows |
+|---|---|---|---|---|
+| moving_average | the mean of the last `rows` | do not count | does not count | (rows - 1) / 2 |
+| median | the median of the last `rows` | do not count | does not count | (rows - 1) / 2 |
+| ema | y += 2 / (rows + 1) * (x - y) | hold its value | holds the last known | (rows - 1) / 2 |
+| savgol | a polynomial of `order` over the last `rows` | hold its value | stays `rows` rows | 0 |
+| butterworth | a low pass of `order` | hold its value | holds the last known | it depends |
+
+The delay is by how many rows the filtered value of a steady change is late. Where a value is
+missing, so is the filtered one; predictions are never missing. All filters leave a constant exactly
+as it is, because they work on differences from a value.
+
+Columns: `filter_column` filters a whole column, `filter_newest` and `filter_value` its next row.
+
+Predictions: `make_filter(config, signature)` returns None or a `PredictionFilter`, which takes
+predictions in physical units, or probabilities of classes:
 
     filter = make_filter(config, signature)
     for prediction in stream:               # [steps, targets, quantiles] or [steps, classes]
@@ -12,16 +28,6 @@ physical units, or probabilities of classes:
 on from what came before; both are equal to 1e-12. Every number of a prediction has a filter of its
 own. Afterwards quantiles are sorted, since two that cross mean nothing, and numbers are limited to
 `model.output_range`; the state is not. `filter.design` holds the coefficients, for other languages.
-
-| kind | what it is | rows before the first | delay in rows |
-|---|---|---|---|
-| moving_average | the mean of the last `rows` | do not count | (rows - 1) / 2 |
-| ema | y += 2 / (rows + 1) * (x - y) | hold its value | (rows - 1) / 2 |
-| savgol | a polynomial of `order` over the last `rows`, at the newest | hold its value | 0 |
-| butterworth | low pass of `order` at `cutoff_hz`, or period `rows` | hold its value | it depends |
-
-The delay is by how many rows the filtered value of a steady change is late. All filters leave a
-constant as it is: they work on the differences from the first value.
 """
 
 import itertools
@@ -35,16 +41,21 @@ import numpy.typing as npt
 
 from slipstream.base.errors import UserError
 from slipstream.config import Config, PredictFilter, Signature
+from slipstream.config.prepare import DEFAULT_FILTER_ORDER, FilterStep
+from slipstream.data.prepare import rolling
+from slipstream.data.series import fill_forward
 
 Floats = npt.NDArray[np.float64]
-DEFAULT_ORDER = 2
+MAX_POWER = 1e6
+"""Up to this power of row numbers, weights are exact to 1e-12, and those of
+`scipy.signal.savgol_coeffs`: data that were prepared with them must not change"""
 CHUNK_NUMBERS = 1 << 22
 """Products in work at a time"""
 
 
 @dataclass(frozen=True)
 class FilterDesign:
-    """The coefficients of a filter: either weights or sections."""
+    """The coefficients of a filter: either weights, sections, or of a median neither."""
 
     kind: str
     delay_rows: float
@@ -53,81 +64,221 @@ class FilterDesign:
     """Of the last rows, the newest first; they add up to 1. A moving average of fewer rows, at the
     start, is their mean; for `savgol` the rows before the first hold its value"""
     sections: Floats
-    """[S, 5]: b0, b1, b2, a1, a2 of each second-order section, one after the other, each with the
-    gain 1: y = b0 x + s1; s1 = b1 x - a1 y + s2; s2 = b2 x - a2 y"""
+    """[S, 5]: b0, b1, b2, a1, a2 of each second-order section, one after the other, together with
+    the gain 1: y = b0 x + s1; s1 = b1 x - a1 y + s2; s2 = b2 x - a2 y"""
+    rows: int = 0
+    """The length of the window; 0 where there are sections"""
+    ahead: int = 0
+    """How many of these rows come after the filtered one"""
 
 
-def design_filter(settings: PredictFilter, step: float | None) -> FilterDesign | None:
+def design_filter(settings: PredictFilter | FilterStep, step: float | None) -> FilterDesign | None:
     """Return the coefficients; None where there is no filter. `step` is the time from row to row in
     seconds, or in the unit of the time column where it holds numbers."""
-    kind, rows, order = settings.kind, settings.rows, settings.order or DEFAULT_ORDER
-    weights, sections = np.empty(0), np.empty((0, 5))
-    if kind == "none":
+    if settings.kind == "none":
         return None
-    if kind == "butterworth":
-        sections = _design_butterworth(_find_cutoff(settings, step), order)
-    elif kind == "ema":
-        assert rows is not None
-        weight = 2 / (rows + 1)
-        sections = np.array([[weight, 0.0, 0.0, weight - 1, 0.0]])
-    elif kind == "savgol":
-        assert rows is not None
-        weights = _fit_newest(rows, order)
-    else:
-        assert rows is not None
-        weights = np.full(rows, 1 / rows)
-    delay = float(weights @ np.arange(len(weights))) + sum(map(_compute_delay, sections))
-    return FilterDesign(kind, delay if abs(delay) > 1e-9 else 0.0, weights, sections)
+    order = settings.order or DEFAULT_FILTER_ORDER
+    if settings.kind == "butterworth":
+        return design_low_pass(_find_cutoff(settings, step), order)
+    assert settings.rows is not None
+    if settings.kind == "ema":
+        return design_ema(settings.rows)
+    _, ahead = get_reach(settings)
+    return _design_window(settings.kind, settings.rows, order, ahead)
 
 
-def _find_cutoff(settings: PredictFilter, step: float | None) -> float:
-    """Return the cut-off in periods a row."""
-    if settings.cutoff_hz is None:
-        assert settings.rows is not None
-        return 1 / settings.rows
-    if step is None:
-        raise UserError(
-            "predict.filter.cutoff_hz needs the time from row to row, which the model's data do "
-            "not have; set predict.filter.rows, the period of the cut-off, instead",
-            setting="predict.filter.cutoff_hz",
+def get_reach(settings: PredictFilter | FilterStep) -> tuple[int | None, int]:
+    """Return how many rows a filter looks back (None: to the first row) and ahead."""
+    if settings.rows is None or settings.kind in ("ema", "butterworth"):
+        return None, 0
+    is_centered = isinstance(settings, FilterStep) and settings.centered
+    ahead = settings.rows // 2 if is_centered else 0
+    return settings.rows - 1 - ahead, ahead
+
+
+def _design_window(kind: str, rows: int, order: int, ahead: int) -> FilterDesign:
+    if kind == "median":  # a median has no weights
+        return FilterDesign(
+            kind, (rows - 1) / 2 - ahead, np.empty(0), np.empty((0, 5)), rows, ahead
         )
-    cutoff = settings.cutoff_hz * step
-    if cutoff >= 0.5:
-        raise UserError(
-            f"predict.filter.cutoff_hz is {settings.cutoff_hz:g}, but rows come every {step:g} s; "
-            f"it should be below half their rate, {0.5 / step:g} Hz",
-            setting="predict.filter.cutoff_hz",
-        )
-    return cutoff
+    weights = _fit_polynomial(rows, order, ahead) if kind == "savgol" else np.full(rows, 1 / rows)
+    delay = float(weights @ np.arange(rows)) - ahead
+    return FilterDesign(kind, _round_delay(delay), weights, np.empty((0, 5)), rows, ahead)
 
 
-def _design_butterworth(cutoff: float, order: int) -> Floats:
-    """Return sections by the bilinear transform; the cut-off is in periods a row."""
-    omega = math.tan(math.pi * cutoff)
-    sections = []
-    for pair in range(order // 2):
-        damping = 2 * math.sin(math.pi * (2 * pair + 1) / (2 * order))
-        total = 1 + damping * omega + omega**2
-        gain = omega**2 / total
-        a1, a2 = 2 * (omega**2 - 1) / total, (1 - damping * omega + omega**2) / total
-        sections.append([gain, 2 * gain, gain, a1, a2])
+def design_ema(rows: int) -> FilterDesign:
+    """Return the exponential average with the weight 2 / (rows + 1) for each new value."""
+    weight = 2 / (rows + 1)
+    return _make_recursive("ema", np.array([[weight, 0.0, 0.0, weight - 1, 0.0]]))
+
+
+def design_low_pass(cutoff: float, order: int) -> FilterDesign:
+    """Return a Butterworth filter by the bilinear transform; the cut-off is a share of half the
+    sampling rate. The sections are those of `scipy.signal.butter`, to the bit: data that were
+    prepared with them must not change."""
+    warped = 4 * np.tan(np.pi * cutoff / 2)  # for a rate of 2, as the transform below
+    analog = -np.exp(1j * np.pi * np.arange(-order + 1, order, 2) / (2 * order)) * warped
+    gain = warped**order * np.real(1 / np.prod(4 - analog))
+    poles = (4 + analog) / (4 - analog)
+    # one pole of each conjugate pair, the fastest to settle first; the two may differ by rounding
+    pairs = (poles[(order + 1) // 2 :] + poles[: order // 2][::-1].conj()) / 2
+    denominators = [np.poly([pole, pole.conj()]).real[1:] for pole in pairs]
+    numerators = [[1.0, 2.0, 1.0] for _ in pairs]  # two zeros at -1
     if order % 2:
-        gain = omega / (1 + omega)
-        sections.append([gain, gain, 0.0, (omega - 1) / (omega + 1), 0.0])
-    return np.array(sections)
+        # a real pole has one zero at -1; the other one, at 0, belongs to the slowest pole near it
+        denominators.insert(0, np.array([-poles[order // 2].real, 0.0]))
+        numerators.insert(0, [1.0, 2.0, 1.0])
+        near = [number for number, pole in enumerate(pairs, start=1) if pole.real > -0.5]
+        numerators[max(near, default=0)] = [1.0, 1.0, 0.0]
+    sections = np.concatenate([numerators, denominators], axis=1)
+    sections[0, :3] *= gain
+    return _make_recursive("butterworth", sections)
 
 
-def _fit_newest(rows: int, order: int) -> Floats:
-    """Return the weights of the value at the newest row of a polynomial fitted to all of them."""
-    places = -np.arange(rows) / max(rows - 1, 1)  # from 0 to -1: powers stay of one size
-    basis, _ = np.linalg.qr(places[:, None] ** np.arange(order + 1))
-    weights = basis @ basis[0]
-    return np.asarray(weights / weights.sum())
+def _make_recursive(kind: str, sections: Floats) -> FilterDesign:
+    delay = float(sum(map(_compute_delay, sections)))
+    return FilterDesign(kind, _round_delay(delay), np.empty(0), sections)
 
 
 def _compute_delay(section: Floats) -> float:
     b0, b1, b2, a1, a2 = section
     return float((b1 + 2 * b2) / (b0 + b1 + b2) - (a1 + 2 * a2) / (1 + a1 + a2))
+
+
+def _round_delay(delay: float) -> float:
+    return delay if abs(delay) > 1e-9 else 0.0
+
+
+def _find_cutoff(settings: PredictFilter | FilterStep, step: float | None) -> float:
+    """Return the cut-off as a share of half the sampling rate."""
+    if settings.cutoff_hz is None:
+        assert settings.rows is not None
+        return 2 / settings.rows
+    is_of_column = isinstance(settings, FilterStep)
+    setting = "cutoff_hz" if is_of_column else "predict.filter.cutoff_hz"
+    if step is None:
+        raise UserError(
+            f"{setting} needs the time from row to row; set data.time"
+            if is_of_column
+            else f"{setting} needs the time from row to row, which the model's data do not have; "
+            "set predict.filter.rows, the period of the cut-off, instead",
+            setting=None if is_of_column else setting,
+        )
+    half_rate_hz = 0.5 / step
+    if settings.cutoff_hz >= half_rate_hz:
+        raise UserError(
+            f"{setting} is {settings.cutoff_hz:g}, but rows come every {step:g} s; it should be "
+            f"below half their rate, {half_rate_hz:g} Hz",
+            setting=None if is_of_column else setting,
+        )
+    return settings.cutoff_hz / half_rate_hz
+
+
+def _fit_polynomial(rows: int, order: int, ahead: int) -> Floats:
+    """Return the weights, the newest row first, of the value that a polynomial fitted to all rows
+    has `ahead` rows before the newest one."""
+    positions = np.arange(1.0 - rows + ahead, 1.0 + ahead)
+    if (rows - 1) ** order > MAX_POWER:
+        positions /= rows - 1  # the value at 0 is the same, and powers are of one size
+    powers = positions ** np.arange(order + 1)[:, None]
+    value_at_0 = np.eye(order + 1)[0]
+    weights, *_ = np.linalg.lstsq(powers, value_at_0, rcond=np.finfo(np.float64).eps)
+    return np.ascontiguousarray(weights[::-1])
+
+
+def filter_column(values: Floats, design: FilterDesign) -> Floats:
+    """Return the filtered column of a series; NaN where a value is missing."""
+    if len(design.sections):
+        return _filter_recursively(values, design.sections)
+    result = np.empty_like(values)
+    back = design.rows - 1 - design.ahead
+    for read, write, inner in rolling.split_rows(len(values), back, design.ahead):
+        result[write] = _filter_window(values[read], design)[inner]
+    return result
+
+
+def _filter_recursively(values: Floats, sections: Floats) -> Floats:
+    """Apply a low pass as if the first known value had been there for ever.
+
+    The difference from that value is filtered, from rest: the same as starting from the state
+    that the value would have led to, but a constant column stays exactly as it is.
+    """
+    missing = np.isnan(values)
+    known = np.flatnonzero(~missing)
+    result = np.full(len(values), np.nan)
+    if not len(known):
+        return result
+    begin = int(known[0])
+    first, filled = values[begin], fill_forward(values)
+    state = np.zeros((len(sections), 2, 1))
+    for row in range(begin, len(values), rolling.CHUNK_ROWS):
+        rows = slice(row, row + rolling.CHUNK_ROWS)
+        filtered, state = run_sections(sections, state, filled[rows, None] - first)
+        result[rows] = filtered[:, 0]
+    result += first
+    result[missing] = np.nan
+    return result
+
+
+def _filter_window(values: Floats, design: FilterDesign) -> Floats:
+    """Filter over the last rows, then move the result `ahead` rows to the past."""
+    if design.kind == "savgol":
+        return _filter_polynomial(values, design)
+    late = np.append(values, np.full(design.ahead, np.nan))
+    average = rolling.compute_known_mean
+    if design.kind == "median":
+        average = rolling.compute_known_median
+    result = average(late, design.rows)[design.ahead :]
+    result[np.isnan(values)] = np.nan
+    return result
+
+
+def _filter_polynomial(values: Floats, design: FilterDesign) -> Floats:
+    """Return the value at each row of a polynomial fitted around it, or to the rows up to it.
+
+    The weights add up to 1; those of differences from the row keep a constant as it is.
+    """
+    before = np.full(design.rows - 1 - design.ahead, values[0])
+    after = np.full(design.ahead, values[-1])
+    padded = np.concatenate([before, values, after])
+    result = np.zeros(len(values))
+    for first, weight in enumerate(design.weights[::-1]):
+        result += weight * (padded[first : first + len(values)] - values)
+    return values + result
+
+
+def filter_newest(values: Floats, design: FilterDesign) -> float:
+    """Return what `filter_column` returns for the last row, from the rows of its window or all that
+    there are; for filters without a state that look back only."""
+    newest, window = values[-1], values[-design.rows :]
+    if np.isnan(newest):
+        return float(newest)
+    if design.kind == "savgol":
+        before = np.full(design.rows - len(window), window[0])
+        weights = np.ascontiguousarray(design.weights[::-1])
+        return float(newest + weights @ (np.concatenate([before, window]) - newest))
+    known = window[~np.isnan(window)]
+    if design.kind == "median":
+        return float(np.median(known))
+    return float(newest + (known - newest).mean())
+
+
+def filter_value(design: FilterDesign, memory: Floats | None, value: float) -> tuple[float, Floats]:
+    """Return what `filter_column` returns for the next row, and what to remember; for filters with
+    a state. `memory` has the first and the last known value, then the state; None before the first
+    row."""
+    is_missing = math.isnan(value)
+    if memory is None or math.isnan(memory[0]):
+        memory = np.concatenate([[value, value], np.zeros(2 * len(design.sections))])
+        if is_missing:
+            return math.nan, memory
+    first, last = memory[:2]
+    filled = last if is_missing else value
+    result, states = advance_sections(
+        design.sections, memory[2:].reshape(-1, 2), np.asarray(filled - first)
+    )
+    new = np.concatenate([[first, filled], states.ravel()])
+    return math.nan if is_missing else float(first + result), new
 
 
 def advance_sections(sections: Floats, states: Floats, values: Floats) -> tuple[Floats, Floats]:
@@ -139,6 +290,15 @@ def advance_sections(sections: Floats, states: Floats, values: Floats) -> tuple[
         state[1] = b2 * values - a2 * result
         values = result
     return values, new
+
+
+def run_sections(sections: Floats, states: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Return consecutive values [T, N] after all sections, and the new states [S, 2, N]."""
+    from scipy import signal  # takes a while to import, and a device may not have it
+
+    full = np.insert(sections, 3, 1.0, axis=1)
+    result, new = signal.sosfilt(full, values, axis=0, zi=states)
+    return np.asarray(result), np.asarray(new)
 
 
 class RowFilter:
@@ -216,18 +376,11 @@ class RowFilter:
         return result
 
     def _apply_sections(self, values: Floats) -> Floats:
-        from scipy import signal  # takes a while to import
-
-        sections = self.design.sections
-        full = np.insert(sections, 3, 1.0, axis=1)
-        result, state = signal.sosfilt(
-            full,
-            values.reshape(len(values), -1),
-            axis=0,
-            zi=self._sections.reshape(len(full), 2, -1),
-        )
-        self._sections = state.reshape(self._sections.shape)
-        return np.asarray(result).reshape(values.shape)
+        sections, states = self.design.sections, self._sections
+        flat = states.reshape(len(sections), 2, -1)
+        result, new = run_sections(sections, flat, values.reshape(len(values), -1))
+        self._sections = new.reshape(states.shape)
+        return result.reshape(values.shape)
 
 
 class PredictionFilter:

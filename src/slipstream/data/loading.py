@@ -16,7 +16,13 @@ from slipstream.config import Config, Data, Signature
 from slipstream.data import labels, splits
 from slipstream.data.files import read_tables
 from slipstream.data.labels import LabelIntervals
-from slipstream.data.prepare.chain import Replay, Source, find_source, mark_source_rows
+from slipstream.data.prepare.chain import (
+    PrepareChain,
+    Replay,
+    Source,
+    find_source,
+    mark_source_rows,
+)
 from slipstream.data.roles import Roles, build_signature
 from slipstream.data.series import Flags, RawSeries
 from slipstream.data.splits import FoldWindows, SplitAssignment
@@ -81,8 +87,6 @@ def read_source(
     if not data.prepare:
         tables = read_tables(data, table)
         return find_source(config, data, tables, describe_files(tables))
-    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
-
     chain = PrepareChain(data, replay=replay)
     tables = read_tables(data, table)
     notes = describe_files(tables)

@@ -27,7 +27,7 @@ from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
-from slipstream.data.prepare.chain import Limits
+from slipstream.data.prepare.steps import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.models.files import (
     ORIGIN,

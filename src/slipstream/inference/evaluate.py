@@ -1,4 +1,9 @@
-"""Score a trained model: window by window, or as a stream of rows."""
+"""Score a trained model on one of its own sets or on new data.
+
+`evaluate` scores windows, each on its own, as in training (`score_windows`). With `stream`, it also
+scores a state that is carried on from row to row, on the same rows, and says which of the two to
+deploy (`score_stream`).
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,11 @@ import torch
 from slipstream import runs
 from slipstream.base.errors import DATA_FILE, Option, UserError
 from slipstream.base.statistics import compute_percentile_interval
-from slipstream.config import Config
-from slipstream.config.errors import format_value
-from slipstream.config.model import SPECS
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import recovery
+from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import MEMBERS
 from slipstream.inference.trained import (
     Member,
@@ -56,6 +59,68 @@ from slipstream.scoring.summary import (
     merge_sums,
     open_table_writer,
 )
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+TableWriter = Callable[[pa.Table], None]
+UNFILTERED = "unfiltered"
+"""The scores of the model without `predict.filter`"""
+WINDOW, CARRIED = "window", "carried"
+"""Each prediction from a window of its own, or from a state carried on from row to row"""
+MIN_UNITS = 5
+"""Series, or blocks of rows, from which on resampling says anything"""
+NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 50
+SETTLED = 1.2
+"""A start is over when the error is within this factor of the later one"""
+NEGLIGIBLE = 1.05
+"""Up to this ratio of errors, a carried state, which costs a fraction, is preferred: seeds differ
+by more"""
+NO_CHANGE = 0.05
+"""Percent that round to nothing"""
+
+
+@recovery.explain_out_of_memory()
+def evaluate(
+    run: str | Path,
+    data: Any = None,
+    *,
+    on: str = "test",
+    resample: bool = False,
+    ensemble: bool | None = None,
+    joins: Mapping[str, Any] | None = None,
+    overrides: tuple[str, ...] = (),
+    allow_code: bool = False,
+    stream: bool = False,
+    predictions: str | Path | None = None,
+) -> dict[str, Any]:
+    """Score a run's model; `slipstream.evaluate` documents the arguments."""
+    file = None if predictions is None else _check_file(Path(predictions), stream=stream)
+    loaded = load_evaluation(
+        run,
+        data,
+        on=on,
+        resample=resample,
+        joins=joins,
+        ensemble=ensemble,
+        overrides=overrides,
+        allow_code=allow_code,
+    )
+    return score_stream(loaded) if stream else score_windows(loaded, file)
+
+
+def _check_file(path: Path, *, stream: bool) -> Path:
+    """Refuse a file that cannot be written, before anything is computed."""
+    if stream:
+        raise UserError(
+            "only the predictions of windows are written; choose either these or the stream"
+        )
+    if path.suffix.lower() != ".parquet":
+        raise UserError(f"{path}: these predictions are written as Parquet; name a .parquet file")
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
+    return path
 
 
 class LoadedEvaluation(NamedTuple):
@@ -128,7 +193,7 @@ def _load_datasets(
     """Return each member's own data, or new data."""
     if data is not None:
         options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
-        return [one.load_new(data, **options) for one in trained.members]
+        return [member.load_new(data, **options) for member in trained.members]
     if joins:
         raise UserError(
             "joins are for new data; pass the rows to score as well (" + Option("data") + ")"
@@ -147,33 +212,224 @@ def _load_datasets(
     return load_own_sets(trained.members)
 
 
-WITHOUT_WINDOW = {
-    "bidirectional": (False, "the backward direction begins at the window's last row"),
-    "pool": ("last", "it needs the outputs of all rows of a window"),
-    "patch": (1, "a token holds several rows, so most rows have none"),
-    "normalize": ("none", "it needs all rows of a window"),
-}
-"""Settings of `[model]`: the value that a carried state works with, and why not with others"""
+def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> dict[str, Any]:
+    """Score the model and the baselines on the windows of a set; what the model predicts is written
+    to a file, if one is named."""
+    trained, which, dataset, folds = loaded.trained, loaded.which, loaded.dataset, loaded.folds
+    plan, signature = trained.first.plan, dataset.signature
+    coverage = [
+        CoverageCounter(fold.half_widths or {}, signature.quantiles) for fold in loaded.predictors
+    ]
+    filters = [make_window_filter(trained.first.config, fold) for fold in folds]
+    writer = nullcontext() if predictions is None else open_table_writer(predictions)
+    with plan.flags(), writer as write:
+        memory = dataset.memory
+        series = None if memory is None else memory.series.to(plan.device)
+        rows, with_time = trained.first.config.engine.buffer_rows, write is not None
+        loaders = [_make_loader(fold, series, rows, with_time=with_time) for fold in folds]
+        device = torch.device("cpu") if series is None else plan.device
+        baselines, notes = find_baselines(trained, folds, loaders, device)
+        beside = _list_beside(trained, loaded.members, baselines)
+        writers = [write] * len(folds)
+        parts = (folds, loaders, loaded.predictors, coverage, beside, filters, writers)
+        sums = [_score_fold(_Fold(*part), which) for part in zip(*parts, strict=True)]
+        scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
+    window_filter = filters[-1]
+    names = [*beside[-1], *([UNFILTERED] if window_filter else [])]
+    metrics = {name: get_overall(other) for name, other in zip(names, others, strict=True)}
+    return {
+        **loaded.describe(),
+        **get_overall(scores),
+        **({"filter": window_filter.describe()} if window_filter else {}),
+        **({UNFILTERED: metrics[UNFILTERED]} if window_filter else {}),
+        **({"classes": list(signature.classes)} if signature.classes else {}),
+        "baselines": {
+            name: {"what": baseline.what, **metrics[name]} if baseline.predict else None
+            for name, baseline in baselines[-1].items()
+        },
+        **_summarize_members(trained, metrics),
+        **list_quantiles(dataset),
+        "coverage": compute_coverage(coverage) or None,
+        **loaded.count_windows(),
+        "detail": scores,
+        "plan": plan.to_dict(),
+        "notes": [*dataset.notes, *notes],
+    }
+
+
+class _Fold(NamedTuple):
+    """The windows of one fold, or all of them, and what is scored on them."""
+
+    dataset: Dataset
+    load_chunks: ChunkLoader
+    model: FoldPredictor
+    coverage: CoverageCounter
+    beside: Mapping[str, Predictor]
+    filter: WindowFilter | None
+    write: TableWriter | None
+
+
+def _make_loader(
+    dataset: Dataset, series: Series | None, rows: int, *, with_time: bool
+) -> ChunkLoader:
+    return lambda which: dataset.iter_chunks(which, series, rows=rows, with_time=with_time)
+
+
+def _list_beside(
+    trained: TrainedRun,
+    members: Sequence[Sequence[Predictor]],
+    baselines: Sequence[Mapping[str, Baseline]],
+) -> list[dict[str, Predictor]]:
+    """Return by fold what is scored beside the model: the baselines, and an ensemble's members."""
+    by_fold = []
+    for number, fold in enumerate(baselines):
+        beside = {name: baseline.predict for name, baseline in fold.items() if baseline.predict}
+        if members:
+            names = (_name_member(member) for member in trained.members)
+            beside |= zip(names, members[number], strict=True)
+        by_fold.append(beside)
+    return by_fold
+
+
+def _name_member(member: Member) -> str:
+    return f"{MEMBERS}/{member.name}"  # no baseline has a name like this
+
+
+def _score_fold(fold: _Fold, which: str) -> list[Any]:
+    """Return the sums of the model, of each predictor beside it, and where there is a filter of the
+    model without it."""
+    predictors = [fold.model.predict, *fold.beside.values()]
+    names = ["", *fold.beside]
+    filters = {
+        position: fold.filter.start()
+        for position, name in enumerate(names)
+        if fold.filter and (not name or name.startswith(f"{MEMBERS}/"))
+    }
+
+    def count_coverage() -> Iterator[list[PredictionBatch]]:
+        for row in predict_side_by_side(predictors, fold.load_chunks, which):
+            raw = [row[0]] if fold.filter else []
+            for position, running_filter in filters.items():
+                row[position] = running_filter.apply(row[position])
+            fold.coverage.add(row[0])
+            if fold.write:
+                fold.write(build_table(row[0], fold.dataset, fold.model.half_widths))
+            yield [*row, *raw]
+
+    return accumulate_side_by_side(count_coverage(), fold.dataset)
+
+
+def get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics over all windows, in physical units and where there are any scaled."""
+    scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
+    return {"metrics": scores["overall"], **scaled}
+
+
+def _summarize_members(trained: TrainedRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members' own metrics and their weights, which are those for new data."""
+    if not trained.mixtures:
+        return {}
+    weights = trained.mixtures[-1].weights
+    return {
+        "members": [
+            {
+                "name": member.name,
+                "kind": member.config.model.kind,
+                "weight": weight,
+                **metrics[_name_member(member)],
+            }
+            for member, weight in zip(trained.members, weights, strict=True)
+        ]
+    }
+
+
+class RegimeSums(NamedTuple):
+    """The scores of windows, or of a carried state, on the windows of a fold."""
+
+    sums: Any
+    unfiltered: Any
+    """Without `predict.filter`; None where there is none"""
+    errors: RowErrors
+    """Of the windows, and of the rows before a series' first"""
+
+
+def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
+    """Score both regimes on the same rows, and say which one to deploy."""
+    trained, dataset = loaded.trained, loaded.dataset
+    if dataset.memory is None:
+        raise UserError(
+            "a stream is scored over whole series, but these stay on disk; pass "
+            + Option("set", "engine.home=host")
+        )
+    refusal = explain_refusal(trained)
+    with trained.first.plan.flags():
+        folds = [
+            _score_streamed_fold(loaded, number, refusal) for number in range(len(loaded.folds))
+        ]
+    regimes = {name: [fold[name] for fold in folds] for name in folds[0]}
+    summaries = {name: _summarize(loaded, name, many) for name, many in regimes.items()}
+    errors = {name: join_errors([fold.errors for fold in many]) for name, many in regimes.items()}
+    positions = SeriesPositions(dataset)
+    is_classifier = bool(dataset.signature.classes)
+    names = ("log_loss", "error_rate") if is_classifier else ("mae", "mse")
+    table = tabulate_rows(errors, positions, names)
+    window_filter = make_window_filter(trained.first.config, dataset)
+    result = {
+        **loaded.describe(),
+        **({"classes": list(dataset.signature.classes)} if is_classifier else {}),
+        **({"filter": window_filter.describe()} if window_filter else {}),
+        WINDOW: summaries[WINDOW],
+        CARRIED: summaries.get(CARRIED, {"metrics": None, "refused": refusal}),
+        "by_row": table,
+        **loaded.count_windows(),
+    }
+    if refusal is not None:
+        why = f"a carried state is not possible: {refusal}"
+        decision = {"warm_up": None, "comparison": None, "deploy": _deploy(WINDOW, why)}
+        return {**result, **decision, "notes": list(dataset.notes)}
+    metric = "log_loss"  # of classes, the one that has a value for each row
+    if not is_classifier:
+        metric = f"scaled_{get_comparison_metric(trained.first.config)}"
+    common = _select_rows(errors[CARRIED], errors[WINDOW].rows)
+    comparison = compare_errors(
+        common, errors[WINDOW], metric, positions, dataset.signature.context
+    )
+    costs = {name: summary["multiply_adds"] for name, summary in summaries.items()}
+    return {
+        **result,
+        "warm_up": measure_warm_up(table, dataset.signature.context, CARRIED, names[0]),
+        "comparison": {"metric": metric, **comparison._asdict()},
+        "deploy": choose_regime(comparison, (costs[WINDOW], costs[CARRIED])),
+        "notes": list(dataset.notes),
+    }
 
 
 def explain_refusal(trained: TrainedRun) -> str | None:
-    """Say which setting rules out a carried state; None where nothing does."""
+    """Say what rules out a carried state; None where nothing does."""
     if trained.mixtures:
         return "an ensemble of runs: stream its members one by one"
-    return find_obstacle(trained.first.config)
+    return explain_no_steps(trained.first.config.model)
 
 
-def find_obstacle(config: Config) -> str | None:
-    """Say which setting of a config rules out a carried state."""
-    model = config.model
-    if not model.spec.carries_state:
-        kinds = ", ".join(kind for kind, spec in SPECS.items() if spec.carries_state)
-        return f'model.kind = "{model.kind}" has no state to carry on ({kinds} have)'
-    for name, (value, why) in WITHOUT_WINDOW.items():
-        actual = getattr(model, name)
-        if actual != value:
-            return f"model.{name} = {format_value(actual)}: {why}"
-    return None
+def _score_streamed_fold(
+    loaded: LoadedEvaluation, number: int, refusal: str | None
+) -> dict[str, RegimeSums]:
+    """Score each possible regime on one fold's windows."""
+    dataset, fold, first = loaded.folds[number], loaded.predictors[number], loaded.trained.first
+    memory = dataset.memory
+    assert memory is not None
+    series = memory.series.to(first.plan.device)
+    (chunk,) = dataset.iter_chunks(loaded.which, series, rows=0)
+    none = torch.empty(0, dtype=torch.int64)
+    if not fold.models:
+        return {WINDOW: _score_regime(loaded, fold.predict, dataset, chunk, none)}
+    window = make_state_predictor(first, fold, "windows")
+    regimes = {WINDOW: _score_regime(loaded, window, dataset, chunk, none)}
+    if refusal is None:
+        early = torch.from_numpy(find_early_starts(dataset, loaded.which))
+        carried = make_state_predictor(first, fold, "carried")
+        regimes[CARRIED] = _score_regime(loaded, carried, dataset, chunk, early)
+    return regimes
 
 
 def make_state_predictor(member: Member, fold: FoldPredictor, state: str) -> Predictor:
@@ -186,15 +442,66 @@ def make_state_predictor(member: Member, fold: FoldPredictor, state: str) -> Pre
     return average_predictors(predictors, signature)
 
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-MIN_UNITS = 5
-"""Series, or blocks of rows, from which on resampling says anything"""
-NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 50
-SETTLED = 1.2
-"""A start is over when the error is within this factor of the later one"""
-NEGLIGIBLE = 1.05
-"""Up to this ratio of errors, a regime that costs a fraction is preferred: seeds differ by more"""
+def _score_regime(
+    loaded: LoadedEvaluation,
+    predict: Predictor,
+    dataset: Dataset,
+    chunk: WindowChunk,
+    early: torch.Tensor,
+) -> RegimeSums:
+    """Score the windows of a chunk; of the rows before them, only the errors are returned."""
+    window_filter = make_window_filter(loaded.trained.first.config, dataset)
+    running_filter = window_filter.start() if window_filter else None
+    device = chunk.series.values.device
+    metrics = get_task_metrics(dataset)
+    sums = metrics.start_sums(dataset, device)
+    unfiltered = metrics.start_sums(dataset, device) if running_filter else None
+    errors = []
+    starts = torch.cat([chunk.starts, early]).sort().values
+    for raw in predict_batches(predict, [chunk._replace(starts=starts)]):
+        batch = running_filter.apply(raw) if running_filter else raw
+        errors.append(compute_row_errors(batch, dataset))
+        is_window = ~torch.isin(batch.starts.cpu(), early).to(device)
+        if is_window.any():
+            sums.update(_select_windows(batch, is_window))
+            if unfiltered:
+                unfiltered.update(_select_windows(raw, is_window))
+    return RegimeSums(sums, unfiltered, join_errors(errors))
+
+
+def _select_windows(batch: PredictionBatch, mask: torch.Tensor) -> PredictionBatch:
+    assert batch.truth is not None
+    return batch._replace(
+        starts=batch.starts[mask], prediction=batch.prediction[mask], truth=batch.truth[mask]
+    )
+
+
+def _select_rows(errors: RowErrors, rows: Any) -> RowErrors:
+    """Return the errors at these rows."""
+    order = np.argsort(errors.rows, kind="stable")
+    selected = order[np.searchsorted(errors.rows[order], rows)]
+    return RowErrors(rows, {name: values[selected] for name, values in errors.values.items()})
+
+
+def _summarize(loaded: LoadedEvaluation, name: str, folds: list[RegimeSums]) -> dict[str, Any]:
+    """Return the metrics of a regime on the windows, and what a prediction costs."""
+    member, models = loaded.trained.first, loaded.predictors[-1].models
+    signature = member.trained.signature
+    scores = merge_sums([fold.sums for fold in folds]).compute()
+    result = {**get_overall(scores), "per_series": scores["per_series"]}
+    if folds[0].unfiltered is not None:
+        whole = merge_sums([fold.unfiltered for fold in folds]).compute()
+        result[UNFILTERED] = get_overall(whole)
+    cost = None
+    if models:
+        cost = count_multiply_adds(member.config.model, signature, carried=name == CARRIED)
+    rows = signature.context if name == WINDOW else 1
+    return {
+        **result,
+        "multiply_adds": None if cost is None else cost * len(models),
+        "rows_to_first": rows,
+        "refused": None,
+    }
 
 
 class RowErrors(NamedTuple):
@@ -228,20 +535,20 @@ def compute_row_errors(batch: PredictionBatch, dataset: Dataset) -> RowErrors:
             "scaled_mae": scaled.abs().mean(dim=(1, 2)),
             "scaled_mse": scaled.square().mean(dim=(1, 2)),
         }
-    return RowErrors(rows, {name: one.cpu().numpy() for name, one in values.items()})
+    return RowErrors(rows, {name: errors.cpu().numpy() for name, errors in values.items()})
 
 
 def join_errors(parts: list[RowErrors]) -> RowErrors:
     """Put errors one after the other."""
-    rows = np.concatenate([one.rows for one in parts])
+    rows = np.concatenate([part.rows for part in parts])
     names = parts[0].values
     return RowErrors(
-        rows, {name: np.concatenate([p.values[name] for p in parts]) for name in names}
+        rows, {name: np.concatenate([part.values[name] for part in parts]) for name in names}
     )
 
 
-class Places:
-    """Where rows lie in their series: counted from the first one, or the first after a gap."""
+class SeriesPositions:
+    """Positions of rows in their series: counted from the first row, or the first after a gap."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._begins, self._offsets = dataset.index.segments, dataset.index.offsets
@@ -260,13 +567,19 @@ def find_early_starts(dataset: Dataset, which: str) -> Ints:
     """Return, as starts of windows that reach back too far, the rows of a set that come before the
     first full window of their piece: those of series that have windows in this set only."""
     assert dataset.memory is not None
-    signature, places, begins = dataset.signature, Places(dataset), dataset.index.segments
+    signature, positions, begins = (
+        dataset.signature,
+        SeriesPositions(dataset),
+        dataset.index.segments,
+    )
     by_set = {name: starts.numpy() for name, starts in dataset.memory.starts.items()}
     lead, reach = signature.context - 1, signature.lead - signature.context + signature.steps_out
-    owners = {name: set(places.find_series(one + lead).tolist()) for name, one in by_set.items()}
-    others = set().union(*(one for name, one in owners.items() if name != which))
+    owners = {
+        name: set(positions.find_series(starts + lead).tolist()) for name, starts in by_set.items()
+    }
+    others = set().union(*(series for name, series in owners.items() if name != which))
     firsts = begins[np.isin(begins, by_set[which])]
-    firsts = firsts[[int(s) in owners[which] - others for s in places.find_series(firsts)]]
+    firsts = firsts[[int(s) in owners[which] - others for s in positions.find_series(firsts)]]
     early = [np.arange(first, first + lead) for first in firsts]
     rows = np.concatenate([np.empty(0, np.int64), *early])
     truth = dataset.memory.series.targets.numpy()
@@ -277,13 +590,13 @@ def find_early_starts(dataset: Dataset, which: str) -> Ints:
 
 
 def tabulate_rows(
-    regimes: Mapping[str, RowErrors], places: Places, names: tuple[str, ...]
+    regimes: Mapping[str, RowErrors], positions: SeriesPositions, names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Return the errors by rows since the start, in ranges that double."""
-    counts = {name: places.count(one.rows) for name, one in regimes.items()}
-    most = max(int(count.max(initial=0)) for count in counts.values())
+    counts = {name: positions.count(errors.rows) for name, errors in regimes.items()}
+    last_row = max(int(count.max(initial=0)) for count in counts.values())
     table = []
-    for first, last in _iter_ranges(most):
+    for first, last in _iter_ranges(last_row):
         entry: dict[str, Any] = {"from": first, "to": last}
         for name, errors in regimes.items():
             inside = (counts[name] >= first) & (counts[name] <= last)
@@ -293,10 +606,11 @@ def tabulate_rows(
     return table
 
 
-def _iter_ranges(most: int) -> Iterator[tuple[int, int]]:
+def _iter_ranges(last_row: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last row of ranges that double: 0, 1, 2 to 3, 4 to 7 and so on."""
     first, width = 0, 1
-    while first <= most:
-        yield first, min(first + width - 1, most)
+    while first <= last_row:
+        yield first, min(first + width - 1, last_row)
         first, width = first + width, max(first + width, 1)
 
 
@@ -334,17 +648,17 @@ class ErrorRatio(NamedTuple):
 
 
 def compare_errors(
-    one: RowErrors, other: RowErrors, metric: str, places: Places, context: int
+    errors: RowErrors, reference: RowErrors, metric: str, positions: SeriesPositions, context: int
 ) -> ErrorRatio:
-    """Return the ratio of the mean errors of `one` and `other`, which have the same rows, with a
+    """Return the ratio of mean errors to those of a reference, which has the same rows, with a
     bootstrap interval: whole series are drawn, or where there are few, blocks of rows."""
-    above, below = one.values[metric], other.values[metric]
+    above, below = errors.values[metric], reference.values[metric]
     root = math.sqrt if metric.endswith("mse") else float
     ratio = root(float(above.sum()) / max(float(below.sum()), 1e-300))
-    units = places.find_series(one.rows)
+    units = positions.find_series(errors.rows)
     what, count = "series", len(np.unique(units))
     if count < MIN_UNITS:
-        units = units * (int(one.rows.max()) // context + 1) + one.rows // context
+        units = units * (int(errors.rows.max()) // context + 1) + errors.rows // context
         what = f"blocks of {context:,} rows from {count} series; other series may differ by more"
     _, codes = np.unique(units, return_inverse=True)
     sums = np.stack([np.bincount(codes, weights=values) for values in (above, below)], axis=1)
@@ -359,288 +673,6 @@ def compare_errors(
     ratios = np.sqrt(ratios) if root is math.sqrt else ratios
     how = f"{NUM_RESAMPLES:,} resamples of {len(sums):,} {what}"
     return ErrorRatio(ratio, compute_percentile_interval(ratios), how)
-
-
-UNFILTERED = "unfiltered"
-"""The model without `predict.filter`"""
-TableWriter = Callable[[pa.Table], None]
-
-
-def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> dict[str, Any]:
-    """Score the model and the baselines on the windows of a set; what the model predicts is written
-    to a file, if one is named."""
-    trained, which, dataset, folds = loaded.trained, loaded.which, loaded.dataset, loaded.folds
-    plan, signature = trained.first.plan, dataset.signature
-    coverage = [
-        CoverageCounter(one.half_widths or {}, signature.quantiles) for one in loaded.predictors
-    ]
-    filters = [make_window_filter(trained.first.config, fold) for fold in folds]
-    writer = nullcontext() if predictions is None else open_table_writer(predictions)
-    with plan.flags(), writer as write:
-        memory = dataset.memory
-        series = None if memory is None else memory.series.to(plan.device)
-        rows, with_time = trained.first.config.engine.buffer_rows, write is not None
-        loaders = [_make_loader(fold, series, rows, with_time=with_time) for fold in folds]
-        device = torch.device("cpu") if series is None else plan.device
-        baselines, notes = find_baselines(trained, folds, loaders, device)
-        beside = _list_beside(trained, loaded.members, baselines)
-        writers = [write] * len(folds)
-        parts = (folds, loaders, loaded.predictors, coverage, beside, filters, writers)
-        sums = [_score_fold(_Fold(*one), which) for one in zip(*parts, strict=True)]
-        scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
-    window_filter = filters[-1]
-    names = [*beside[-1], *([UNFILTERED] if window_filter else [])]
-    metrics = {name: get_overall(one) for name, one in zip(names, others, strict=True)}
-    return {
-        **loaded.describe(),
-        **get_overall(scores),
-        **({"filter": window_filter.describe()} if window_filter else {}),
-        **({UNFILTERED: metrics[UNFILTERED]} if window_filter else {}),
-        **({"classes": list(signature.classes)} if signature.classes else {}),
-        "baselines": {
-            name: {"what": one.what, **metrics[name]} if one.predict else None
-            for name, one in baselines[-1].items()
-        },
-        **_summarize_members(trained, metrics),
-        **list_quantiles(dataset),
-        "coverage": compute_coverage(coverage) or None,
-        **loaded.count_windows(),
-        "detail": scores,
-        "plan": plan.to_dict(),
-        "notes": [*dataset.notes, *notes],
-    }
-
-
-class _Fold(NamedTuple):
-    """The windows of one fold, or all of them, and what is scored on them."""
-
-    dataset: Dataset
-    load_chunks: ChunkLoader
-    model: FoldPredictor
-    coverage: CoverageCounter
-    beside: Mapping[str, Predictor]
-    filter: WindowFilter | None
-    write: TableWriter | None
-
-
-def _make_loader(
-    dataset: Dataset, series: Series | None, rows: int, *, with_time: bool
-) -> ChunkLoader:
-    return lambda which: dataset.iter_chunks(which, series, rows=rows, with_time=with_time)
-
-
-def _list_beside(
-    trained: TrainedRun,
-    members: Sequence[Sequence[Predictor]],
-    baselines: Sequence[Mapping[str, Baseline]],
-) -> list[dict[str, Predictor]]:
-    """Return by fold what is scored beside the model: the baselines, and an ensemble's members."""
-    every = []
-    for number, fold in enumerate(baselines):
-        beside = {name: one.predict for name, one in fold.items() if one.predict}
-        if members:
-            names = (_name_member(member) for member in trained.members)
-            beside |= zip(names, members[number], strict=True)
-        every.append(beside)
-    return every
-
-
-def _name_member(member: Member) -> str:
-    return f"{MEMBERS}/{member.name}"  # no baseline has a name like this
-
-
-def _score_fold(fold: _Fold, which: str) -> list[Any]:
-    """Return the sums of the model, of each predictor beside it, and where there is a filter of the
-    model without it."""
-    predictors = [fold.model.predict, *fold.beside.values()]
-    names = ["", *fold.beside]
-    filters = {
-        position: fold.filter.start()
-        for position, name in enumerate(names)
-        if fold.filter and (not name or name.startswith(f"{MEMBERS}/"))
-    }
-
-    def count_coverage() -> Iterator[list[PredictionBatch]]:
-        for row in predict_side_by_side(predictors, fold.load_chunks, which):
-            raw = [row[0]] if fold.filter else []
-            for position, one in filters.items():
-                row[position] = one.apply(row[position])
-            fold.coverage.add(row[0])
-            if fold.write:
-                fold.write(build_table(row[0], fold.dataset, fold.model.half_widths))
-            yield [*row, *raw]
-
-    return accumulate_side_by_side(count_coverage(), fold.dataset)
-
-
-def get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:
-    scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
-    return {"metrics": scores["overall"], **scaled}
-
-
-def _summarize_members(trained: TrainedRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members' own metrics and their weights, which are those for new data."""
-    if not trained.mixtures:
-        return {}
-    weights = trained.mixtures[-1].weights
-    return {
-        "members": [
-            {
-                "name": member.name,
-                "kind": member.config.model.kind,
-                "weight": weight,
-                **metrics[_name_member(member)],
-            }
-            for member, weight in zip(trained.members, weights, strict=True)
-        ]
-    }
-
-
-WINDOW, CARRIED = "window", "carried"
-NO_CHANGE = 0.05
-"""Percent that round to nothing"""
-
-
-class RegimeSums(NamedTuple):
-    """What one regime scored on the windows of a fold."""
-
-    sums: Any
-    unfiltered: Any
-    """Without `predict.filter`; None where there is none"""
-    errors: RowErrors
-    """Of the windows, and of the rows before a series' first"""
-
-
-def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
-    """Score both regimes on the same rows, and say which one to deploy."""
-    trained, dataset = loaded.trained, loaded.dataset
-    if dataset.memory is None:
-        raise UserError(
-            "a stream is scored over whole series, but these stay on disk; pass "
-            + Option("set", "engine.home=host")
-        )
-    refusal = explain_refusal(trained)
-    with trained.first.plan.flags():
-        folds = [
-            _score_streamed_fold(loaded, number, refusal) for number in range(len(loaded.folds))
-        ]
-    regimes = {name: [fold[name] for fold in folds] for name in folds[0]}
-    summaries = {name: _summarize(loaded, name, many) for name, many in regimes.items()}
-    errors = {name: join_errors([one.errors for one in many]) for name, many in regimes.items()}
-    places = Places(dataset)
-    is_classifier = bool(dataset.signature.classes)
-    names = ("log_loss", "error_rate") if is_classifier else ("mae", "mse")
-    table = tabulate_rows(errors, places, names)
-    window_filter = make_window_filter(trained.first.config, dataset)
-    result = {
-        **loaded.describe(),
-        **({"classes": list(dataset.signature.classes)} if is_classifier else {}),
-        **({"filter": window_filter.describe()} if window_filter else {}),
-        WINDOW: summaries[WINDOW],
-        CARRIED: summaries.get(CARRIED, {"metrics": None, "refused": refusal}),
-        "by_row": table,
-        **loaded.count_windows(),
-    }
-    if refusal is not None:
-        why = f"a carried state is not possible: {refusal}"
-        decision = {"warm_up": None, "comparison": None, "deploy": _deploy(WINDOW, why)}
-        return {**result, **decision, "notes": list(dataset.notes)}
-    metric = "log_loss"  # of classes, the one that has a value for each row
-    if not is_classifier:
-        metric = f"scaled_{get_comparison_metric(trained.first.config)}"
-    common = _select_rows(errors[CARRIED], errors[WINDOW].rows)
-    comparison = compare_errors(common, errors[WINDOW], metric, places, dataset.signature.context)
-    costs = {name: one["multiply_adds"] for name, one in summaries.items()}
-    return {
-        **result,
-        "warm_up": measure_warm_up(table, dataset.signature.context, CARRIED, names[0]),
-        "comparison": {"metric": metric, **comparison._asdict()},
-        "deploy": choose_regime(comparison, (costs[WINDOW], costs[CARRIED])),
-        "notes": list(dataset.notes),
-    }
-
-
-def _score_streamed_fold(
-    loaded: LoadedEvaluation, number: int, refusal: str | None
-) -> dict[str, RegimeSums]:
-    """Score each possible regime on one fold's windows."""
-    dataset, fold, first = loaded.folds[number], loaded.predictors[number], loaded.trained.first
-    memory = dataset.memory
-    assert memory is not None
-    series = memory.series.to(first.plan.device)
-    (chunk,) = dataset.iter_chunks(loaded.which, series, rows=0)
-    none = torch.empty(0, dtype=torch.int64)
-    if not fold.models:
-        return {WINDOW: _score_regime(loaded, fold.predict, dataset, chunk, none)}
-    window = make_state_predictor(first, fold, "windows")
-    regimes = {WINDOW: _score_regime(loaded, window, dataset, chunk, none)}
-    if refusal is None:
-        early = torch.from_numpy(find_early_starts(dataset, loaded.which))
-        carried = make_state_predictor(first, fold, "carried")
-        regimes[CARRIED] = _score_regime(loaded, carried, dataset, chunk, early)
-    return regimes
-
-
-def _score_regime(
-    loaded: LoadedEvaluation,
-    predict: Predictor,
-    dataset: Dataset,
-    chunk: WindowChunk,
-    early: torch.Tensor,
-) -> RegimeSums:
-    """Score the windows of a chunk; of the rows before them, only the errors are returned."""
-    window_filter = make_window_filter(loaded.trained.first.config, dataset)
-    one = window_filter.start() if window_filter else None
-    device = chunk.series.values.device
-    metrics = get_task_metrics(dataset)
-    sums = metrics.start_sums(dataset, device)
-    unfiltered = metrics.start_sums(dataset, device) if one else None
-    errors = []
-    starts = torch.cat([chunk.starts, early]).sort().values
-    for raw in predict_batches(predict, [chunk._replace(starts=starts)]):
-        batch = one.apply(raw) if one else raw
-        errors.append(compute_row_errors(batch, dataset))
-        is_window = ~torch.isin(batch.starts.cpu(), early).to(device)
-        if is_window.any():
-            sums.update(_select_windows(batch, is_window))
-            if unfiltered:
-                unfiltered.update(_select_windows(raw, is_window))
-    return RegimeSums(sums, unfiltered, join_errors(errors))
-
-
-def _select_windows(batch: PredictionBatch, mask: torch.Tensor) -> PredictionBatch:
-    assert batch.truth is not None
-    return batch._replace(
-        starts=batch.starts[mask], prediction=batch.prediction[mask], truth=batch.truth[mask]
-    )
-
-
-def _select_rows(errors: RowErrors, rows: Any) -> RowErrors:
-    """Return the errors at these rows."""
-    order = np.argsort(errors.rows, kind="stable")
-    places = order[np.searchsorted(errors.rows[order], rows)]
-    return RowErrors(rows, {name: values[places] for name, values in errors.values.items()})
-
-
-def _summarize(loaded: LoadedEvaluation, name: str, folds: list[RegimeSums]) -> dict[str, Any]:
-    """Return the metrics of a regime on the windows, and what a prediction costs."""
-    member, fold = loaded.trained.first, loaded.predictors[-1]
-    signature = member.trained.signature
-    scores = merge_sums([one.sums for one in folds]).compute()
-    result = {**get_overall(scores), "per_series": scores["per_series"]}
-    if folds[0].unfiltered is not None:
-        whole = merge_sums([one.unfiltered for one in folds]).compute()
-        result[UNFILTERED] = get_overall(whole)
-    cost = None
-    if fold.models:
-        cost = count_multiply_adds(member.config.model, signature, carried=name == CARRIED)
-    rows = signature.context if name == WINDOW else 1
-    return {
-        **result,
-        "multiply_adds": None if cost is None else cost * len(fold.models),
-        "rows_to_first": rows,
-        "refused": None,
-    }
 
 
 def choose_regime(ratio: ErrorRatio, multiply_adds: tuple[int, int]) -> dict[str, str]:
@@ -666,6 +698,7 @@ def choose_regime(ratio: ErrorRatio, multiply_adds: tuple[int, int]) -> dict[str
 
 
 def _deploy(regime: str, reason: str) -> dict[str, str]:
+    """Return the advice of a summary: what to deploy, and why."""
     return {"use": regime, "reason": reason}
 
 
@@ -674,47 +707,3 @@ def _describe_change(ratio: float) -> str:
     if abs(percent) < NO_CHANGE:
         return "that of windows"
     return f"{abs(percent):.1f} % {'higher' if percent > 0 else 'lower'} than that of windows"
-
-
-@recovery.explain_out_of_memory()
-def evaluate(
-    run: str | Path,
-    data: Any = None,
-    *,
-    on: str = "test",
-    resample: bool = False,
-    ensemble: bool | None = None,
-    joins: Mapping[str, Any] | None = None,
-    overrides: tuple[str, ...] = (),
-    allow_code: bool = False,
-    stream: bool = False,
-    predictions: str | Path | None = None,
-) -> dict[str, Any]:
-    """Score a run's model; `slipstream.evaluate` documents the arguments."""
-    file = None if predictions is None else _check_file(Path(predictions), stream=stream)
-    loaded = load_evaluation(
-        run,
-        data,
-        on=on,
-        resample=resample,
-        joins=joins,
-        ensemble=ensemble,
-        overrides=overrides,
-        allow_code=allow_code,
-    )
-    return score_stream(loaded) if stream else score_windows(loaded, file)
-
-
-def _check_file(path: Path, *, stream: bool) -> Path:
-    """Refuse a file that cannot be written, before anything is computed."""
-    if stream:
-        raise UserError(
-            "only the predictions of windows are written; choose either these or the stream"
-        )
-    if path.suffix.lower() != ".parquet":
-        raise UserError(f"{path}: these predictions are written as Parquet; name a .parquet file")
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; name a file")
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
-    return path

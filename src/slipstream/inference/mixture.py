@@ -51,7 +51,7 @@ class MemberErrors:
     def add(self, row: Sequence[PredictionBatch]) -> None:
         """Add a batch of each member, of the same windows."""
         read = _read_probabilities if self._signature.classes else _read_errors
-        values = [read(one, self._signature)[:: self._stride].cpu().double() for one in row]
+        values = [read(batch, self._signature)[:: self._stride].cpu().double() for batch in row]
         self._rows.append((torch.stack(values) * self._sizes).flatten(1))
 
     def fit(self, metric: str) -> list[float]:
@@ -165,8 +165,8 @@ def match_rows(of: Dataset, among: Dataset) -> Ints:
         else:
             left = of.index.number_rows(np.arange(begin, end), number)
             right = among.index.number_rows(np.arange(first, last), numbers[name])
-        _, mine, theirs = np.intersect1d(left, right, return_indices=True)
-        result[begin + mine] = first + theirs
+        _, left_rows, right_rows = np.intersect1d(left, right, return_indices=True)
+        result[begin + left_rows] = first + right_rows
     return result
 
 
@@ -197,42 +197,44 @@ def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
     """
     of = datasets[reference]
     assert of.memory is not None
-    rows = [match_rows(of, one) for one in datasets]
-    starts = [find_starts(of, one, match) for one, match in zip(datasets, rows, strict=True)]
-    present = np.all([one >= 0 for one in starts], axis=0)
+    rows = [match_rows(of, dataset) for dataset in datasets]
+    pairs = zip(datasets, rows, strict=True)
+    starts = [find_starts(of, dataset, match) for dataset, match in pairs]
+    present = np.all([rows >= 0 for rows in starts], axis=0)
 
     def select(folds: Sequence[Dataset]) -> dict[str, Tensor]:
         own = folds[reference].memory
         assert own is not None
         result = {}
-        for which, some in own.starts.items():
-            fits = present[some.numpy()]
+        for which, windows in own.starts.items():
+            fits = present[windows.numpy()]
             for fold, match in zip(folds, rows, strict=True):
                 if fold.memory is own or _has_same_windows(fold, folds[reference]):
                     continue
-                fits &= ~_holds_seen_rows(some, of, fold, match, SEEN_BEFORE.get(which, ()))
-            result[which] = some[torch.from_numpy(fits)]
+                fits &= ~_holds_seen_rows(windows, of, fold, match, SEEN_BEFORE.get(which, ()))
+            result[which] = windows[torch.from_numpy(fits)]
         return result
 
-    joint = [torch.from_numpy(one) for one in starts]
+    joint = [torch.from_numpy(member_starts) for member_starts in starts]
     if not of.folds:
         chosen = select(datasets)
         return JointData(_replace_starts(of, chosen, ()), joint)
     folds = []
     for number, fold in enumerate(of.folds):
-        chosen = select([one.select_fold(one.folds[number]) for one in datasets])
+        chosen = select([dataset.select_fold(dataset.folds[number]) for dataset in datasets])
         folds.append(replace(fold, starts=chosen))
     return JointData(_replace_starts(of, folds[-1].starts, tuple(folds)), joint)
 
 
-def _has_same_windows(one: Dataset, other: Dataset) -> bool:
-    assert one.memory is not None
+def _has_same_windows(dataset: Dataset, other: Dataset) -> bool:
+    assert dataset.memory is not None
     assert other.memory is not None
-    pairs = [(one.memory.starts[which], some) for which, some in other.memory.starts.items()]
-    same_rows = np.array_equal(one.index.offsets, other.index.offsets)
+    starts = dataset.memory.starts
+    pairs = [(starts[which], windows) for which, windows in other.memory.starts.items()]
+    same_rows = np.array_equal(dataset.index.offsets, other.index.offsets)
     return (
         same_rows
-        and one.signature.lead == other.signature.lead
+        and dataset.signature.lead == other.signature.lead
         and all(torch.equal(*pair) for pair in pairs)
     )
 
@@ -258,7 +260,7 @@ def _replace_starts(
 ) -> Dataset:
     assert dataset.memory is not None
     memory = replace(dataset.memory, starts=starts)
-    counts = {which: len(some) for which, some in starts.items()}
+    counts = {which: len(windows) for which, windows in starts.items()}
     return replace(dataset, memory=memory, num_windows=counts, folds=folds)
 
 
@@ -267,9 +269,10 @@ def describe_left_out(before: Dataset, joint: Dataset, sets: Sequence[str]) -> l
     notes = []
     for which in sets:
         was, now = (
-            sum(one.num_windows[which] for one in data.folds or (data,)) for data in (before, joint)
+            sum(fold.num_windows[which] for fold in data.folds or (data,))
+            for data in (before, joint)
         )
-        if not all(one.num_windows[which] for one in joint.folds or (joint,)):
+        if not all(fold.num_windows[which] for fold in joint.folds or (joint,)):
             name = "" if which == "all" else f"{which} "
             raise UserError(
                 f"the members have no {name}window in common: none has the same series and time "

@@ -38,7 +38,7 @@ from slipstream.runs.lanes import (
 )
 
 if TYPE_CHECKING:
-    from slipstream.data.prepare.chain import Limits  # it imports scipy
+    from slipstream.data.prepare.steps import Limits
 
 MEMBERS = "members"
 

@@ -56,7 +56,8 @@ def predict_with(
 ) -> pa.Table:
     """Predict with what is loaded already."""
     datasets = [
-        one.load_new(data, targets=False, resample=resample, joins=joins) for one in trained.members
+        member.load_new(data, targets=False, resample=resample, joins=joins)
+        for member in trained.members
     ]
     dataset, folds, _ = trained.bind(datasets, ["all"])
     plan, predictor = trained.first.plan, folds[-1]
@@ -92,8 +93,7 @@ def _filter_batches(
     batches: Iterable[PredictionBatch], window_filter: WindowFilter, selected: torch.Tensor | None
 ) -> Iterator[PredictionBatch]:
     """Yield filtered predictions, or those of selected windows after all before them."""
-    one = window_filter.start()
-    for batch in map(one.apply, batches):
+    for batch in map(window_filter.start().apply, batches):
         if selected is None:
             yield batch
         elif (where := torch.isin(batch.starts.cpu(), selected)).any():

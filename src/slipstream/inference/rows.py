@@ -1,4 +1,6 @@
-"""New data for a trained model, compared with what the model was trained on, at its time step.
+"""New data for a trained model: read, prepared, at the model's time step, scaled, in windows.
+
+`read_new_rows` shows the whole path; the functions below it follow in its order.
 
 Shapes: N windows, T context rows, F inputs, S static columns, H predicted rows, U inputs that are
 known ahead.
@@ -18,95 +20,29 @@ import numpy as np
 from slipstream.base.errors import Option, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config, Data, Signature, Split
-from slipstream.data import labels, series, splits
-from slipstream.data import series as missing
+from slipstream.data import labels, splits
 from slipstream.data.files import read_tables
 from slipstream.data.labels import prepare_with_labels
-from slipstream.data.prepare.chain import Replay
+from slipstream.data.prepare.chain import PrepareChain, Replay, plan_steps, select_steps
 from slipstream.data.roles import Roles
 from slipstream.data.scaler import ScaledRows, Scaler, order_columns, scale_rows
 from slipstream.data.series import (
     MICROSECONDS,
+    NO_RUNS,
     Floats,
     Ints,
     RawSeries,
     SeriesIndex,
+    describe_left_out,
+    encode_runs,
     prepare_series,
 )
 from slipstream.data.table import DataTable, describe_files
 
-SAME_ROW = 1e-6
-"""How far from a new row's time, in steps, an old one still counts as being there."""
-
-
-def resample_series(raw: RawSeries, step: float) -> RawSeries:
-    """Return the series at another step, from gap to gap.
-
-    A coarser row is the mean of what lies after the row before it, up to its own time and not
-    beyond; a finer one lies on the straight line between its neighbours.
-    """
-    index = raw.index
-    assert raw.time is not None
-    assert index.step is not None
-    width = step * MICROSECONDS if index.has_dates else step
-    coarser = step > index.step
-    segments = list(itertools.pairwise([*index.breaks.tolist(), index.num_rows]))
-    positions, times, breaks, offsets = [], [], [0], [0]
-    for begin, end in segments:
-        if begin in index.offsets[1:-1]:
-            offsets.append(breaks[-1])
-        old = raw.time[begin:end].astype(np.float64)
-        position = (old - old[0]) / width
-        grid = np.arange(int(position[-1] + SAME_ROW) + 1)
-        positions.append((position, grid))
-        times.append((old[0] + grid * width).astype(raw.time.dtype))
-        breaks.append(breaks[-1] + len(grid))
-
-    def resample(column: Floats) -> Floats:
-        parts = []
-        for (begin, end), (position, grid) in zip(segments, positions, strict=True):
-            new = np.interp(grid, position, column[begin:end])
-            if coarser:
-                _write_means(new, column[begin:end], np.ceil(position - SAME_ROW))
-            parts.append(new)
-        return np.concatenate(parts)
-
-    unknown, ahead = np.zeros(index.num_rows), np.zeros(index.num_rows)
-    for first, past in index.unknown:
-        unknown[first:past] = 1.0
-    for past, count in zip(index.offsets[1:], index.ahead, strict=True):
-        ahead[past - count : past] = 1.0
-    begins = np.array([*offsets, breaks[-1]])
-    return replace(
-        raw,
-        index=replace(
-            index,
-            offsets=begins,
-            breaks=np.array(breaks[:-1]),
-            group_begins=np.zeros(1, dtype=np.int64),
-            group_codes=np.zeros(1, dtype=np.int64),
-            step=step,
-            skipped=series.NO_RUNS,
-            unknown=series.encode_runs(resample(unknown) > 0),
-            ahead=np.add.reduceat((resample(ahead) > 0).astype(np.int64), begins[:-1]),
-        ),
-        read_column=lambda name: resample(raw.read_column(name)),
-        time=np.concatenate(times),
-        notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
-    )
-
-
-def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
-    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
-    inside = owner < len(new)
-    owner, values = owner[inside].astype(np.int64), values[inside]
-    size = np.bincount(owner, minlength=len(new))
-    total = np.bincount(owner, weights=values, minlength=len(new))
-    new[size > 0] = total[size > 0] / size[size > 0]
-
-
 STEP_TOLERANCE = 0.02
 """By how much the step of new data may differ from training's"""
+SAME_ROW = 1e-6
+"""How far from a new row's time, in steps, an old one still counts as being there"""
 OUTLIER_SHARE = 0.05
 """The share of a column's values beyond training's from which on a note says so"""
 
@@ -205,100 +141,11 @@ def read_new_rows(
     if targets:
         with_targets, without = splits.exclude_unknown({"all": ranges}, index, signature)
         ranges, left_out = with_targets["all"], without["all"]
-        notes += missing.describe_left_out(without, {"all": len(ranges)}, signature)
+        notes += describe_left_out(without, {"all": len(ranges)}, signature)
     scaled = scale_rows(raw, scaler, signature)
     outliers = _describe_outliers(raw, scaled, scaler, signature)
-    every = (*notes, *outliers, *raw.notes)
-    return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, every)
-
-
-def find_last_windows(index: SeriesIndex, data: Data, signature: Signature, starts: Ints) -> Ints:
-    """Return the first rows of the windows whose context ends with what is known of a series."""
-    last: Ints = index.offsets[1:] - index.ahead - signature.context
-    is_window = np.isin(last, starts)
-    if not is_window.all():
-        series = int(np.flatnonzero(~is_window)[0])
-        if signature.future and _has_full_context(index, signature, series):
-            raise UserError(_explain_unknown_future(index, data, signature, series))
-        name = index.series_names[series]
-        raise UserError(
-            f'series "{name}" has a gap within its last {signature.context} rows, so there '
-            "is no full context to forecast from"
-        )
-    return last
-
-
-def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> splits.WindowRanges:
-    """Find the windows of which the context and so many rows after it lie in one piece."""
-    rows, lead = splits.assign_all(index), context - (not known)
-    return splits.find_ranges(
-        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
-    )
-
-
-def _find_windows_ahead(
-    index: SeriesIndex, data: Data, signature: Signature
-) -> tuple[splits.WindowRanges, int]:
-    """Find the windows with a full context and all rows to predict, and count those that lack
-    such rows."""
-
-    def find(known: int) -> splits.WindowRanges:
-        ranges = _find_windows(index, signature.context, known, 1)
-        owner = np.searchsorted(index.offsets, ranges.first, side="right") - 1
-        ends = (index.offsets[1:] - index.ahead)[owner]
-        return ranges.restrict(0, ends - signature.context + 1)
-
-    every, ranges = find(0), find(signature.horizon)
-    if len(every) and not len(ranges):
-        raise UserError(_explain_unknown_future(index, data, signature, 0))
-    return ranges, len(every) - len(ranges)
-
-
-def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
-    """Return the columns that new data need in the rows to predict: those of `data.future` that no
-    step makes, and what steps make the others from; not what they make from times."""
-    if not data.prepare:
-        return signature.future
-    from slipstream.data.prepare.chain import plan_steps, select_steps  # imports scipy
-
-    steps = select_steps(plan_steps(data), signature.future)
-    own = [name for name in signature.future if name not in steps.written]
-    return tuple(dict.fromkeys([*own, *steps.list_sources()])) or signature.future
-
-
-def describe_unknown_future(
-    data: Data, signature: Signature, left_out: int, num_windows: int
-) -> list[str]:
-    """Note how many windows are left out because what is to be known ahead is not."""
-    if not left_out:
-        return []
-    names = ", ".join(list_known_ahead(data, signature))
-    what = f"windows of which the rows to predict lack {names} (data.future)"
-    return [f"left out {what}: {left_out:,} of {left_out + num_windows:,}"]
-
-
-def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
-    """Return whether a series has no gap in the context that ends with its last known row."""
-    end = int(index.offsets[1:][series] - index.ahead[series])
-    inside = (index.breaks > end - signature.context) & (index.breaks < end)
-    return not inside.any()
-
-
-def _explain_unknown_future(
-    index: SeriesIndex, data: Data, signature: Signature, series: int
-) -> str:
-    """Say how many rows a series needs at its end to be forecast from its last known one."""
-    rows, ahead = signature.horizon, int(index.ahead[series])
-    end = int(index.offsets[series + 1])
-    breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]
-    in_line = int(breaks[0]) - (end - ahead) if len(breaks) else ahead
-    names, name = ", ".join(list_known_ahead(data, signature)), index.series_names[series]
-    has = f"{format_count(in_line, 'such row')} in line" if in_line else "no such row"
-    return (
-        f"the model reads {names} (data.future) also for the {format_count(rows, 'row')} that it "
-        f'predicts; series "{name}" has {has} after its last known one: append '
-        f"{format_count(rows - in_line, 'row')} with {names} there and leave its other inputs empty"
-    )
+    notes = [*notes, *outliers, *raw.notes]
+    return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, tuple(notes))
 
 
 def _read_prepared(
@@ -309,8 +156,6 @@ def _read_prepared(
         tables = read_tables(data, source)
         return data, tables, describe_files(tables)
     needed = (*signature.inputs, *signature.static, *(signature.targets if targets else ()))
-    from slipstream.data.prepare.tables import PrepareChain  # takes a while to import
-
     chain = PrepareChain(data, needed, replay)
     if signature.future and not targets and chain.plan.makes_from_times(signature.future):
         chain.ahead = signature.horizon
@@ -362,6 +207,98 @@ def _refuse_resampling(index: SeriesIndex, signature: Signature, targets: bool) 
         )
 
 
+def resample_series(raw: RawSeries, step: float) -> RawSeries:
+    """Return the series at another step, from gap to gap.
+
+    A coarser row is the mean of what lies after the row before it, up to its own time and not
+    beyond; a finer one lies on the straight line between its neighbours.
+    """
+    index = raw.index
+    assert raw.time is not None
+    assert index.step is not None
+    width = step * MICROSECONDS if index.has_dates else step
+    coarser = step > index.step
+    segments = list(itertools.pairwise([*index.breaks.tolist(), index.num_rows]))
+    positions, times, breaks, offsets = [], [], [0], [0]
+    for begin, end in segments:
+        if begin in index.offsets[1:-1]:
+            offsets.append(breaks[-1])
+        old = raw.time[begin:end].astype(np.float64)
+        position = (old - old[0]) / width
+        grid = np.arange(int(position[-1] + SAME_ROW) + 1)
+        positions.append((position, grid))
+        times.append((old[0] + grid * width).astype(raw.time.dtype))
+        breaks.append(breaks[-1] + len(grid))
+
+    def resample(column: Floats) -> Floats:
+        parts = []
+        for (begin, end), (position, grid) in zip(segments, positions, strict=True):
+            new = np.interp(grid, position, column[begin:end])
+            if coarser:
+                _write_means(new, column[begin:end], np.ceil(position - SAME_ROW))
+            parts.append(new)
+        return np.concatenate(parts)
+
+    unknown, ahead = np.zeros(index.num_rows), np.zeros(index.num_rows)
+    for first, past in index.unknown:
+        unknown[first:past] = 1.0
+    for past, count in zip(index.offsets[1:], index.ahead, strict=True):
+        ahead[past - count : past] = 1.0
+    begins = np.array([*offsets, breaks[-1]])
+    return replace(
+        raw,
+        index=replace(
+            index,
+            offsets=begins,
+            breaks=np.array(breaks[:-1]),
+            group_begins=np.zeros(1, dtype=np.int64),
+            group_codes=np.zeros(1, dtype=np.int64),
+            step=step,
+            skipped=NO_RUNS,
+            unknown=encode_runs(resample(unknown) > 0),
+            ahead=np.add.reduceat((resample(ahead) > 0).astype(np.int64), begins[:-1]),
+        ),
+        read_column=lambda name: resample(raw.read_column(name)),
+        time=np.concatenate(times),
+        notes=(*raw.notes, f"resampled from a step of {index.step:g} to {step:g}"),
+    )
+
+
+def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
+    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
+    inside = owner < len(new)
+    owner, values = owner[inside].astype(np.int64), values[inside]
+    size = np.bincount(owner, minlength=len(new))
+    total = np.bincount(owner, weights=values, minlength=len(new))
+    new[size > 0] = total[size > 0] / size[size > 0]
+
+
+def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> splits.WindowRanges:
+    """Find the windows of which the context and so many rows after it lie in one piece."""
+    rows, lead = splits.assign_all(index), context - (not known)
+    return splits.find_ranges(
+        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
+    )
+
+
+def _find_windows_ahead(
+    index: SeriesIndex, data: Data, signature: Signature
+) -> tuple[splits.WindowRanges, int]:
+    """Find the windows with a full context and all rows to predict, and count those that lack
+    such rows."""
+
+    def find(known: int) -> splits.WindowRanges:
+        ranges = _find_windows(index, signature.context, known, 1)
+        owner = np.searchsorted(index.offsets, ranges.first, side="right") - 1
+        ends = (index.offsets[1:] - index.ahead)[owner]
+        return ranges.restrict(0, ends - signature.context + 1)
+
+    with_context, ranges = find(0), find(signature.horizon)
+    if len(with_context) and not len(ranges):
+        raise UserError(_explain_unknown_future(index, data, signature, 0))
+    return ranges, len(with_context) - len(ranges)
+
+
 def _describe_outliers(
     raw: RawSeries, rows: ScaledRows, scaler: Scaler, signature: Signature
 ) -> tuple[str, ...]:
@@ -384,3 +321,64 @@ def _describe_outliers(
                 "are its units the same?"
             )
     return tuple(notes)
+
+
+def find_last_windows(index: SeriesIndex, data: Data, signature: Signature, starts: Ints) -> Ints:
+    """Return the first rows of the windows whose context ends with what is known of a series."""
+    last: Ints = index.offsets[1:] - index.ahead - signature.context
+    is_window = np.isin(last, starts)
+    if not is_window.all():
+        series = int(np.flatnonzero(~is_window)[0])
+        if signature.future and _has_full_context(index, signature, series):
+            raise UserError(_explain_unknown_future(index, data, signature, series))
+        name = index.series_names[series]
+        raise UserError(
+            f'series "{name}" has a gap within its last {signature.context} rows, so there '
+            "is no full context to forecast from"
+        )
+    return last
+
+
+def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
+    """Return the columns that new data need in the rows to predict: those of `data.future` that no
+    step makes, and what steps make the others from; not what they make from times."""
+    if not data.prepare:
+        return signature.future
+    steps = select_steps(plan_steps(data), signature.future)
+    own = [name for name in signature.future if name not in steps.written]
+    return tuple(dict.fromkeys([*own, *steps.list_sources()])) or signature.future
+
+
+def describe_unknown_future(
+    data: Data, signature: Signature, left_out: int, num_windows: int
+) -> list[str]:
+    """Note how many windows are left out because what is to be known ahead is not."""
+    if not left_out:
+        return []
+    names = ", ".join(list_known_ahead(data, signature))
+    what = f"windows of which the rows to predict lack {names} (data.future)"
+    return [f"left out {what}: {left_out:,} of {left_out + num_windows:,}"]
+
+
+def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
+    """Return whether a series has no gap in the context that ends with its last known row."""
+    end = int(index.offsets[1:][series] - index.ahead[series])
+    inside = (index.breaks > end - signature.context) & (index.breaks < end)
+    return not inside.any()
+
+
+def _explain_unknown_future(
+    index: SeriesIndex, data: Data, signature: Signature, series: int
+) -> str:
+    """Say how many rows a series needs at its end to be forecast from its last known one."""
+    rows, ahead = signature.horizon, int(index.ahead[series])
+    end = int(index.offsets[series + 1])
+    breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]
+    in_line = int(breaks[0]) - (end - ahead) if len(breaks) else ahead
+    names, name = ", ".join(list_known_ahead(data, signature)), index.series_names[series]
+    has = f"{format_count(in_line, 'such row')} in line" if in_line else "no such row"
+    return (
+        f"the model reads {names} (data.future) also for the {format_count(rows, 'row')} that it "
+        f'predicts; series "{name}" has {has} after its last known one: append '
+        f"{format_count(rows - in_line, 'row')} with {names} there and leave its other inputs empty"
+    )

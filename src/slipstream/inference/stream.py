@@ -1,13 +1,18 @@
 """Predict row after row with a trained run: numpy only, no torch.
 
-Shapes: H predicted rows, C targets, Q quantiles, K classes.
+A row that `Stream.push` takes is read by `RowParser`, prepared and scaled by each member of the run
+(`StreamMember.read`), which refuses what is wrong with it, and only then added to the state of its
+series (`StreamMember.advance`), which predicts.
+
+Shapes: T context rows, F inputs, H predicted rows, U inputs that are known ahead, C targets, Q
+quantiles, K numbers beside the rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -21,41 +26,23 @@ from slipstream.base.errors import UserError
 from slipstream.base.statistics import select_median
 from slipstream.base.text import find_nearest, format_count
 from slipstream.config import Data, Signature
-from slipstream.config.prepare import FilterStep, JoinStep, PadStep, ResampleStep
 from slipstream.data import predictions
 from slipstream.data.columns import LARGEST, join_times, list_numbers, read_times
-from slipstream.data.filters import PredictionFilter, advance_sections, make_filter
+from slipstream.data.filters import PredictionFilter, make_filter
 from slipstream.data.predictions import PhysicalPredictions, list_number_columns
-from slipstream.data.prepare import filters
-from slipstream.data.prepare.chain import (
-    Limits,
-    PlannedStep,
-    SeriesFrame,
-    apply_step,
-    plan_steps,
-    select_steps,
-)
-from slipstream.data.series import MICROSECONDS, Floats, Times
+from slipstream.data.prepare.rows import FutureSteps, PreparedRow, RowSteps, RowTime, plan_future
+from slipstream.data.series import Floats
 from slipstream.data.table import DataTable, wrap_table
 from slipstream.inference.networks import RowNetwork, predict_scaled, restore_outputs
 from slipstream.inference.portable import PortableMember, PortableRun, load_portable
 from slipstream.models.kinds import RowState
 from slipstream.models.numpy_layers import Array
 
+Regime = Literal["auto", "window", "carried"]
+Arrays = dict[str, npt.NDArray[Any]]
 EPOCH = datetime(1970, 1, 1)
 MICROSECOND = timedelta(microseconds=1)
-
-
-class RowTime(NamedTuple):
-    """A time as series have it."""
-
-    value: float
-    """Microseconds of a date, or the number itself"""
-    is_date: bool
-
-    def since(self, other: RowTime) -> float:
-        """Return the time since another, in seconds or in the unit of the numbers."""
-        return (self.value - other.value) / (MICROSECONDS if self.is_date else 1)
+LARGEST_SCALED = float(np.finfo(np.float32).max)
 
 
 class ParsedRow(NamedTuple):
@@ -112,8 +99,7 @@ class RowParser:
                 raise UserError(
                     f"the rows have a series ({', '.join(self.ids)}, data.id); pass id=..."
                 )
-            parts = [self._find(row, name, "data.id") for name in self.ids]
-            series = tuple(parts)
+            series = tuple(self._find(row, name, "data.id") for name in self.ids)
         moment = time
         if time is not None and not isinstance(time, RowTime):
             moment = parse_time(time, self.data.time_format)
@@ -137,7 +123,7 @@ class RowParser:
         try:
             return row[name]
         except KeyError:
-            names = [str(one) for one in row]
+            names = [str(column) for column in row]
             nearest = find_nearest(name, names)
             hint = f'did you mean "{nearest}"?' if nearest else f"it has {', '.join(names[:20])}"
             raise UserError(f'the row has no column "{name}" ({setting}); {hint}') from None
@@ -186,7 +172,7 @@ class RowParser:
 
 
 def _to_text(value: Any) -> str:
-    """Return a series' name as a file's column has it: whole numbers without a point."""
+    """Return a part of a series' name as a file's column has it: whole numbers without a point."""
     if isinstance(value, (float, np.floating)) and float(value).is_integer():
         return str(int(value))
     return str(value)
@@ -213,233 +199,6 @@ def parse_time(value: Any, time_format: str | None) -> RowTime:
 def _read_time(table: DataTable, name: str, time_format: str | None) -> RowTime:
     times = read_times(table, name, time_format)
     return RowTime(times[0].item(), times.dtype == np.int64)
-
-
-Version = str
-"""A column's name, and how many steps have written it, as in "current#1" """
-
-
-@dataclass(frozen=True)
-class PreparedRow:
-    """What steps have made of the rows of a series so far; never changed in place."""
-
-    inputs: Floats
-    """Those of the newest row, in the order of the model; NaN where one is missing"""
-    waits: bool = True
-    """Whether steps look back further than the series goes, so that the row does not count"""
-    count: int = 0
-    """Rows of the series"""
-    past: dict[Version, Floats] = field(default_factory=dict)
-    """The last values of columns that a step looks back to"""
-    times: Times = field(default_factory=lambda: np.empty(0))
-    filters: dict[Version, Floats] = field(default_factory=dict)
-    """Of filters with a state: the first and the last known value, then the state"""
-    known: frozenset[str] = frozenset()
-    """The columns that have had a value"""
-
-
-class StreamedStep(NamedTuple):
-    """A step, and the versions of the columns that it reads and writes."""
-
-    step: PlannedStep
-    reads: dict[str, Version]
-    writes: dict[str, Version]
-    sections: Floats | None
-    """[S, 5], of a filter with a state, which looks back over all rows"""
-
-
-class StreamedSteps:
-    """The steps that the inputs of a model come from."""
-
-    def __init__(
-        self, data: Data, needed: Sequence[str], limits: Mapping[str, Limits], step: float | None
-    ) -> None:
-        plan = select_steps(plan_steps(data), needed)
-        self.data, self.needed, self.limits, self.step = data, tuple(needed), limits, step
-        self.padding = 0
-        """Rows to put before the first one of a series"""
-        self.pads_zero = False
-        self.steps: list[StreamedStep] = []
-        self.depth: dict[Version, int] = {}
-        """How many past rows of a version some step looks back to"""
-        versions: dict[str, int] = {}
-        for number, one in enumerate(plan.steps, start=1):
-            refuse_unstreamable(one)
-            if isinstance(one.config, PadStep):
-                self._add_padding(one, one.config, is_last=number == len(plan.steps))
-                continue
-            reads = {name: f"{name}#{versions.get(name, 0)}" for name in one.reads}
-            versions |= {name: versions.get(name, 0) + 1 for name in one.writes}
-            writes = {name: f"{name}#{versions[name]}" for name in one.writes}
-            for version in reads.values():
-                self.depth[version] = max(self.depth.get(version, 0), one.look_back or 0)
-            self.steps.append(StreamedStep(one, reads, writes, self._design(one)))
-        self.most_back = max(self.depth.values(), default=0)
-        others = (name for name in needed if name not in plan.written)
-        self.sources = tuple(dict.fromkeys((*plan.list_sources(), *others)))
-        self.outputs = [f"{name}#{versions.get(name, 0)}" for name in needed]
-        self.features = [(name, plan.warm_up[name]) for name in needed if name in plan.written]
-
-    def _add_padding(self, step: PlannedStep, config: PadStep, *, is_last: bool) -> None:
-        if not is_last:
-            raise UserError(
-                f"{step.where} cannot be streamed: other steps follow it; make it the last step"
-            )
-        self.padding = config.rows or self.data.context - 1
-        self.pads_zero = config.value == "zero"
-
-    def _design(self, step: PlannedStep) -> Floats | None:
-        config = step.config
-        if not isinstance(config, FilterStep) or step.look_back is not None:
-            return None
-        sections = filters.design_sections(
-            kind=config.kind,
-            rows=config.rows,
-            cutoff_hz=config.cutoff_hz,
-            order=config.order or filters.DEFAULT_ORDER,
-            step_s=self.step,
-        )
-        return np.delete(sections, 3, axis=1)  # which is 1
-
-    def start(self) -> PreparedRow:
-        """Return what there is before the first row of a series."""
-        return PreparedRow(np.empty(0))
-
-    def add(self, state: PreparedRow, values: Floats, time: RowTime | None) -> PreparedRow:
-        """Return the next row, from its values in the order of `sources`."""
-        known = {f"{name}#0": float(v) for name, v in zip(self.sources, values, strict=True)}
-        memory = dict(state.filters)
-        for one in self.steps:
-            if one.sections is None:
-                known |= self._compute(state, one, known, time)
-                continue
-            for read, write in zip(one.reads.values(), one.writes.values(), strict=True):
-                known[write], memory[write] = _filter(
-                    one.sections, state.filters.get(write), known[read]
-                )
-        inputs = np.array([known[version] for version in self.outputs])
-        seen = state.known | {
-            name for name, value in zip(self.needed, inputs, strict=True) if not math.isnan(value)
-        }
-        return PreparedRow(
-            inputs=inputs,
-            waits=any(
-                name not in seen and (rows is None or 0 < rows >= state.count)
-                for name, rows in self.features
-            ),
-            count=state.count + 1,
-            past={
-                version: np.append(state.past.get(version, ()), known[version])[-depth:]
-                for version, depth in self.depth.items()
-                if depth
-            },
-            times=self._append_time(state.times, time)[-self.most_back :]
-            if self.most_back
-            else state.times,
-            filters=memory,
-            known=seen,
-        )
-
-    def _append_time(self, times: Times, time: RowTime | None) -> Times:
-        if time is None:
-            return times
-        return np.append(times, time.value).astype(np.int64 if time.is_date else np.float64)
-
-    def _compute(
-        self,
-        state: PreparedRow,
-        one: StreamedStep,
-        known: Mapping[Version, float],
-        time: RowTime | None,
-    ) -> dict[Version, float]:
-        """Return what a step writes to the new row, from the rows that it looks back to."""
-        back = min(one.step.look_back or 0, state.count)
-        columns = {
-            name: np.append(state.past[version][-back:] if back else (), known[version])
-            for name, version in one.reads.items()
-        }
-        config = one.step.config
-        if isinstance(config, FilterStep):
-            order = config.order or filters.DEFAULT_ORDER
-            rows = (one.step.look_back or 0) + 1
-            return {
-                version: filters.filter_newest(
-                    columns[name], kind=config.kind, rows=rows, order=order
-                )
-                for name, version in zip(one.reads, one.writes.values(), strict=True)
-            }
-        times = None
-        if time is not None:
-            before = state.times[len(state.times) - back :] if back else state.times[:0]
-            times = self._append_time(before, time)
-        every = range(back + 1)
-        frame = SeriesFrame("", every, 0, times, self.step, columns, every)
-        limits = self.limits.get(str(one.step.number))
-        result = apply_step(one.step, frame, context=self.data.context, limits=limits)
-        return {version: float(result.columns[name][-1]) for name, version in one.writes.items()}
-
-
-def _filter(sections: Floats, memory: Floats | None, value: float) -> tuple[float, Floats]:
-    """Return the filtered value and what to remember; what is missing counts as the last value."""
-    is_missing = math.isnan(value)
-    if memory is None or math.isnan(memory[0]):
-        memory = np.concatenate([[value, value], np.zeros(2 * len(sections))])
-        if is_missing:
-            return math.nan, memory
-    first, last = memory[:2]
-    filled = last if is_missing else value
-    result, states = advance_sections(
-        sections, memory[2:].reshape(-1, 2), np.asarray(filled - first)
-    )
-    new = np.concatenate([[first, filled], states.ravel()])
-    return math.nan if is_missing else float(first + result), new
-
-
-def refuse_unstreamable(step: PlannedStep) -> None:
-    """Refuse a step that a row cannot pass as it comes."""
-    config, reason = step.config, None
-    if isinstance(config, ResampleStep):
-        reason = "rows have to come at the model's own step; resample them before they are pushed"
-    elif isinstance(config, JoinStep):
-        reason = "its table is not part of the stream; train on columns that each row has"
-    elif step.look_ahead:
-        reason = f"it looks {step.look_ahead} rows ahead"
-    elif step.look_back is None and not isinstance(config, FilterStep):
-        reason = "its formula looks back over all rows; use a function of so many rows"
-    if reason:
-        raise UserError(f"{step.where} cannot be streamed: {reason}")
-
-
-class FutureSteps:
-    """Steps that make the columns of `data.future` from times alone."""
-
-    def __init__(self, data: Data, names: Sequence[str], horizon: int, step: float) -> None:
-        self.plan = select_steps(plan_steps(data), names)
-        self.names, self.horizon, self.step = tuple(names), horizon, step
-
-    def compute(self, time: RowTime) -> Floats:
-        """Return the columns [H, U] over the rows after a time."""
-        unit = MICROSECONDS if time.is_date else 1
-        times = time.value + np.arange(1, self.horizon + 1) * (self.step * unit)
-        times = times.astype(np.int64 if time.is_date else np.float64)
-        rows = range(self.horizon)
-        frame = SeriesFrame("", rows, 0, times, self.step, {}, rows)
-        for one in self.plan.steps:
-            if not one.changes_rows:
-                frame = apply_step(one, replace(frame), context=1)
-        return np.stack([frame.columns[name] for name in self.names], axis=1)
-
-
-def plan_future(data: Data, signature: Signature) -> FutureSteps | None:
-    """Return the steps that make the columns of `data.future`, where times alone suffice."""
-    names, step = signature.future, signature.step
-    if not names or step is None or not plan_steps(data).makes_from_times(names):
-        return None
-    return FutureSteps(data, names, signature.horizon, step)
-
-
-Arrays = dict[str, npt.NDArray[Any]]
-LARGEST_SCALED = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -482,7 +241,7 @@ class StreamMember:
     member: PortableMember
     columns: tuple[str, ...]
     """What it reads of a row"""
-    steps: StreamedSteps | None
+    steps: RowSteps | None
     future: FutureSteps | None
     networks: tuple[RowNetwork, ...]
     """With a carried state"""
@@ -500,7 +259,7 @@ class StreamMember:
             prepared=self.steps.start() if self.steps else PreparedRow(np.empty(0)),
             inputs=np.full(len(signature.inputs), np.nan),
             rows=np.zeros((context, len(signature.inputs)), dtype=np.float32),
-            networks=[one.start() for one in self.networks],
+            networks=[network.start() for network in self.networks],
         )
 
     def read(
@@ -607,8 +366,9 @@ class StreamMember:
         if state.count < len(state.rows) or not predict:
             return None
         beside = None if row.beside is None else row.beside[None]
-        every = [predict_scaled(one, state.rows[None], beside)[0] for one in self.member.models]
-        return self._to_physical(every)
+        windows = state.rows[None]
+        outputs = [predict_scaled(model, windows, beside)[0] for model in self.member.models]
+        return self._to_physical(outputs)
 
     def _append(self, state: MemberState, row: Array, beside: Array | None) -> list[Array]:
         """Add a scaled row to the context; return what networks with a carried state predict."""
@@ -623,7 +383,7 @@ class StreamMember:
     def restart(self, state: MemberState) -> None:
         """Forget the context, as after a gap; steps of `data.prepare` go on."""
         state.count, state.follows = 0, True
-        state.networks = [one.start() for one in self.networks]
+        state.networks = [network.start() for network in self.networks]
 
     def _to_physical(self, outputs: Sequence[Array]) -> Floats:
         return restore_outputs(outputs, self.member.first.signature, self.member.first.scaler)
@@ -635,7 +395,7 @@ def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
     data, signature, scaler = model.config.data, model.signature, model.scaler
     steps = future = None
     if data.prepare:
-        steps = StreamedSteps(data, signature.inputs, model.limits, signature.step)
+        steps = RowSteps(data, signature.inputs, model.limits, signature.step)
         if signature.static and set(signature.static) & set(steps.sources):
             raise UserError("data.prepare changes a static column, which cannot be streamed")
         future = plan_future(data, signature)
@@ -644,7 +404,7 @@ def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
         columns=signature.inputs if steps is None else steps.sources,
         steps=steps,
         future=future,
-        networks=tuple(RowNetwork(one) for one in member.models) if carried else (),
+        networks=tuple(map(RowNetwork, member.models)) if carried else (),
         reads_beside=signature.static_width > 0,
         shift=np.array([scaler.shift[name] for name in signature.inputs]),
         size=np.array([scaler.size[name] for name in signature.inputs]),
@@ -672,40 +432,41 @@ def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> 
     """Return the state that `save_state` wrote; a UserError where it is of another model."""
     state = member.start()
 
-    def select(prefix: str) -> Arrays:
-        return {
-            name.removeprefix(prefix): np.array(values)
-            for name, values in arrays.items()
-            if name.startswith(prefix)
-        }
-
     try:
         counts = [int(count) for count in arrays["counts"]]
         prepared = PreparedRow(
             inputs=np.empty(0),
             count=counts[3],
-            past=select("prepared.past."),
+            past=_select(arrays, "prepared.past."),
             times=np.array(arrays["prepared.times"]),
-            filters=select("prepared.filters."),
+            filters=_select(arrays, "prepared.filters."),
             known=frozenset(map(str, arrays["prepared.known"])),
         )
-        networks = [select(f"network{number}.") for number in range(len(state.networks))]
+        networks = [_select(arrays, f"network{n}.") for n in range(len(state.networks))]
         inputs, rows = np.array(arrays["inputs"]), np.array(arrays["rows"])
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"the state is not one of this stream ({error!r})") from None
-    alike = inputs.shape == state.inputs.shape and rows.shape == state.rows.shape
+    has_same_shapes = inputs.shape == state.inputs.shape and rows.shape == state.rows.shape
     for own, other in zip(state.networks, networks, strict=True):
-        alike = alike and {n: a.shape for n, a in own.items()} == {
-            n: a.shape for n, a in other.items()
-        }
-    if not alike:
+        has_same_shapes = has_same_shapes and _list_shapes(own) == _list_shapes(other)
+    if not has_same_shapes:
         raise UserError("the state is not one of this stream: its arrays have other shapes")
     return MemberState(
         prepared, inputs, rows, networks, counts[0], bool(counts[1]), bool(counts[2])
     )
 
 
-Regime = Literal["auto", "window", "carried"]
+def _select(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
+    """Return copies of the arrays whose names begin with a prefix, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): np.array(values)
+        for name, values in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
+def _list_shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: values.shape for name, values in arrays.items()}
 
 
 class StreamPrediction(NamedTuple):
@@ -835,19 +596,20 @@ class Stream:
             regime = "carried" if run.signature.state == "carried" else "window"
         self.run, self.signature, self.regime = run, run.signature, regime
         self._resets = gaps == "reset"
-        every = zip(run.members, run.weights, strict=True)
-        used = [(member, weight) for member, weight in every if weight]
-        self._members = [make_member(one, carried=regime == "carried") for one, _ in used]
+        pairs = zip(run.members, run.weights, strict=True)
+        used = [(member, weight) for member, weight in pairs if weight]
+        self._members = [make_member(member, carried=regime == "carried") for member, _ in used]
         self._weights = [weight for _, weight in used]
-        self.columns = tuple(dict.fromkeys(name for one in self._members for name in one.columns))
-        self._places = [
-            np.array([self.columns.index(name) for name in one.columns], dtype=np.int64)
-            for one in self._members
+        self.columns = tuple(dict.fromkeys(name for m in self._members for name in m.columns))
+        self._positions = [
+            np.array([self.columns.index(name) for name in member.columns], dtype=np.int64)
+            for member in self._members
         ]
+        """Of each member's columns among all columns"""
         self._data = run.first.config.data
         self._static = self.signature.static
-        for one in self._members:
-            if one.member.first.signature.static != self._static:
+        for member in self._members:
+            if member.member.first.signature.static != self._static:
                 raise UserError("the members of an ensemble differ in data.static; stream one")
         codes = {}
         if self.signature.classes and self.signature.targets[0] in self.columns:
@@ -860,8 +622,8 @@ class Stream:
     def passed_ahead(self) -> tuple[str, ...]:
         """The columns of `data.future` that `push` has to be given, which no step makes from
         times."""
-        lacking = [one.member.first for one in self._members if one.future is None]
-        return tuple(dict.fromkeys(name for one in lacking for name in one.signature.future))
+        lacking = [member.member.first for member in self._members if member.future is None]
+        return tuple(dict.fromkeys(name for model in lacking for name in model.signature.future))
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -896,14 +658,13 @@ class Stream:
             UserError: The row is incomplete, out of order, or after a gap.
         """
         parsed = self._parser.parse(row, time=time, series=id, static=static)
-        known = self._series.get(parsed.series)
-        series = known or self._start()
+        series = self._series.get(parsed.series) or self._start()
         fixed = self._check_static(series, parsed)
         has_gap = self._check_time(series, parsed)
-        pairs = zip(self._members, series.members, self._places, strict=True)
+        triples = zip(self._members, series.members, self._positions, strict=True)
         rows = [
-            member.read(state, parsed, parsed.values[places], fixed, future)
-            for member, state, places in pairs
+            member.read(state, parsed, parsed.values[positions], fixed, future)
+            for member, state, positions in triples
         ]
         # from here on nothing is refused, and the state changes
         self._series[parsed.series] = series
@@ -915,11 +676,10 @@ class Stream:
         elif series.filter and not all(state.follows for state in series.members):
             series.filter.reset()
         predicts = predict or series.filter is not None
-        triples = zip(self._members, series.members, rows, strict=True)
-        values = [member.advance(state, one, predict=predicts) for member, state, one in triples]
-        if any(one is None for one in values):
-            return None
-        return self._finish(series, [one for one in values if one is not None])
+        steps = zip(self._members, series.members, rows, strict=True)
+        values = [member.advance(state, row, predict=predicts) for member, state, row in steps]
+        known = [value for value in values if value is not None]
+        return self._finish(series, known) if len(known) == len(values) else None
 
     def reset(self, id: Any = None) -> None:
         """Forget a series, or all of them where `id` is None."""
@@ -948,17 +708,15 @@ class Stream:
         """Continue a series from what `save_state` returned, in this process or another."""
         series = self._start()
 
-        def select(prefix: str) -> dict[str, npt.NDArray[Any]]:
-            return {n.removeprefix(prefix): a for n, a in state.items() if n.startswith(prefix)}
-
         series.members = [
-            load_state(member, select(f"{number}.")) for number, member in enumerate(self._members)
+            load_state(member, _select(state, f"{number}."))
+            for number, member in enumerate(self._members)
         ]
         if (time := state.get("time")) is not None:
             series.time = RowTime(time.item(), time.dtype == np.int64)
         series.static = state.get("static")
         if series.filter is not None:
-            series.filter.rows.set_state(select("filter."))
+            series.filter.rows.set_state(_select(state, "filter."))
         self._series["" if id is None else self._parser.name_series(id)] = series
 
     def _find_name(self, id: Any) -> str:
@@ -1049,10 +807,10 @@ class Stream:
         """Return the weighted mean of what the members predict, in the order of the reference."""
         total = np.zeros(1)
         for member, weight, value in zip(self._members, self._weights, values, strict=True):
-            of = member.member.first.signature
-            if not of.classes:
-                if of.quantiles != self.signature.quantiles:
-                    value = select_median(value, of.quantiles)[..., None]
-                value = value[:, [of.targets.index(name) for name in self.signature.targets]]
+            own = member.member.first.signature
+            if not own.classes:
+                if own.quantiles != self.signature.quantiles:
+                    value = select_median(value, own.quantiles)[..., None]
+                value = value[:, [own.targets.index(name) for name in self.signature.targets]]
             total = total + weight * value
         return total

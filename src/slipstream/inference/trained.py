@@ -269,10 +269,10 @@ def load_trained(
 ) -> TrainedRun:
     """Load a run; of repeats or an ensemble, `ensemble` chooses between the mean and the best."""
 
-    def load(one: Run, name: str, ensemble: bool | None = None) -> Member:
-        config = load_changed_config(one, overrides, own_data=own_data, targets=targets)
+    def load(member: Run, name: str, ensemble: bool | None = None) -> Member:
+        config = load_changed_config(member, overrides, own_data=own_data, targets=targets)
         options: dict[str, Any] = {"overrides": overrides, "allow_code": allow_code}
-        return load_member(one, name, config, ensemble=ensemble, **options)
+        return load_member(member, name, config, ensemble=ensemble, **options)
 
     opened = runs.open_run(run)
     content = portable.read_mixture(opened)
@@ -281,8 +281,8 @@ def load_trained(
         return TrainedRun(opened, owner, [load(opened, opened.folder.name, ensemble)])
     folder = opened.folder / portable.MEMBERS
     members = [
-        load(Run(folder / str(number)), one["name"])
-        for number, one in enumerate(content["members"], start=1)
+        load(Run(folder / str(number)), entry["name"])
+        for number, entry in enumerate(content["members"], start=1)
     ]
     uses = MODEL if ensemble is False else ENSEMBLE
     return TrainedRun(opened, "", members, content["reference"], tuple(content["folds"]), uses)

@@ -5,7 +5,6 @@ The layers of each kind are in `models/kinds`, their code in `exporting/c/templa
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from slipstream.base.text import format_c_double
 from slipstream.config import Model, Signature
 from slipstream.models.kinds import load_kind
 from slipstream.models.numpy_layers import ROW_UNITS, Weights
@@ -101,25 +101,13 @@ def quantize(matrix: Floats) -> Quantized:
 
 def format_floats(values: Iterable[Any]) -> Iterable[str]:
     """Return float literals that are exact."""
-    texts = (format_double(float(value)) for value in values)
+    texts = (format_c_double(float(value)) for value in values)
     return (text if text.endswith(("N", "Y")) else f"{text}f" for text in texts)
-
-
-def format_double(value: float) -> str:
-    """Return a hexadecimal literal, which is exact; whole numbers stay readable."""
-    if not math.isfinite(value):
-        return "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"
-    if value == int(value) and abs(value) < 1e6:
-        return f"{value:.1f}"
-    digits, _, exponent = value.hex().partition("p")
-    whole, _, fraction = digits.partition(".")
-    fraction = fraction.rstrip("0")
-    return f"{whole}.{fraction or '0'}p{exponent}"
 
 
 def format_list(values: Iterable[Any], *, double: bool = False) -> str:
     """Return the initializer of a small array."""
-    texts = [format_double(float(value)) for value in values] if double else format_floats(values)
+    texts = [format_c_double(float(value)) for value in values] if double else format_floats(values)
     return f"{{{', '.join(texts)}}}"
 
 

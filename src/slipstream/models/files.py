@@ -21,7 +21,7 @@ from slipstream.models.numpy_layers import Weights
 from slipstream.runs import Run
 
 if TYPE_CHECKING:
-    from slipstream.data.prepare.chain import Limits  # it imports scipy
+    from slipstream.data.prepare.steps import Limits
 
 Content = TypeVar("Content")
 WEIGHTS_FILE, SIGNATURE_FILE, SCALER_FILE = "weights.safetensors", "signature.json", "scaler.json"

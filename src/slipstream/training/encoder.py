@@ -15,7 +15,8 @@ from slipstream import runs
 from slipstream.base import storage
 from slipstream.base.errors import Command, UserError
 from slipstream.config import Config, Signature
-from slipstream.data.prepare.chain import Limits, Replay
+from slipstream.data.prepare.chain import Replay
+from slipstream.data.prepare.steps import Limits
 from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.context import EncoderMatch

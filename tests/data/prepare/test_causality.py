@@ -10,7 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from slipstream.data.prepare import calendars, filters, joins, resampling, rolling
+from slipstream.config.prepare import FilterStep
+from slipstream.data.filters import design_filter, filter_column, get_reach
+from slipstream.data.prepare import calendars, joins, resampling, rolling
 from slipstream.data.prepare.formulas import parse_formula
 
 FORMULAS = (
@@ -46,15 +48,15 @@ class Computation:
             return formula.look_back, formula.look_ahead
         if self.name == "calendar":
             return 0, 0
-        rows, centered = self.settings.get("rows"), self.settings.get("centered", False)
-        return filters.get_reach(kind=self.settings["kind"], rows=rows, centered=centered)
+        return get_reach(FilterStep(columns=("a",), **self.settings))
 
     def compute(self, columns, times):
         if self.name == "formula":
             return parse_formula(self.settings).evaluate(columns, times)
         if self.name == "calendar":
             return np.stack(list(calendars.compute_calendar(times, **self.settings).values()), 1)
-        return filters.apply_filter(columns["a"], step_s=60.0, **self.settings)
+        design = design_filter(FilterStep(columns=("a",), **self.settings), 60.0)
+        return filter_column(columns["a"], design)
 
 
 COMPUTATIONS = [

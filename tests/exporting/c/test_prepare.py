@@ -12,7 +12,8 @@ import pytest
 from slipstream import config as configs
 from slipstream.base.errors import UserError
 from slipstream.config import Config
-from slipstream.data.prepare.chain import SeriesFrame, apply_step
+from slipstream.data.prepare.frames import SeriesFrame
+from slipstream.data.prepare.steps import StepInputs
 from slipstream.exporting.c.files import load_library
 from slipstream.exporting.c.prepare import plan_needed_steps
 from slipstream.exporting.c.source import CSettings, make_source
@@ -89,7 +90,7 @@ def prepare_in_python(model: PortableModel, rows: dict[str, Any]) -> Any:
     frame = SeriesFrame("s", range(num), 0, times, 1.0, dict(rows), range(num))
     for step in plan_needed_steps(model).steps:
         limits = model.limits.get(str(step.number))
-        frame = apply_step(step, frame, context=8, limits=limits)
+        frame = step.apply(frame, StepInputs(8, limits))
     return np.stack([frame.columns[name] for name in model.signature.inputs], axis=1)
 
 

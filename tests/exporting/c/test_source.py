@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.base.text import format_c_double
 from slipstream.exporting.c.files import FLAGS, make_runner
 from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import Differences
-from slipstream.models.c_code import format_double, quantize, to_blocks
+from slipstream.models.c_code import quantize, to_blocks
 from tests.exporting.c.programs import (
     C_KINDS,
     compare_windows,
@@ -232,7 +233,7 @@ def test_matrices_are_stored_in_blocks_of_rows_column_by_column():
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_numbers_are_written_exactly(value):
-    text = format_double(value)
+    text = format_c_double(value)
     assert (float.fromhex(text) if "x" in text else float(text)) == value
 
 

@@ -29,7 +29,7 @@ from slipstream.app.workspace import Workspace
 from slipstream.base.errors import LeaveOut, Message, Setting, UserError, join_messages
 from slipstream.config import SIMULATED, Config, Data
 from slipstream.config.data import find_matches
-from slipstream.config.prepare import STEPS, JoinStep, LabelStep, parse_steps
+from slipstream.config.prepare import STEPS, JoinStep, parse_steps
 from slipstream.runs import to_json, write_text
 from slipstream.runs.config import ChangedTarget, list_changed_targets
 
@@ -494,7 +494,8 @@ def list_created(workspace: Workspace, draft: Draft, present: Sequence[Column]) 
 def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple[str, str]]:
     from slipstream.app.screens.prepare_rows import refuse_large_joins
     from slipstream.app.settings import JOINED, NamedPath, refuse_path
-    from slipstream.data.prepare.chain import plan_steps, read_joins
+    from slipstream.data.prepare.chain import plan_steps
+    from slipstream.data.prepare.joins import read_joins
 
     try:
         (parsed,) = parse_steps([parse_step_values(workspace, step)])
@@ -505,11 +506,10 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
             refuse_path(workspace, NamedPath(JOINED, parsed.path))
             refuse_large_joins([parsed])
             joined = {n: join.column_names for n, join in read_joins(data, {}).items()}
-        writes = plan_steps(data, joined).written
+        plan = plan_steps(data, joined)
     except (UserError, ValueError, OSError):
         return []
-    kind = "text" if isinstance(parsed, LabelStep) else "number"
-    return [(name, kind) for name in writes]
+    return [(name, "text" if name in plan.labels else "number") for name in plan.written]
 
 
 def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
@@ -518,7 +518,7 @@ def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
     if not config.data.prepare:
         return None
     from slipstream.app.screens.prepare_rows import refuse_large_joins
-    from slipstream.data.prepare.tables import PrepareChain, check_columns
+    from slipstream.data.prepare.chain import PrepareChain, check_columns
     from slipstream.data.table import DataTable, MemoryReader
 
     joined = [config.data.time_column] if config.data.time_column else []

@@ -18,16 +18,7 @@ import numpy as np
 
 from slipstream.base.errors import UserError
 from slipstream.config import SIMULATED, Config, Data, Split
-from slipstream.config.prepare import (
-    CalendarStep,
-    ClipStep,
-    FilterStep,
-    FormulaStep,
-    JoinStep,
-    OutliersStep,
-    PrepareStep,
-    UnitStep,
-)
+from slipstream.config.prepare import JoinStep, PrepareStep
 from slipstream.data import files, splits
 from slipstream.data.columns import is_numeric, read_codes, read_numbers
 from slipstream.data.formats.reader import ReadOptions
@@ -38,8 +29,8 @@ from slipstream.data.loading import (
     load_series,
     read_source,
 )
-from slipstream.data.prepare.chain import Source, find_source, plan_steps
-from slipstream.data.prepare.tables import PrepareChain
+from slipstream.data.prepare.chain import PrepareChain, Source, find_source, plan_steps
+from slipstream.data.prepare.steps import make_step
 from slipstream.data.scaler import fit_scaler
 from slipstream.data.series import (
     MICROSECONDS,
@@ -202,7 +193,6 @@ def _run(data: Data, steps: Sequence[PrepareStep], table: DataTable) -> tuple[Da
             "rows; training fits the range on the training rows"
             for number, limits in prepared.limits.items()
             for name, (low, high) in limits.items()
-            if isinstance(steps[int(number) - 1], OutliersStep)
         ]
     return prepared.tables[0], [*prepared.notes, *prepared.left_out, *notes]
 
@@ -211,7 +201,7 @@ def _select(table: DataTable, data: Data) -> DataTable:
     """Return the rows that `data.where` selects; without steps, the table has all of them."""
     if not data.where:
         return table
-    from slipstream.data.prepare.chain import PreparedReader
+    from slipstream.data.prepare.frames import PreparedReader
     from slipstream.data.roles import select_rows
 
     rows = list_rows(select_rows(table, data))
@@ -419,8 +409,6 @@ def _parse_time(text: str, *, dates: bool) -> float:
 
 SAMPLE_ROWS = 200_000
 """Rows of a large file on which columns are checked"""
-KEEP_ROWS = (CalendarStep, ClipStep, FilterStep, FormulaStep, UnitStep)
-"""Steps of `data.prepare` after which there are as many rows as before"""
 Report = Callable[[float], None]
 
 
@@ -497,7 +485,7 @@ def _find_unchecked(data: Data) -> str:
         "data.split.stratified assigns classes": data.split.stratified,
         'data.missing = "drop" drops rows': data.missing == "drop",
         "steps of data.prepare change the number of rows": not all(
-            isinstance(step, KEEP_ROWS) for step in data.prepare
+            make_step(number, step).keeps_rows for number, step in enumerate(data.prepare, start=1)
         ),
     }
     return next((text for text, is_set in settings.items() if is_set), "")

@@ -75,9 +75,11 @@ def convert_to_local(times: Times | None, zone: str | None) -> Ints:
     clock = zoneinfo.ZoneInfo(zone)
     quarters = times // QUARTER_US  # clocks change at quarters of an hour only
     begins = np.flatnonzero(np.diff(quarters, prepend=quarters[:1] - 1))
-    moments = (EPOCH + dt.timedelta(minutes=15 * int(one)) for one in quarters[begins])
+    moments = (EPOCH + dt.timedelta(minutes=15 * int(quarter)) for quarter in quarters[begins])
     offsets = [moment.astimezone(clock).utcoffset() or dt.timedelta() for moment in moments]
-    shifts = np.array([one // dt.timedelta(microseconds=1) for one in offsets], dtype=np.int64)
+    shifts = np.array(
+        [offset // dt.timedelta(microseconds=1) for offset in offsets], dtype=np.int64
+    )
     return times + np.repeat(shifts, np.diff(begins, append=len(times)))
 
 

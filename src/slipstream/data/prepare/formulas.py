@@ -9,6 +9,7 @@ backticks.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -19,14 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import UserError
-from slipstream.base.text import find_nearest
+from slipstream.base.text import find_nearest, format_c_double
+from slipstream.data.filters import design_ema, filter_column
 from slipstream.data.prepare import calendars, rolling
+from slipstream.data.prepare.c_code import Statements
 from slipstream.data.prepare.calendars import convert_to_local
-from slipstream.data.prepare.filters import compute_ema
 from slipstream.data.prepare.rolling import split_rows
 
 Floats = npt.NDArray[np.float64]
-MOST_ROWS = 100_000
+MAX_ROWS = 100_000
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class Function:
     usage: str
     """How to call it, for messages"""
     compute: Callable[..., Any]
+    c: str = ""
+    """Its expression in C: {0}, {1} are the arguments; of a function of the last rows, {x}, {rows}
+    and {state}. Empty where `_write_c` has its statements, or C does not have the times"""
     num_values: int = 1
     """Number of arguments that are expressions; the others are numbers of rows"""
     takes: Literal["values", "window", "shift", "times"] = "values"
@@ -65,6 +70,11 @@ def compute_lag(values: Floats, rows: int) -> Floats:
 
 def compute_diff(values: Floats, rows: int) -> Floats:
     return values - compute_lag(values, rows)
+
+
+def compute_ema(values: Floats, rows: int) -> Floats:
+    """Return the exponential moving average with the weight 2 / (rows + 1) for each new value."""
+    return filter_column(values, design_ema(rows))
 
 
 def compute_cumsum(values: Floats) -> Floats:
@@ -104,57 +114,106 @@ def _make_logical(compute: Callable[..., Any]) -> Callable[..., Floats]:
     return apply
 
 
+def _compare_in_c(operator: str) -> str:
+    return f"(isnan({{0}}) || isnan({{1}}) ? NAN : (double)({{0}} {operator} {{1}}))"
+
+
+def _combine_in_c(operator: str) -> str:
+    return f"(isnan({{0}}) || isnan({{1}}) ? NAN : (double)({{0}} != 0.0 {operator} {{1}} != 0.0))"
+
+
+MINIMUM_IN_C = "(isnan({0}) || {0} < {1} ? {0} : {1})"
+MAXIMUM_IN_C = "(isnan({0}) || {0} > {1} ? {0} : {1})"
 FUNCTIONS = {
-    "lag": Function("lag(x, rows)", compute_lag, takes="shift", default_rows=1),
-    "diff": Function("diff(x, rows)", compute_diff, takes="shift", default_rows=1),
-    "mean": Function("mean(x, rows)", rolling.compute_mean, takes="window"),
-    "sum": Function("sum(x, rows)", rolling.compute_sum, takes="window"),
-    "std": Function("std(x, rows)", rolling.compute_std, takes="window", fewest_rows=2),
-    "min": Function("min(x, rows)", rolling.compute_min, takes="window"),
-    "max": Function("max(x, rows)", rolling.compute_max, takes="window"),
-    "median": Function("median(x, rows)", rolling.compute_median, takes="window"),
-    "zscore": Function("zscore(x, rows)", rolling.compute_zscore, takes="window", fewest_rows=2),
+    "lag": Function(
+        "lag(x, rows)", compute_lag, "lag({state}, {rows}, {x})", takes="shift", default_rows=1
+    ),
+    "diff": Function(
+        *("diff(x, rows)", compute_diff, "{x} - lag({state}, {rows}, {x})"),
+        takes="shift",
+        default_rows=1,
+    ),
+    "mean": Function(
+        "mean(x, rows)", rolling.compute_mean, "mean({state}, {rows}, {x})", takes="window"
+    ),
+    "sum": Function(
+        "sum(x, rows)", rolling.compute_sum, "sum({state}, {rows}, {x})", takes="window"
+    ),
+    "std": Function(
+        "std(x, rows)",
+        rolling.compute_std,
+        "standard_deviation({state}, {rows}, {x})",
+        takes="window",
+        fewest_rows=2,
+    ),
+    "min": Function(
+        "min(x, rows)", rolling.compute_min, "extreme({state}, {rows}, {x}, 0)", takes="window"
+    ),
+    "max": Function(
+        "max(x, rows)", rolling.compute_max, "extreme({state}, {rows}, {x}, 1)", takes="window"
+    ),
+    "median": Function(
+        "median(x, rows)", rolling.compute_median, "median({state}, {rows}, {x})", takes="window"
+    ),
+    "zscore": Function(
+        "zscore(x, rows)",
+        rolling.compute_zscore,
+        "zscore({state}, {rows}, {x})",
+        takes="window",
+        fewest_rows=2,
+    ),
     "ema": Function("ema(x, rows)", compute_ema, takes="window", unbounded=True),
     "cumsum": Function("cumsum(x)", compute_cumsum, unbounded=True),
-    "where": Function("where(condition, if_true, if_false)", choose, 3),
-    "clip": Function("clip(x, low, high)", clip, 3),
-    "minimum": Function("minimum(a, b)", np.minimum, 2),
-    "maximum": Function("maximum(a, b)", np.maximum, 2),
-    "fill": Function("fill(x, value)", fill, 2),
-    "missing": Function("missing(x)", find_missing),
-    "log": Function("log(x)", np.log),
-    "exp": Function("exp(x)", np.exp),
-    "abs": Function("abs(x)", np.abs),
-    "sqrt": Function("sqrt(x)", np.sqrt),
-    "sign": Function("sign(x)", np.sign),
-    "floor": Function("floor(x)", np.floor),
-    "sin": Function("sin(x)", np.sin),
-    "cos": Function("cos(x)", np.cos),
-    "tanh": Function("tanh(x)", np.tanh),
-    "hour": Function("hour()", calendars.compute_hour, 0, takes="times"),
-    "minute": Function("minute()", calendars.compute_minute, 0, takes="times"),
-    "weekday": Function("weekday()", calendars.compute_weekday, 0, takes="times"),
-    "day_of_year": Function("day_of_year()", calendars.compute_day_of_year, 0, takes="times"),
-    "month": Function("month()", calendars.compute_month, 0, takes="times"),
+    "where": Function(
+        "where(condition, if_true, if_false)",
+        choose,
+        "(isnan({0}) ? NAN : {0} != 0.0 ? {1} : {2})",
+        num_values=3,
+    ),
+    "clip": Function("clip(x, low, high)", clip, num_values=3),
+    "minimum": Function("minimum(a, b)", np.minimum, MINIMUM_IN_C, num_values=2),
+    "maximum": Function("maximum(a, b)", np.maximum, MAXIMUM_IN_C, num_values=2),
+    "fill": Function("fill(x, value)", fill, "(isnan({0}) ? {1} : {0})", num_values=2),
+    "missing": Function("missing(x)", find_missing, "(double)isnan({0})"),
+    "log": Function("log(x)", np.log, "log({0})"),
+    "exp": Function("exp(x)", np.exp, "exp({0})"),
+    "abs": Function("abs(x)", np.abs, "fabs({0})"),
+    "sqrt": Function("sqrt(x)", np.sqrt, "sqrt({0})"),
+    "sign": Function(
+        "sign(x)", np.sign, "(isnan({0}) ? NAN : (double)(({0} > 0.0) - ({0} < 0.0)))"
+    ),
+    "floor": Function("floor(x)", np.floor, "floor({0})"),
+    "sin": Function("sin(x)", np.sin, "sin({0})"),
+    "cos": Function("cos(x)", np.cos, "cos({0})"),
+    "tanh": Function("tanh(x)", np.tanh, "tanh({0})"),
+    "hour": Function("hour()", calendars.compute_hour, num_values=0, takes="times"),
+    "minute": Function("minute()", calendars.compute_minute, num_values=0, takes="times"),
+    "weekday": Function("weekday()", calendars.compute_weekday, num_values=0, takes="times"),
+    "day_of_year": Function(
+        "day_of_year()", calendars.compute_day_of_year, num_values=0, takes="times"
+    ),
+    "month": Function("month()", calendars.compute_month, num_values=0, takes="times"),
 }
 OPERATORS = {
-    "+": Function("a + b", np.add, 2),
-    "-": Function("a - b", np.subtract, 2),
-    "*": Function("a * b", np.multiply, 2),
-    "/": Function("a / b", np.divide, 2),
-    "//": Function("a // b", np.floor_divide, 2),
-    "%": Function("a % b", np.mod, 2),
-    "**": Function("a ** 2", np.power, 2),
-    "negate": Function("-a", np.negative),
-    "<": Function("a < b", _make_logical(np.less), 2),
-    "<=": Function("a <= b", _make_logical(np.less_equal), 2),
-    ">": Function("a > b", _make_logical(np.greater), 2),
-    ">=": Function("a >= b", _make_logical(np.greater_equal), 2),
-    "==": Function("a == b", _make_logical(np.equal), 2),
-    "!=": Function("a != b", _make_logical(np.not_equal), 2),
-    "and": Function("a and b", _make_logical(np.logical_and), 2),
-    "or": Function("a or b", _make_logical(np.logical_or), 2),
-    "not": Function("not a", _make_logical(np.logical_not)),
+    "+": Function("a + b", np.add, "({0} + {1})", num_values=2),
+    "-": Function("a - b", np.subtract, "({0} - {1})", num_values=2),
+    "*": Function("a * b", np.multiply, "({0} * {1})", num_values=2),
+    "/": Function("a / b", np.divide, "({0} / {1})", num_values=2),
+    "//": Function("a // b", np.floor_divide, "modulo({0}, {1}, 1)", num_values=2),
+    "%": Function("a % b", np.mod, "modulo({0}, {1}, 0)", num_values=2),
+    "**": Function("a ** 2", np.power, "pow({0}, {1})", num_values=2),
+    "negate": Function("-a", np.negative, "(-{0})"),
+    "<": Function("a < b", _make_logical(np.less), _compare_in_c("<"), num_values=2),
+    "<=": Function("a <= b", _make_logical(np.less_equal), _compare_in_c("<="), num_values=2),
+    ">": Function("a > b", _make_logical(np.greater), _compare_in_c(">"), num_values=2),
+    ">=": Function("a >= b", _make_logical(np.greater_equal), _compare_in_c(">="), num_values=2),
+    "==": Function("a == b", _make_logical(np.equal), _compare_in_c("=="), num_values=2),
+    "!=": Function("a != b", _make_logical(np.not_equal), _compare_in_c("!="), num_values=2),
+    "and": Function("a and b", _make_logical(np.logical_and), _combine_in_c("&&"), num_values=2),
+    "or": Function("a or b", _make_logical(np.logical_or), _combine_in_c("||"), num_values=2),
+    "not": Function(
+        "not a", _make_logical(np.logical_not), "(isnan({0}) ? NAN : (double)({0} == 0.0))"
+    ),
 }
 
 
@@ -247,7 +306,7 @@ class Formula:
     @property
     def needs_times(self) -> bool:
         """Whether it uses the time stamps of the rows."""
-        return any(one.function.takes == "times" for one in _list_operations(self.root))
+        return any(node.function.takes == "times" for node in _list_operations(self.root))
 
     @property
     def look_back(self) -> int | None:
@@ -280,12 +339,18 @@ class Formula:
         parts = split_rows(num_rows, num_rows if back is None else back, ahead)
         with np.errstate(all="ignore"):
             for read, write, inner in parts:
-                some = {name: columns[name][read] for name in names}
+                part = {name: columns[name][read] for name in names}
                 stamps = None if local is None else local[read]
-                values = _evaluate(self.root, some, stamps, read.stop - read.start)
+                values = _evaluate(self.root, part, stamps, read.stop - read.start)
                 result[write] = np.broadcast_to(values, read.stop - read.start)[inner]
         result[~np.isfinite(result)] = np.nan
         return result
+
+    def write_c(self, columns: Mapping[str, str], code: Statements) -> str:
+        """Add the statements of the formula and return the variable of its value; what is not
+        finite is missing. `columns` are the variables of its columns."""
+        value = _write_c(self.root, columns, code)
+        return code.assign(f"isfinite({value}) ? {value} : NAN")
 
 
 def parse_formula(text: str) -> Formula:
@@ -436,10 +501,10 @@ class _Parser:
 
     def read_rows(self, node: ast.expr, name: str, function: Function) -> int:
         value = _read_literal(node)
-        low = -MOST_ROWS if function.takes == "shift" else function.fewest_rows
-        if not isinstance(value, int) or not low <= value <= MOST_ROWS:
+        low = -MAX_ROWS if function.takes == "shift" else function.fewest_rows
+        if not isinstance(value, int) or not low <= value <= MAX_ROWS:
             problem = (
-                f"the second argument of {name} is a whole number of rows, {low} to {MOST_ROWS}"
+                f"the second argument of {name} is a whole number of rows, {low} to {MAX_ROWS}"
             )
             if name in ("min", "max"):
                 problem += f"; for the {name[:3]} of two values use {name}imum(a, b)"
@@ -478,14 +543,15 @@ def _read_literal(node: ast.expr) -> int | float | None:
 
 def _list_columns(node: Node) -> list[ColumnName]:
     if isinstance(node, Operation):
-        return [leaf for one in node.arguments for leaf in _list_columns(one)]
+        return [leaf for argument in node.arguments for leaf in _list_columns(argument)]
     return [node] if isinstance(node, ColumnName) else []
 
 
 def _list_operations(node: Node) -> list[Operation]:
     if not isinstance(node, Operation):
         return []
-    return [node, *(one for argument in node.arguments for one in _list_operations(argument))]
+    inner = (_list_operations(argument) for argument in node.arguments)
+    return [node, *itertools.chain.from_iterable(inner)]
 
 
 def _get_reach(node: Node) -> tuple[int | None, int]:
@@ -494,10 +560,10 @@ def _get_reach(node: Node) -> tuple[int | None, int]:
         return 0, 0
     back, ahead = node.function.get_reach(node.rows)
     reaches = [_get_reach(argument) for argument in node.arguments]
-    inner_back = [one for one, _ in reaches if one is not None]
+    inner_back = [rows for rows, _ in reaches if rows is not None]
     bounded = back is not None and len(inner_back) == len(reaches)
     furthest = max(inner_back, default=0) + (back or 0) if bounded else None
-    return furthest, max((one for _, one in reaches), default=0) + ahead
+    return furthest, max((rows for _, rows in reaches), default=0) + ahead
 
 
 def _evaluate(node: Node, columns: Mapping[str, Floats], local: Any, num_rows: int) -> Any:
@@ -508,8 +574,34 @@ def _evaluate(node: Node, columns: Mapping[str, Floats], local: Any, num_rows: i
     function = node.function
     if function.takes == "times":
         return function.compute(local)
-    values = [_evaluate(one, columns, local, num_rows) for one in node.arguments]
+    values = [_evaluate(argument, columns, local, num_rows) for argument in node.arguments]
     if function.takes == "values" and not function.unbounded:
         return function.compute(*values)
     column = np.ascontiguousarray(np.broadcast_to(values[0], num_rows))
     return function.compute(column) if node.rows is None else function.compute(column, node.rows)
+
+
+def _write_c(node: Node, columns: Mapping[str, str], code: Statements) -> str:
+    """Add the statements of a node and return the variable of its value."""
+    if isinstance(node, Number):
+        return code.assign(format_c_double(node.value))
+    if isinstance(node, ColumnName):
+        return columns[node.name]
+    values = [_write_c(argument, columns, code) for argument in node.arguments]
+    function, rows = node.function, node.rows
+    if node.name == "ema":
+        assert rows is not None
+        return code.apply_low_pass(design_ema(rows).sections, values[0])
+    if node.name == "cumsum":
+        code.call("cumsum")
+        return code.assign(f"accumulate({code.allocate(1)}, {values[0]})")
+    if node.name == "clip":
+        value, low, high = values
+        lower = code.assign(MAXIMUM_IN_C.format(value, low))
+        return code.assign(MINIMUM_IN_C.format(lower, high))
+    if rows is None:
+        code.call(node.name)
+        return code.assign(function.c.format(*values))
+    if rows == 0:  # only lag and diff may have no rows
+        return values[0] if node.name == "lag" else code.assign(f"{values[0]} - {values[0]}")
+    return code.apply_ring(node.name, function.c, values[0], rows)

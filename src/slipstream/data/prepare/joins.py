@@ -1,23 +1,28 @@
-"""The as-of join: each row gets the newest row of another table that is already known.
+"""Joined tables: their files, their rows by id, and the as-of join.
 
-A bar that is stamped with the start of its period is known only at the end of it. Joining by
-`time <=` alone would show the close of a four-hour bar up to four hours early.
+Each row gets the newest row of another table that is already known. A bar that is stamped with the
+start of its period is known only at the end of it. Joining by `time <=` alone would show the close
+of a four-hour bar up to four hours early.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.base.text import format_count
+from slipstream.config import Data, Split
+from slipstream.config.prepare import JoinStep, name_step
+from slipstream.data.columns import is_numeric, read_codes, read_numbers, read_times
+from slipstream.data.files import read_tables
 from slipstream.data.prepare.rolling import to_span
+from slipstream.data.roles import normalize_value
+from slipstream.data.series import MICROSECONDS, Floats, Ints, Times, is_date
+from slipstream.data.table import DataTable, concatenate_tables
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Times = npt.NDArray[Any]
-Label = Literal["start", "end"]
 ROUNDING = 1e-6
 """Of a period: how late a row may be where times are plain numbers, as 0.1 + 0.2 for 0.3"""
 
@@ -62,12 +67,12 @@ def match_rows(
     """
     _check_times(times, other_times)
     known_from = other_times + _get_wait(times, period, label, delay)
-    at = times
+    moments = times
     if times.dtype != np.int64 and period is not None:
-        at = times + ROUNDING * to_span(period, times, "period")
-    rows = np.searchsorted(known_from, at, side="right") - 1
+        moments = times + ROUNDING * to_span(period, times, "period")
+    rows = np.searchsorted(known_from, moments, side="right") - 1
     if limit is not None and len(other_times):
-        old = at - known_from[rows] >= to_span(limit, times, "limit")
+        old = moments - known_from[rows] >= to_span(limit, times, "limit")
         rows[old] = -1
     if len(rows) and (rows < 0).all():
         raise UserError(
@@ -101,3 +106,143 @@ def _check_times(times: Times, other_times: Times) -> None:
             f"{format_count(int((steps == 0).sum()), 'row')} of the other table repeat the time "
             f"of the row before, first row {row + 2}; remove them, or join by id as well"
         )
+
+
+class JoinedRows(NamedTuple):
+    """The rows of a joined table that belong to one series."""
+
+    times: Times
+    columns: dict[str, Floats]
+
+
+Key = tuple[str, ...]
+"""The values of the columns that must be equal in both tables"""
+
+
+class RowKeys(NamedTuple):
+    """The key of each row, as a number of `keys`."""
+
+    codes: Ints
+    keys: list[Key]
+
+
+@dataclass(frozen=True)
+class JoinedTable:
+    """A table to join, in time order, by id."""
+
+    step: JoinStep
+    where: str
+    by_id: dict[Key, JoinedRows]
+    column_names: tuple[str, ...]
+    """As the join names them"""
+
+    def find_keys(self, table: DataTable) -> RowKeys:
+        """Return the key of every row of the table that is joined to."""
+        return _read_keys(table, self.step.ids, self.where)
+
+    def find_first_known(self, joined: JoinedRows, times: Times) -> Any:
+        """Return the time from which on a row is known, in the unit of these times."""
+        unit = MICROSECONDS if is_date(times) else 1.0
+        return joined.times[0] + self.step.lag_s * unit
+
+
+def read_joins(data: Data, replaced: Mapping[str, Any]) -> dict[int, JoinedTable]:
+    """Read the table of each join; `replaced` names others, by the file's name or the prefix."""
+    joins: dict[int, JoinedTable] = {}
+    unused = set(replaced)
+    for number, step in enumerate(data.prepare, start=1):
+        if not isinstance(step, JoinStep):
+            continue
+        names = list_join_names(step)
+        match = next((name for name in names if name in replaced), None)
+        unused.discard(match or "")
+        source = step.path if match is None else replaced[match]
+        joins[number] = _read_join(step, name_step(number, step), source, data)
+    if unused:
+        steps = (step for step in data.prepare if isinstance(step, JoinStep))
+        known = ", ".join(list_join_names(step)[0] for step in steps)
+        what = f"there is {known}" if known else "the model's steps join none"
+        raise UserError(f'joins: there is no joined table "{sorted(unused)[0]}"; {what}')
+    return joins
+
+
+def list_join_names(step: JoinStep) -> list[str]:
+    """Return what a joined table may be called."""
+    path = Path(step.path)
+    names = [path.name, path.stem, step.path, step.prefix, step.prefix.rstrip("_")]
+    return [name for name in names if name]
+
+
+def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTable:
+    is_path = isinstance(source, (str, Path))
+    settings: dict[str, Any] = {
+        "path": str(source) if is_path else None,
+        "time": step.time or data.time,
+        "id": step.id,
+        "split": Split(train=0.7, val=0.1, test=0.2),
+        "where": {},
+        "task": "regress",
+        "time_format": step.time_format or data.time_format,
+        **dict.fromkeys(("skip_rows", "sheet", "variable")),  # it is laid out as it is
+    }
+    joined_data = data.model_copy(update=settings)
+    try:
+        tables = read_tables(joined_data, None if is_path else source)
+        table = tables[0] if len(tables) == 1 else concatenate_tables(tables)
+        return _split_join(step, where, table, joined_data)
+    except UserError as error:
+        raise UserError(f"{where}: " + error.message) from None
+
+
+def _split_join(step: JoinStep, where: str, table: DataTable, data: Data) -> JoinedTable:
+    assert data.time_column is not None
+    times = read_times(table, data.time_column, data.time_format, "time")
+    reserved = {*data.time_columns, data.time_column, table.file_column, *step.ids}
+    names = step.columns
+    if names is None:
+        free = (name for name in table.column_names if name not in reserved)
+        names = tuple(name for name in free if is_numeric(table, name))
+    if not names:
+        raise UserError(f"{table.name}: has no numeric column to join")
+    columns = {step.prefix + name: read_numbers(table, name, "columns") for name in names}
+    codes, keys = _read_keys(table, step.ids, "id")
+    by_id = {}
+    for number, key in enumerate(keys):
+        rows = np.flatnonzero(codes == number)
+        order = rows
+        if data.unsorted == "sort":
+            order = rows[np.argsort(times[rows], kind="stable")]
+        steps = np.diff(times[order])
+        if len(steps) and steps.min() <= 0:
+            _refuse_order(table, data, order, int(np.flatnonzero(steps <= 0)[0]), steps.min() < 0)
+        by_id[key] = JoinedRows(
+            times[order], {name: values[order] for name, values in columns.items()}
+        )
+    return JoinedTable(step, where, by_id, tuple(columns))
+
+
+def _refuse_order(table: DataTable, data: Data, rows: Ints, first: int, backwards: bool) -> None:
+    here = table.locate_cell(int(rows[first + 1]), str(data.time_column))
+    before = table.locate_row(int(rows[first]))
+    if backwards:
+        raise UserError(
+            f"{here}: earlier than {before}; sort the file, set "
+            + Setting({"data.unsorted": "sort"})
+            + ", or name the column that tells its rows apart (id)"
+        )
+    raise UserError(
+        f"{here}: the same time as {before}, so a row would match twice; remove duplicate rows, or "
+        "name the column that tells them apart (id)"
+    )
+
+
+def _read_keys(table: DataTable, ids: tuple[str, ...], setting: str) -> RowKeys:
+    """Return the key of each row; one for all of them where there are no ids."""
+    codes = np.broadcast_to(np.zeros(1, dtype=np.int64), table.num_rows)
+    keys: list[Key] = [()]
+    for name in ids:
+        more, texts = read_codes(table, name, setting)
+        pairs, codes = np.unique(codes * len(texts) + more, return_inverse=True)
+        values = [normalize_value(text) for text in texts]
+        keys = [(*keys[pair // len(values)], values[pair % len(values)]) for pair in pairs]
+    return RowKeys(codes, keys)

@@ -38,7 +38,7 @@ DEFAULT_STEPS = 3
 """The limit, as a multiple of `every`, where none is set"""
 CONSTANT = 1e-14
 """How far the mean of equal values may be from them, relative to their size"""
-MOST_ROWS = 200_000_000
+MAX_ROWS = 200_000_000
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class _Grid:
 class _Bins:
     """The new times that two or more rows belong to."""
 
-    at: Ints
+    numbers: Ints
+    """Which of the new times"""
     bounds: Ints
     """The first row of each, and the one after its last, in turn"""
     counts: Ints
@@ -165,7 +166,7 @@ def _make_grid(times: Times, every: int | float, limit: int | float, method: str
     first = _divide_up(begins - early.astype(times.dtype) - rounding, every)
     last = -_divide_up(-(ends + late.astype(times.dtype)) - rounding, every)
     counts = np.maximum(last - first + 1, 0)
-    if counts.sum() > MOST_ROWS:
+    if counts.sum() > MAX_ROWS:
         raise UserError(
             f"resampling would make {counts.sum():,} rows of {len(times):,}; use a longer every"
         )
@@ -229,18 +230,18 @@ def _sample_column(
 def _find_bins(last: Ints) -> _Bins:
     """Return the new times that two or more rows belong to, `last` being the last rows of all."""
     counts = np.diff(last, prepend=-1)
-    at = np.flatnonzero(counts > 1)
-    ends, counts = last[at] + 1, counts[at]
-    return _Bins(at, np.stack([ends - counts, ends], axis=1).ravel(), counts)
+    numbers = np.flatnonzero(counts > 1)
+    ends, counts = last[numbers] + 1, counts[numbers]
+    return _Bins(numbers, np.stack([ends - counts, ends], axis=1).ravel(), counts)
 
 
 def _put_means(result: Floats, values: Floats, bins: _Bins) -> None:
     """Put the mean of the rows of each bin."""
-    if not len(bins.at):
+    if not len(bins.numbers):
         return
     # every second segment lies between two bins; the last one may end with the column
     bounds = bins.bounds[:-1] if bins.bounds[-1] == len(values) else bins.bounds
     mean = np.add.reduceat(values, bounds)[::2] / bins.counts
     first = values[bins.bounds[::2]]
     # a constant stays constant, though its sum was rounded
-    result[bins.at] = np.where(np.abs(mean - first) <= CONSTANT * np.abs(first), first, mean)
+    result[bins.numbers] = np.where(np.abs(mean - first) <= CONSTANT * np.abs(first), first, mean)

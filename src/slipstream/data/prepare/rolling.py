@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import ndimage
 
 from slipstream.base.errors import UserError
 from slipstream.config.prepare import parse_duration
@@ -100,9 +99,9 @@ def compute_known_median(values: Floats, rows: int) -> Floats:
     partial = np.flatnonzero(num_missing)
     num_windows = max(CHUNK_ROWS * 16 // rows, 1)
     for begin in range(0, len(partial), num_windows):
-        some = partial[begin : begin + num_windows]
-        windows = np.lib.stride_tricks.sliding_window_view(padded, rows)[some]
-        result[some] = _find_known_medians(windows)
+        chosen = partial[begin : begin + num_windows]
+        windows = np.lib.stride_tricks.sliding_window_view(padded, rows)[chosen]
+        result[chosen] = _find_known_medians(windows)
     return result
 
 
@@ -209,6 +208,8 @@ def _rank_windows(values: Floats, rows: int) -> Floats:
 def _select_rank(values: Floats, rank: int, rows: int) -> Floats:
     if rows == 1:
         return values.copy()
+    from scipy import ndimage  # takes a while to import, and streams do not need it
+
     # the window ends at the row; rows before the first complete one are dropped
     origin = (rows - 1) // 2
     selected = ndimage.rank_filter(values, rank, size=rows, origin=origin)
@@ -219,9 +220,9 @@ def _find_known_medians(windows: Floats) -> Floats:
     """Return the median of the known values of each window, NaN where there are none."""
     ordered = np.sort(windows, axis=-1)  # what is missing comes last
     count = (~np.isnan(ordered)).sum(axis=-1)
-    at = np.arange(len(windows))
-    upper = ordered[at, np.minimum(count // 2, windows.shape[1] - 1)]
-    lower = ordered[at, np.maximum(count - 1, 0) // 2]
+    numbers = np.arange(len(windows))
+    upper = ordered[numbers, np.minimum(count // 2, windows.shape[1] - 1)]
+    lower = ordered[numbers, np.maximum(count - 1, 0) // 2]
     return np.asarray(np.where(count % 2, lower, (lower + upper) / 2))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import Option, UserError, Wording
+from slipstream.base.text import format_c_double
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -43,7 +44,7 @@ from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.stream import Stream, StreamPrediction
-from slipstream.models.c_code import format_double, format_floats
+from slipstream.models.c_code import format_floats
 
 MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
 """How much a self-test holds at most; one window at least"""
@@ -219,7 +220,7 @@ def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
     flat = values.reshape(len(values), -1)
     if not double:
         return ["{" + ", ".join(format_floats(one)) + "}" for one in flat.astype(np.float32)]
-    return ["{" + ", ".join(map(format_double, one)) + "}" for one in flat.tolist()]
+    return ["{" + ", ".join(map(format_c_double, one)) + "}" for one in flat.tolist()]
 
 
 COMPILERS = ("cc", "gcc", "clang")

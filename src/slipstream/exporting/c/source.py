@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.statistics import find_median
-from slipstream.base.text import escape_controls, format_count
+from slipstream.base.text import escape_controls, format_c_double, format_count
 from slipstream.config import Signature
-from slipstream.config.prepare import UnitStep, name_step
+from slipstream.config.prepare import name_step
 from slipstream.data.files import read_tables
 from slipstream.data.filters import FilterDesign, design_filter
-from slipstream.data.prepare.chain import apply_step, split_frames
+from slipstream.data.prepare.frames import split_frames
+from slipstream.data.prepare.steps import StepInputs, make_step
 from slipstream.exporting.c.prepare import PreparedColumns
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableModel, Widths
@@ -30,7 +31,6 @@ from slipstream.models.c_code import (
     ConstArrays,
     NetworkShape,
     add_network,
-    format_double,
     format_floats,
     format_list,
 )
@@ -66,7 +66,7 @@ def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> It
             raw = np.stack([frame.columns[name] for name in steps.columns], axis=1)
             for step in steps.steps:
                 limits = model.limits.get(str(step.number))
-                frame = apply_step(step, frame, context=data.context, limits=limits)
+                frame = step.apply(frame, StepInputs(data.context, limits))
             every = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
             yield SeriesRows(frame.name, raw, np.stack(every, axis=1))
 
@@ -323,9 +323,8 @@ def _list_columns(layout: CLayout) -> Iterator[str]:
 def _list_named(layout: CLayout, names: Sequence[str]) -> Iterator[str]:
     scaler = layout.model.scaler
     units = dict(layout.about.units)
-    for step in layout.model.config.data.prepare:
-        if isinstance(step, UnitStep):
-            units |= dict.fromkeys(step.columns, step.unit)
+    for number, step in enumerate(layout.model.config.data.prepare, start=1):
+        units |= make_step(number, step).units
     for i, name in enumerate(names):
         unit = f" [{units[name]}]" if name in units else ""
         yield f"  {i}  {name}{unit}: {scaler.low[name]:g} to {scaler.high[name]:g}"
@@ -526,7 +525,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "values_are": _name_values(signature),
         "shape_lines": format_defines(shape.list_defines()),
         "uses_dense": not shape.is_flat or bool(shape.sizes),
-        "smallest_variance": f"{format_double(float(np.float32(SMALLEST_VARIANCE)))}f",
+        "smallest_variance": f"{format_c_double(float(np.float32(SMALLEST_VARIANCE)))}f",
         "extra_params": params,
         "comma_extra_params": f", {params}" if params else "",
         "extra_arguments": ", ".join(extra),
@@ -565,7 +564,7 @@ def _list_scaling(model: PortableModel) -> dict[str, Any]:
             result[f"{group}_{part}"] = format_list(numbers, double=True)
     if signature.output_range is not None and not signature.classes:
         low, high = signature.output_range
-        result |= {"output_low": format_double(low), "output_high": format_double(high)}
+        result |= {"output_low": format_c_double(low), "output_high": format_c_double(high)}
         for name, edge, outwards in (("lowest", low, -math.inf), ("highest", high, math.inf)):
             scaled = [(edge - scaler.shift[one]) / scaler.size[one] for one in signature.targets]
             rounded = np.nextafter(np.array(scaled, dtype=np.float32), np.float32(outwards))

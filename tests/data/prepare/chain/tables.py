@@ -10,8 +10,7 @@ import pyarrow as pa
 from slipstream import config as configs
 from slipstream.data.columns import read_column
 from slipstream.data.files import read_tables
-from slipstream.data.prepare.chain import Replay
-from slipstream.data.prepare.tables import PrepareChain, PreparedTables
+from slipstream.data.prepare.chain import PrepareChain, PreparedTables, Replay
 
 MINUTE = 60_000_000
 START = 1_767_225_600_000_000  # 2026-01-01

@@ -52,7 +52,7 @@ def collect(dataset, which):
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_a_stream_has_the_windows_that_memory_has(bars, labelled, monkeypatch):
-    monkeypatch.setattr("slipstream.data.prepare.tables.SCAN_ROWS", 128)
+    monkeypatch.setattr("slipstream.data.prepare.chain.SCAN_ROWS", 128)
     join = {"step": "join", "path": str(bars.parent / "hourly.parquet"), "period": "1h"}
     steps, data = [*BOUNDED, join], {"targets": ["close"]}
     if labelled:
