@@ -91,12 +91,15 @@ def list_messages() -> list[str]:
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] in COMMANDS_ONLY:
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        source = path.read_text(encoding="utf-8")
+        if not re.search(r"--[a-z]", source):
+            continue
         calls = [
             node
-            for node in ast.walk(tree)
+            for node in ast.walk(ast.parse(source))
             if isinstance(node, ast.Call)
-            and ast.unparse(node.func) in ("UserError", "ResumableError", "Interrupted")
+            and isinstance(node.func, ast.Name)
+            and node.func.id in ("UserError", "ResumableError", "Interrupted")
         ]
         for call in calls:
             text = "".join(

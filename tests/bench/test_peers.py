@@ -12,6 +12,7 @@ from slipstream.tools.bench import peers
 from slipstream.tools.bench.frameworks import lightning_loop, plain_loop, workload
 from slipstream.tools.bench.frameworks.workload import PeerSettings, StepTimings
 from tests.bench.small import small_case
+from tests.conftest import slow
 
 pytest.importorskip("lightning", reason="the peer is not installed")
 
@@ -23,7 +24,7 @@ def first_losses(case, peer):
     return found.losses[:4]
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mlp", "transformer"])
+@pytest.mark.parametrize("kind", ["lstm", slow("gru"), "mlp", slow("transformer")])
 @pytest.mark.parametrize("framework", ["plain", "lightning"])
 def test_others_do_the_same_work(kind, framework):
     """The same weights, batches, clipping and update: the losses of the first steps agree."""
@@ -34,7 +35,7 @@ def test_others_do_the_same_work(kind, framework):
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", slow("sgd"), slow("rmsprop")])
 def test_others_have_the_same_optimizer(optimizer):
     case = peers.make_comparable(small_case(optimizer=optimizer))
     trial = TrainingWorkload(case.config, case.dataset, first=4)
@@ -60,8 +61,8 @@ def test_bidirectional_layers_are_the_same_network():
 def test_lightning_can_ask_for_the_precision_of_products():
     """In a fresh process and after ours; torch refuses where the two ways to set it disagree."""
     code = (
-        "import torch; from slipstream.base import machine\n"
-        "from slipstream.tools.bench.frameworks import workload\n"
+        "import torch; from slipstream import machine\n"
+        "from slipstream.bench.frameworks import workload\n"
         "for precision in ('tf32', 'fp16', 'fp32', 'tf32'):\n"
         "    with workload.apply_flags(workload.PeerSettings('', 'lightning', precision, 0)):\n"
         "        found = torch.get_float32_matmul_precision()\n"

@@ -32,7 +32,7 @@ from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retri
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 WRITER = """
     import sys, warnings, optuna
-    from slipstream.search import storage as shared
+    from slipstream.tuning.storage import shared
     url, count = sys.argv[1], int(sys.argv[2])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
@@ -166,6 +166,7 @@ def test_the_lock_of_a_dead_process_is_taken_over_at_once(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_lock_of_another_machine_is_taken_over_after_a_while(tmp_path):
     (tmp_path / "a.lock").symlink_to("elsewhere:1:1:1")
     lock = SymlinkLock(str(tmp_path / "a"), grace_s=0.01)
@@ -173,6 +174,7 @@ def test_the_lock_of_another_machine_is_taken_over_after_a_while(tmp_path):
     assert lock.is_held()
 
 
+@pytest.mark.slow
 def test_a_lock_is_released_by_its_holder_only(tmp_path):
     slow, other = (SymlinkLock(str(tmp_path / "a"), grace_s=0.01) for _ in range(2))
     slow.acquire()
@@ -203,6 +205,7 @@ def test_a_search_is_shared_by_a_journal_and_resumed_without_naming_it(tmp_path,
         slipstream.tune(resume=first.run, overrides=("tune.trials=5",))
 
 
+@pytest.mark.slow
 def test_a_resumed_search_stays_with_its_study_whatever_the_environment_names(
     tmp_path, monkeypatch
 ):

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.app import jobs as app_jobs
 from slipstream.app import jobs as presence
+from slipstream.app import jobs as worker
 from slipstream.app.jobs import Bell, DeviceLock, JobStore, ring, stop_job
-from slipstream.base import phases
 
 
 @pytest.fixture
@@ -54,6 +53,7 @@ def test_a_worker_without_a_job_ends(store):
     assert run_worker(store).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_worker_leaves_the_queue_to_another_that_waits(store):
     job = submit(store, "--version")
     lock = DeviceLock(store.root, "cpu", "wait")
@@ -71,9 +71,8 @@ def test_a_signal_before_training_stops_the_job(store, monkeypatch):
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["slipstream"])
     monkeypatch.chdir(store.folder)
-    monkeypatch.setattr(phases, "set_process_start", lambda _: None)
     try:
-        code = app_jobs.run_job(store, job, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        code = worker.run_job(store, job, lambda: os.kill(os.getpid(), signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, handler)
         for number, stream in zip((1, 2), streams, strict=True):
@@ -167,6 +166,7 @@ def test_trainings_in_one_process_equal_those_of_processes_of_their_own(store, w
         assert read_scores(store.folder / str(job.run)) == alone
 
 
+@pytest.mark.slow
 def test_a_process_that_ran_another_command_is_replaced(store, warm_worker):
     job = submit(store, "runs", "show", "nothing", "--json")
     wait_until_all_ended(store, [job])
@@ -177,13 +177,13 @@ def test_a_process_that_ran_another_command_is_replaced(store, warm_worker):
 def test_a_stop_that_comes_too_late_does_not_touch_the_next_job(store, monkeypatch):
     ended, running = submit(store, "train"), submit(store, "train")
     store.request_stop(ended)
-    monkeypatch.setattr(app_jobs, "_current", store.jobs / running)
-    app_jobs._stop_current()  # would end this process
+    monkeypatch.setattr(worker, "_current", store.jobs / running)
+    worker._stop_current()  # would end this process
     store.request_stop(running)
-    handler = signal.signal(signal.SIGTERM, app_jobs._leave)
+    handler = signal.signal(signal.SIGTERM, worker._leave)
     try:
         with pytest.raises(SystemExit):
-            app_jobs._stop_current()
+            worker._stop_current()
     finally:
         signal.signal(signal.SIGTERM, handler)
 
@@ -192,10 +192,10 @@ def test_a_worker_gives_up_waiting_when_memory_runs_short(store, monkeypatch):
     presence.announce_server(store.root)
     monkeypatch.setattr(presence, "LEAST_FREE", 2.0)  # of the memory: more than there is
     use = DeviceLock(store.root, "cpu", "use")
-    monkeypatch.setattr(app_jobs, "CHECK_S", 0.01)
-    assert app_jobs._wait_for_job(store, "cpu", use, warm=True) is None
+    monkeypatch.setattr(worker, "CHECK_S", 0.01)
+    assert worker._wait_for_job(store, "cpu", use, warm=True) is None
     job = submit(store, "--version")  # one that waits is run all the same
-    assert app_jobs._wait_for_job(store, "cpu", use, warm=True) == job
+    assert worker._wait_for_job(store, "cpu", use, warm=True) == job
     use.release()
 
 
