@@ -13,6 +13,8 @@ else
 PYTHON ?= python3
 BIN := $(VENV)/bin
 endif
+# Tests start many processes, which compile every module anew where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test lint types tests test-slow test-ui test-services install-slurm soak test-gpu format docs clean

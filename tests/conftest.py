@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,11 @@ def native_kernels(native_folder: Path) -> Iterator[None]:
 def slow(*values: Any) -> Any:
     """Parameters of a test that only `make test-slow` runs."""
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def mostly_slow(values: Iterable[Any], *fast: Any) -> list[Any]:
+    """Return parameters of a test: `make test` runs the `fast` ones, `make test-slow` the rest."""
+    return [value if value in fast else slow(value) for value in values]
 
 
 def real_file(name: str) -> Path:

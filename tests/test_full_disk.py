@@ -14,7 +14,7 @@ import slipstream
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.cli.commands import app
-from tests.conftest import waves
+from tests.conftest import mostly_slow, slow, waves
 from tests.soak import forked, waited
 from tests.training.test_resume import configured
 
@@ -43,8 +43,8 @@ def make_room(folder):
     subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("kilobytes", [8, 24, 64, 120])
+@pytest.mark.parametrize("job", mostly_slow(JOBS, "one model"))
+@pytest.mark.parametrize("kilobytes", [slow(8), 24, slow(64), slow(120)])
 def test_a_full_disk_ends_resumable_and_the_resume_is_accepted(tmp_path, job, kilobytes):
     table, log = waves(400), tmp_path / "log.txt"
     with small_disk(tmp_path / "disk", kilobytes) as disk:
@@ -68,6 +68,7 @@ def test_a_disk_without_room_for_a_folder_says_to_start_again(tmp_path):
         assert not list(disk.glob("runs/*"))
 
 
+@pytest.mark.slow
 def test_room_for_the_run_but_not_for_its_report(tmp_path):
     path, job, log = tmp_path / "data.parquet", tmp_path / "job.toml", tmp_path / "log.txt"
 

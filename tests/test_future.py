@@ -12,7 +12,7 @@ from torch import nn
 
 import slipstream
 from slipstream import UserError
-from tests.conftest import KINDS, merged, small_config, waves
+from tests.conftest import KINDS, merged, mostly_slow, small_config, waves
 
 HORIZON = 4
 JOB = {
@@ -46,7 +46,7 @@ def run(tmp_path_factory):
     return slipstream.train(config, pa.table(planned_load()))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "lstm", "linear"))
 def test_every_kind_learns_what_only_the_rows_ahead_tell(tmp_path, kind):
     settings = {"epochs": 12, "lr": 0.02, "patience": 12}
     config = job(tmp_path, model={"kind": kind, "layers": 1}, train=settings)
@@ -185,7 +185,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", mostly_slow(SHAPES, "channels", "repeats", "only the plan"))
 def test_other_shapes_of_a_run_train_and_predict_the_rows_ahead(tmp_path, shape):
     run = slipstream.train(job(tmp_path, **SHAPES[shape]), pa.table(planned_load()))
     found = slipstream.predict(run.run, pa.table(planned_load(50, ahead=HORIZON)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 200_000
+MAX_BYTES = 200_000
 DEV: dict[str, Any] = runpy.run_path(str(ROOT / "dev" / "notebook.py"))
 
 
@@ -25,7 +25,7 @@ def test_the_notebook_is_stored_with_what_it_shows():
     assert not [one for one in list_outputs(notebook) if one.get("name") == "stderr"]
     assert any("<svg" in one.get("data", {}).get("text/html", "") for one in list_outputs(notebook))
     text = DEV["NOTEBOOK"].read_text(encoding="utf-8")
-    assert len(text) < MOST_BYTES
+    assert len(text) < MAX_BYTES
     assert not re.search(r"/(tmp|home|root|Users|work)/", text)
 
 

@@ -149,6 +149,7 @@ def test_folds_and_repeats_have_the_steps(files, tmp_path):
     assert slipstream.predict(result, files / "bars.csv").num_rows == 6
 
 
+@pytest.mark.slow
 def test_a_search_has_the_steps_and_fits_them_on_its_first_fold(files, tmp_path):
     tune = {"space": {"train.lr": [1e-3, 1e-2]}, "trials": 2, "folds": 2}
     config = make_config(files, tmp_path, tune=tune | {"retrain": 1, "retrain_seeds": 2})

@@ -103,6 +103,7 @@ def test_the_report_draws_every_seed(found):
     assert "balanced accuracy" in page
 
 
+@pytest.mark.slow
 def test_the_command_answers_in_json(found, table, tmp_path):
     pa.csv.write_csv(table, tmp_path / "states.csv")
     job = configs.replace_settings(
@@ -202,6 +203,7 @@ def test_the_sp500s_label_looks_five_days_ahead_and_its_inputs_none():
     assert labels[0][:-5] == wanted
 
 
+@pytest.mark.slow
 def test_an_interrupted_probe_says_how_to_resume_it(tmp_path, table):
     def watch(event):
         if isinstance(event, slipstream.events.Step):

@@ -23,7 +23,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import slipstream
 from slipstream.api.estimator import SECTIONS, SPLIT
 from slipstream.config import Config
-from tests.conftest import waves
+from tests.conftest import mostly_slow, waves
 
 SMALL = {"kind": "mlp", "hidden": 8, "layers": 1, "epochs": 2, "batch": 32}
 SMALL |= {"device": "cpu", "threads": 1, "plan": "off", "monitor": False}
@@ -158,7 +158,7 @@ SCORED = {
 }
 
 
-@pytest.mark.parametrize("name", SCORED)
+@pytest.mark.parametrize("name", mostly_slow(SCORED, "y beside X", "forecast, no y"))
 def test_every_kind_of_table_is_scored_by_a_metric(frame, name):
     settings, columns, has_y = SCORED[name]
     inputs = frame if columns is None else frame[columns]
@@ -302,6 +302,7 @@ def test_a_pandas_frame_with_dates_as_its_index_is_accepted(frame, tmp_path):
     assert first == dated.index[-1] + pd.Timedelta("1h")
 
 
+@pytest.mark.slow
 def test_scikit_learn_is_not_imported():
     code = "import sys, slipstream; slipstream.Forecaster(); assert 'sklearn' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -34,6 +34,7 @@ def test_training_shows_its_progress_unless_it_is_quiet(tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "shown"), [("", "loading torch"), slow(", quiet=True", "")])
 def test_the_first_prediction_says_that_torch_is_loading(option, shown):
     code = f"import slipstream as s; s.predict('absent', 'x.csv'{option})"
@@ -163,9 +164,17 @@ def test_every_event_says_what_it_is():
 def test_a_notebook_shows_lines_and_one_that_changes(watched, monkeypatch):
     result, _ = watched
     shown: list[str] = []
-    output = NotebookOutput()
-    monkeypatch.setattr(output, "_show", lambda lines: shown.append("\n".join(lines)))
-    with TrainingDisplay(quiet=False, notebook=output) as display:
+
+    class Handle:
+        def update(self, content, **_):
+            shown.append(content["text/plain"])
+
+    def display_content(content, **_):
+        shown.append(content["text/plain"])
+        return Handle()
+
+    monkeypatch.setattr("IPython.display.display", display_content)
+    with TrainingDisplay(quiet=False, notebook=NotebookOutput()) as display:
         for event in runs.read_events(Run(result.run)):
             display.last_draw = 0.0
             display.show(event)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slipstream import UserError, runs
 from slipstream.base.machine import CpuLoad
-from slipstream.engine import plan, planning
+from slipstream.engine import planning
 from slipstream.engine.planning import PlanSearch, StepMeasurement, make_plan
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
@@ -97,36 +97,37 @@ def test_what_does_not_fit_into_the_time_is_told(tmp_path, monkeypatch, cache):
     assert not cache.exists()  # a longer run would have looked further
 
 
-def propose(monkeypatch, setting, value):
-    """Have one candidate tried and no other."""
-    monkeypatch.setattr(
-        planning, "list_candidates", lambda *_: planning.make_candidates(setting, value)
-    )
+def change_without_rules(task, rules, change):
+    """Have the model give `change(output)` wherever oneDNN is not as the rules of thumb want it."""
+
+    def call(_, __, output):
+        return output if torch.backends.mkldnn.enabled == rules.onednn else change(output)
+
+    task.model.register_forward_hook(call)
 
 
-def test_a_candidate_that_fails_is_shown_as_failed(tmp_path, monkeypatch):
-    propose(monkeypatch, "precision", "nonsense")
-    monkeypatch.setattr(plan.Plan, "autocast", property(lambda self: _only_fp32(self)))
-    task, rules = made(tmp_path)
-    decided = planning.choose_plan(task, rules)
-    assert decided.precision == "fp32"
-    assert decided.evidence[1]["failed"] == "no such precision"
+def find_onednn(decided):
+    return next(item for item in decided.evidence if item["candidate"].startswith("onednn"))
 
 
-def _only_fp32(chosen):
-    if chosen.precision != "fp32":
-        raise RuntimeError("no such precision")
-
-
-def test_a_candidate_with_other_losses_is_refused(tmp_path, monkeypatch):
-    propose(monkeypatch, "threads", 7)
+def test_a_candidate_that_fails_is_shown_as_failed(tmp_path):
     task, rules = made(tmp_path, engine={"threads": 1})
-    task.model.register_forward_hook(
-        lambda _, __, out: out * 3 if torch.get_num_threads() == 7 else out
-    )
+
+    def fail(_):
+        raise RuntimeError("no such layer")
+
+    change_without_rules(task, rules, fail)
     decided = planning.choose_plan(task, rules)
-    assert decided.threads == 1
-    assert "instead of" in decided.evidence[1]["refused"]
+    assert decided.onednn == rules.onednn
+    assert find_onednn(decided)["failed"] == "no such layer"
+
+
+def test_a_candidate_with_other_losses_is_refused(tmp_path):
+    task, rules = made(tmp_path, engine={"threads": 1})
+    change_without_rules(task, rules, lambda output: output * 3)
+    decided = planning.choose_plan(task, rules)
+    assert decided.onednn == rules.onednn
+    assert "instead of" in find_onednn(decided)["refused"]
 
 
 def test_a_batch_that_does_not_fit_is_planned_in_smaller_passes(tmp_path):

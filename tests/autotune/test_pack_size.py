@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from slipstream import UserError, runs
-from slipstream.engine import pack, planning
+from slipstream.engine import planning
 from slipstream.engine.planning import make_plan
 from tests.conftest import small_dataset
 from tests.engine.lanes.test_pack import configured, lanes_of
 from tests.engine.steps import make_task
+from tests.limits import CrowdedDevice, FaultyDevice, run_out_of_memory
 
 SHORT = {"train": {"batch": 64}, "model": {"kind": "mlp"}}
 
@@ -32,18 +33,10 @@ def test_the_soonest_way_is_taken_and_all_evidence_kept():
 
 
 def test_what_does_not_fit_ends_the_doubling(monkeypatch):
-    advance = pack.Pack._advance
-
-    def small(self):
-        if len(self.lanes) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        advance(self)
-
-    monkeypatch.setattr(pack.Pack, "_advance", small)
-    monkeypatch.setattr(
-        planning, "WORTHWHILE_RATIO", 100.0
-    )  # else a busy machine might end it sooner
-    found = chosen(8, modes=("together",))
+    # else a busy machine might end it sooner
+    monkeypatch.setattr(planning, "WORTHWHILE_RATIO", 100.0)
+    with CrowdedDevice(holds=2):
+        found = chosen(8, modes=("together",))
     assert [item["places"] for item in found.evidence] == [1, 2, 4]
     assert found.evidence[-1]["out_of_memory"]
     assert found.num_lanes <= 2
@@ -55,48 +48,47 @@ def test_without_time_the_first_that_works_is_taken():
     assert [("skipped" in item) for item in found.evidence] == [False, True]
 
 
-def test_a_model_that_cannot_be_trained_says_why(monkeypatch):
-    def broken(_):
-        raise RuntimeError("no such kernel")
+def test_a_model_that_cannot_be_trained_says_why():
+    def refuse(name, _):
+        return RuntimeError("no such kernel") if name == "gather" else None
 
-    monkeypatch.setattr(pack.Pack, "_advance", broken)
-    with pytest.raises(UserError, match="no such kernel"):
+    with FaultyDevice(refuse), pytest.raises(UserError, match="no such kernel"):
         chosen(2)
 
 
-def on_gpu(monkeypatch, ms, **how):
+def on_gpu(ms, **how):
     """Choose on a GPU whose packs take so many milliseconds a step, by their number of lanes."""
     measured = []
 
     def measure(_, num_lanes, *rest):
         measured.append((num_lanes, rest[-1]))
         if (value := ms(num_lanes)) is None:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise run_out_of_memory()
         return value
 
-    monkeypatch.setattr(planning, "_measure_pack", measure)
     dataset = small_dataset(configured())
     changes = [{"seed": seed, "train": {"batch": 64, "epochs": 10_000}} for seed in range(16)]
     some = lanes_of(changes, dataset)
     plan = replace(make_plan(some[0].config, data_bytes=0), device=torch.device("cuda"))
     series = dataset.memory.series
-    return planning.choose_pack_size(some, dataset.signature, series, plan, **how), measured
+    data = some, dataset.signature, series, plan
+    return planning.choose_pack_size(*data, time_pack=measure, **how), measured
 
 
-def test_a_gpu_begins_with_all_lanes_and_stops_where_fewer_are_slower(monkeypatch):
-    found, measured = on_gpu(monkeypatch, lambda lanes: 1.0 + 0.1 * lanes)
+def test_a_gpu_begins_with_all_lanes_and_stops_where_fewer_are_slower():
+    found, measured = on_gpu(lambda lanes: 1.0 + 0.1 * lanes)
     assert (found.mode, found.num_lanes) == ("together", 16)
     assert measured == [(16, "together"), (16, "branches"), (8, "together"), (8, "branches")]
 
 
-def test_a_gpu_without_time_takes_all_lanes(monkeypatch):
-    found, measured = on_gpu(monkeypatch, lambda _: 1.0, limit_s=0.0)
+def test_a_gpu_without_time_takes_all_lanes():
+    found, measured = on_gpu(lambda _: 1.0, limit_s=0.0)
     assert (found.mode, found.num_lanes) == ("together", 16)
     assert measured == [(16, "together")]
 
 
-def test_a_gpu_halves_what_does_not_fit(monkeypatch):
-    found, _ = on_gpu(monkeypatch, lambda lanes: 1.0 if lanes <= 4 else None)
+def test_a_gpu_halves_what_does_not_fit():
+    found, _ = on_gpu(lambda lanes: 1.0 if lanes <= 4 else None)
     assert (found.mode, found.num_lanes) == ("together", 4)
     assert [item["places"] for item in found.evidence if item.get("out_of_memory")] == [
         16,
@@ -137,17 +129,9 @@ def test_a_choice_is_remembered_for_the_same_job(job):
     assert fewer.reason == "measured"
 
 
-def test_a_choice_that_lacked_memory_is_not_remembered(job, monkeypatch):
+def test_a_choice_that_lacked_memory_is_not_remembered(job):
     task, lanes, rules = job
-    advance = pack.Pack._advance
-
-    def small(self):
-        if len(self.lanes) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        advance(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pack.Pack, "_advance", small)
+    with CrowdedDevice(holds=1):
         assert planning.recall_or_choose(task, lanes, rules, 10.0).num_lanes == 1
     assert planning.recall_or_choose(task, lanes, rules, 10.0).reason == "measured"
 
@@ -169,7 +153,7 @@ def test_the_estimate_of_memory_is_above_what_lanes_take(hidden):
     lanes = lanes_of([{"seed": seed} for seed in range(16)], dataset, **wide)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    ms = planning._measure_pack(lanes, 16, dataset.signature, task.series, rules, "together")
+    ms = planning.measure_pack(lanes, 16, dataset.signature, task.series, rules, "together")
     taken = torch.cuda.max_memory_allocated() - before
     assert ms > 0
     assert 16 * planning.estimate_bytes(task, lanes[0], rules) > taken

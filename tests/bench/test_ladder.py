@@ -26,6 +26,7 @@ def outcome():
     return found
 
 
+@pytest.mark.slow
 def test_every_rung_is_timed_and_compared(outcome):
     timed = [row for row in outcome.rows if row.repeats]
     assert outcome.rows[0].variant == "naive loop"
@@ -58,6 +59,7 @@ def test_each_rung_adds_to_the_one_before():
                 assert sum(a != b for a, b in zip(before, after, strict=True)) in (1, 2)
 
 
+@pytest.mark.slow
 def test_its_files_hold_every_repeat(outcome, tmp_path):
     found = results.write_result(outcome, tmp_path)
     picture = plots.plot(outcome, tmp_path)

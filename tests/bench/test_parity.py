@@ -60,6 +60,7 @@ def test_both_ways_see_the_same_windows_and_agree():
     assert "no loss shown" in outcome.headline
 
 
+@pytest.mark.slow
 def test_no_time_at_all_is_said():
     with pytest.raises(UserError, match="give more --minutes"):
         parity.measure_parity(

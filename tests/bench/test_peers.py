@@ -11,6 +11,7 @@ from slipstream.engine.planning import TrainingWorkload
 from slipstream.tools.bench import frameworks, peers
 from slipstream.tools.bench.frameworks import PeerSettings, StepTimings
 from tests.bench.small import small_case
+from tests.conftest import slow
 
 pytest.importorskip("lightning", reason="the peer is not installed")
 
@@ -23,7 +24,7 @@ def first_losses(case, peer):
     return found.losses[:4]
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mlp", "transformer"])
+@pytest.mark.parametrize("kind", ["lstm", slow("gru"), "mlp", slow("transformer")])
 @pytest.mark.parametrize("framework", ["plain", "lightning"])
 def test_others_do_the_same_work(kind, framework):
     """The same weights, batches, clipping and update: the losses of the first steps agree."""
@@ -34,7 +35,7 @@ def test_others_do_the_same_work(kind, framework):
     assert found == pytest.approx(trial.first_losses, rel=1e-4)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["adam", slow("sgd"), slow("rmsprop")])
 def test_others_have_the_same_optimizer(optimizer):
     case = peers.make_comparable(small_case(optimizer=optimizer))
     trial = TrainingWorkload(case.config, case.dataset, first=4)

@@ -10,9 +10,10 @@ import typer
 from typer.models import OptionInfo
 
 from slipstream.cli.commands import app
+from tests.conftest import slow
 
 
-@pytest.mark.parametrize("width", ["80", "50"])
+@pytest.mark.parametrize("width", ["80", slow("50")])
 @pytest.mark.parametrize("group", [(), ("runs",), ("bench",)], ids=" ".join)
 def test_no_summary_of_a_command_is_cut_off(group, width):
     """In a process of its own: typer's runner has wider lines than a terminal of 80 columns."""

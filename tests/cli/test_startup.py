@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 NETWORK = """
 import os
 import sys
@@ -61,6 +63,7 @@ PACKAGES = {
 """The packages that it may import by then; a job that uses more imports more"""
 
 
+@pytest.mark.slow
 def test_train_imports_only_what_it_needs_before_its_first_step(tmp_path):
     (tmp_path / "network.py").write_text(NETWORK)
     (tmp_path / "job.toml").write_text(CONFIG)
@@ -102,6 +105,7 @@ def run_command(*args):
     )
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_while_torch_is_imported_keeps_its_exit_code_and_message(tmp_path):
     done = run_command("train", str(tmp_path / "absent.toml"), "--json")
     assert done.returncode == 2

@@ -11,7 +11,7 @@ import torch
 from slipstream import UserError, runs
 from slipstream.base.signals import catch_signals
 from slipstream.data import windows
-from slipstream.engine import checkpoint, loop, pack, single
+from slipstream.engine import checkpoint, loop, pack
 from slipstream.engine import state as states
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes import DIVERGED, INTERRUPTED, OUT_OF_TIME, Lane, LanePolicy
@@ -24,6 +24,7 @@ from slipstream.runs import Run
 from tests.conftest import KINDS, close, slow, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of
 from tests.engine.steps import make_task
+from tests.limits import FaultyDevice, hooked_models
 
 EVERYTHING = (
     {"train": {"epochs": 3, "lr": 0.01}},
@@ -100,7 +101,7 @@ def same_end(one, lane, dataset, tmp_path, *, rel=1e-4):
 
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["together", slow("branches")])
 def test_every_lane_ends_as_it_would_alone(tmp_path, mode, device):
     """Other lengths of epochs, other ends, another fold; places that empty make a smaller pack."""
     dataset = small_dataset(configured())
@@ -135,18 +136,19 @@ def test_the_validation_loss_of_five_hundred_steps(tmp_path, kind, mode):
         close(one.progress.best_loss, alone(lane, dataset, tmp_path).progress.best_loss, rel=1e-3)
 
 
-def test_smaller_packs_are_made_on_the_way(tmp_path, monkeypatch):
-    sizes, compact = [], pack.Pack.compact
+def test_smaller_packs_are_made_on_the_way(tmp_path):
+    sizes = {}
 
-    def noted(self, places):
-        sizes.append(len(places))
-        return compact(self, places)
+    def note(name, result):
+        if name == "gather":  # once in a step of a pack
+            sizes[len(result)] = sizes.get(len(result), 0) + 1
 
-    monkeypatch.setattr(pack.Pack, "compact", noted)
     dataset = small_dataset(configured())
     some = lanes_of([{"train": {"epochs": n}} for n in (1, 2, 2, 3, 3)], dataset)
-    fits, _ = trained(some, dataset, tmp_path)
-    assert sizes == [2]  # 4 of 5 is not small enough to pay
+    with FaultyDevice(note):
+        fits, _ = trained(some, dataset, tmp_path)
+    # in the last of three epochs: 4 of 5 is not small enough to pay
+    assert sizes == {5: 18, 2: 9}
     assert [one.progress.epochs for one in fits] == [1, 2, 2, 3, 3]
     assert torch.equal(
         fits[3].weights["core.head.linear.bias"], fits[4].weights["core.head.linear.bias"]
@@ -172,37 +174,35 @@ def test_a_lane_that_diverges_ends_alone(tmp_path, mode):
         assert torch.equal(both[0].weights[name], value)
 
 
-def test_a_rollback_is_the_lanes_own(tmp_path, monkeypatch):
+def test_a_rollback_is_the_lanes_own(tmp_path):
     """One loss that is no number: its lane repeats the epoch at half the rate, as alone."""
     dataset = small_dataset(configured())
-    advance, steps = pack.Pack._advance, []
+    steps = []
 
-    def spoiling(self):
-        advance(self)
-        steps.append(1)
-        if len(steps) == 14:
-            self.buffers["losses"][1, 4] = torch.nan
+    def spoil(name, result):
+        if name == "scatter_":  # writes the losses of a step
+            steps.append(1)
+            if len(steps) == 14:
+                result[1, 4] = torch.nan
 
     common = {"train": BASE["train"] | {"epochs": 3, "schedule": "constant"}}
     some = lanes_of([{}, {"seed": 1}], dataset, **common)
-    with monkeypatch.context() as patch:
-        patch.setattr(pack.Pack, "_advance", spoiling)
+    with FaultyDevice(spoil):
         fits, _ = trained(some, dataset, tmp_path)
     assert [one.progress.rollbacks for one in fits] == [0, 1]
     assert len(steps) == 4 * 9
     same_end(fits[0], some[0], dataset, tmp_path)
-    advance, taken = single.SingleProgram.advance, []
+    passes = []
 
-    def spoilt(self):
-        advance(self)
-        taken.append(1)
-        if len(taken) == 14:
-            self.step.buffers.losses[4] = torch.nan
+    def spoil_pass(model, output):
+        passes.append(model.training)
+        return output * torch.nan if model.training and sum(passes) == 14 else None
 
-    monkeypatch.setattr(single.SingleProgram, "advance", spoilt)
-    same_end(fits[1], some[1], dataset, tmp_path)
+    with hooked_models(after=spoil_pass):
+        same_end(fits[1], some[1], dataset, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_places_are_refilled_while_others_train(tmp_path, mode):
     dataset = small_dataset(configured())
@@ -227,6 +227,7 @@ def test_a_time_limit_ends_all_with_a_validation(tmp_path):
     assert all(one.stop_reason == OUT_OF_TIME and one.weights for one in fits)
 
 
+@pytest.mark.slow
 def test_lanes_begin_their_low_rate_each_at_its_own_time(tmp_path):
     dataset = small_dataset(configured())
     never = {"patience": 2, "min_delta": 10.0, "exploit_epochs": 2}
@@ -262,6 +263,7 @@ def stopping_at(step):
     return watch
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("mode", MODES)
@@ -288,6 +290,7 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
     assert ended(fits) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ahead")
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize("stops", [(9,), slow((1, 21))])
@@ -325,7 +328,7 @@ def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):
         resumed(saved, some[::-1], dataset, run)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["together", slow("branches")])
 def test_a_verdict_ends_one_lane_and_no_other(tmp_path, mode):
     """The others end as they would alone; what was ended keeps its best, and its place is given."""
     dataset = small_dataset(configured())
@@ -367,7 +370,7 @@ def test_lanes_that_are_to_be_forgotten_leave_nothing(tmp_path):
     assert saved.metadata["lanes"] == []
 
 
-@pytest.mark.parametrize("metric", ["mse", "mae"])
+@pytest.mark.parametrize("metric", ["mae", slow("mse")])
 @pytest.mark.parametrize("mode", MODES)
 def test_what_a_validation_is_judged_by(tmp_path, metric, mode):
     """An error of the point prediction, whatever the training loss is; the same alone."""

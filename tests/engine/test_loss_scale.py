@@ -130,7 +130,7 @@ def test_a_carried_state_is_that_of_the_step_that_counts(tmp_path, scale):
 
 
 @pytest.mark.parametrize("mode", ["together", "branches"])
-def test_lanes_repeat_their_own_steps_alone(tmp_path, monkeypatch, mode):
+def test_lanes_repeat_their_own_steps_alone(tmp_path, mode):
     config = small_config(tmp_path, model=MODEL, train={"epochs": 2}, engine={"log_every": 4})
     dataset = small_dataset(config)
     chosen = make_half_plan(config)
@@ -141,20 +141,13 @@ def test_lanes_repeat_their_own_steps_alone(tmp_path, monkeypatch, mode):
     series = dataset.memory.series
     results = {}
     for name, scales in {"calm": (FINE, FINE), "wild": (FINE, HUGE)}.items():
-        values = iter(scales)
-        put = packs.Pack.put
-
-        def put_scaled(self, place, lane, values=values, put=put):
-            monkeypatch.setattr(optim, "FIRST_SCALE", next(values))
-            put(self, place, lane)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(packs.Pack, "put", put_scaled)
-            run = runs.create_run(name, out=str(tmp_path))
-            build = lambda n: packs.Pack(n, capacity, dataset.signature, series, chosen, mode)  # noqa: E731
-            with chosen.flags(), catch_signals() as stop:
-                state = states.start(lanes, build, LaneEvents(run), num_places=2)
-                results[name] = loop.fit(state, stop).lanes
+        run = runs.create_run(name, out=str(tmp_path))
+        build = lambda n: packs.Pack(n, capacity, dataset.signature, series, chosen, mode)  # noqa: E731
+        with chosen.flags(), catch_signals() as stop:
+            state = states.start(lanes, build, LaneEvents(run), num_places=2)
+            state.program.live["scale"].copy_(torch.tensor(scales))
+            state.program.good["scale"].copy_(torch.tensor(scales))
+            results[name] = loop.fit(state, stop).lanes
     for calm, wild in zip(results["calm"], results["wild"], strict=True):
         assert calm.progress.step == wild.progress.step
         close(wild.progress.best_loss, calm.progress.best_loss, rel=1e-3)

@@ -11,8 +11,8 @@ from slipstream import Interrupted, runs, training
 from slipstream.engine import planning
 from slipstream.engine.planning import make_plan
 from slipstream.kernels import find_library
-from tests.conftest import close, merged, small_config, small_dataset, waves
-from tests.engine.lanes.test_pack import BASE, MIXED, MODES, lanes_of, packed, same_as_alone, train
+from tests.conftest import close, merged, slow, small_config, small_dataset, waves
+from tests.engine.lanes.test_pack import BASE, MIXED, lanes_of, packed, same_as_alone, train
 from tests.engine.steps import make_task, run_steps
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
@@ -41,7 +41,7 @@ def test_the_steps_are_those_of_torch(model):
         close(weight, reference[name], rel=1e-4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["together", slow("branches")])
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_lanes_are_the_models_alone(kind, mode):
     common = {

@@ -19,8 +19,17 @@ from slipstream.models import noise as masks
 from slipstream.models.forecaster import build
 from slipstream.models.losses import compute_collapse_penalty, compute_window_losses
 from slipstream.models.noise import Noise
-from tests.conftest import SMALL, close, merged, small_config, small_dataset, waves
-from tests.engine.lanes.test_pack import MODES, packed, same_as_alone, train
+from tests.conftest import (
+    SMALL,
+    close,
+    merged,
+    mostly_slow,
+    slow,
+    small_config,
+    small_dataset,
+    waves,
+)
+from tests.engine.lanes.test_pack import packed, same_as_alone, train
 from tests.engine.steps import run_steps
 from tests.labelled import CLASSIFY, states
 
@@ -68,8 +77,8 @@ def data_of(config):
     return small_dataset(config, states() if config.data.task == "classify" else None)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("mode", ["together", slow("branches")])
+@pytest.mark.parametrize("job", mostly_slow(JOBS, "masked lstm", "augmented", "augmented classes"))
 def test_lanes_do_what_each_would_alone(job, mode):
     config = small_config(**JOBS[job])
     dataset = data_of(config)
@@ -81,6 +90,7 @@ def test_lanes_do_what_each_would_alone(job, mode):
     pack.close()
 
 
+@pytest.mark.slow
 def test_masked_lanes_may_differ_in_width():
     for variance in (0.0, 0.1):
         config = small_config(**merged(JOBS["masked lstm"], {"pretrain": {"variance": variance}}))

@@ -8,7 +8,7 @@ from slipstream.engine.batches import shuffle_starts
 from slipstream.engine.lanes import EpochStart, compute_lrs
 from slipstream.models.forecaster import build
 from slipstream.models.losses import compute_window_losses
-from tests.conftest import KINDS, close, small_config, small_dataset
+from tests.conftest import KINDS, close, slow, small_config, small_dataset
 from tests.engine.steps import run_steps
 
 
@@ -41,7 +41,7 @@ def plain_loop(config, dataset, *, steps):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("accumulate", [slow(1), 3])
 def test_the_step_is_what_a_plain_loop_does(kind, accumulate):
     """Ragged last batches, accumulation, clipping and the schedule included."""
     config = small_config(

@@ -17,7 +17,7 @@ from slipstream.data.scaler import Scaler
 from slipstream.exporting.formats import LIMIT, make_interface
 from slipstream.exporting.verification import Differences
 from slipstream.training import train
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 from tests.exporting.random_models import RandomRun, make_signature
 
 CASES: dict[str, tuple[float, float, str]] = {
@@ -75,7 +75,7 @@ def test_a_constant_target_is_compared_by_its_value():
     assert zero.max_rel == pytest.approx(1e-3)
 
 
-@pytest.mark.parametrize("normalize", ["none", "last", "window"])
+@pytest.mark.parametrize("normalize", ["none", slow("last"), slow("window")])
 @pytest.mark.parametrize("case", CASES)
 def test_targets_of_every_place_and_size_are_exported(case, normalize, tmp_path):
     level, size, scale = CASES[case]

@@ -236,6 +236,7 @@ def test_what_cannot_be_read_is_an_error_that_names_the_file(tmp_path):
         inspect_path(str(tmp_path / "t.csv"))
 
 
+@pytest.mark.slow
 def test_simulated_data_can_be_inspected():
     _, columns, config = inspected("simulated:cell")
     assert config.data.targets is not None

@@ -11,6 +11,7 @@ from slipstream.tools import columns
 from slipstream.tools.columns import PLACES, SAMPLE, RunningCourse, Sample
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(0, 700), min_size=1, max_size=6), st.integers(0, 2**31))
 def test_the_course_is_the_range_and_mean_of_each_stretch(sizes, seed):
     draw = np.random.default_rng(seed)

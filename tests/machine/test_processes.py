@@ -31,7 +31,8 @@ def test_a_killed_process_takes_its_children_along(groups, monkeypatch):
         child = psutil.Process(int((lines - {"up"}).pop()))
         machine.kill_process_group(process.pid)
         process.wait(HUNG_S)
-        psutil.wait_procs([child], timeout=HUNG_S)
+        _, alive = psutil.wait_procs([child], timeout=HUNG_S)
+        assert not alive
     machine.kill_process_group(process.pid)  # which is gone: nothing happens
 
 

@@ -46,6 +46,7 @@ def test_it_trains_and_predicts(tmp_path):
     close(again["metrics"]["mae"], found.metrics["test"]["mae"], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 @pytest.mark.parametrize(("kind", "mode"), [(Mixer, "together"), (Remembering, "branches")])
 def test_lanes_are_the_model_alone(tmp_path, kind, mode, device):
@@ -66,6 +67,7 @@ def test_what_vmap_refuses_trains_as_branches_and_says_so(tmp_path, kind):
     assert len(found.summary["lanes"]) == 2
 
 
+@pytest.mark.slow
 def test_models_with_running_means_train_one_at_a_time(tmp_path):
     alone = slipstream.train(job(tmp_path), model=Normed)
     assert slipstream.evaluate(alone.run)["windows"] > 0

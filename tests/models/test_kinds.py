@@ -18,7 +18,7 @@ from slipstream.models.forecaster import build
 from slipstream.models.kinds import Kind, load_kind
 from slipstream.models.layers import load_network
 from slipstream.training import encoder as pretrained
-from tests.conftest import KINDS, SMALL, close, merged, small_config, waves
+from tests.conftest import KINDS, SMALL, close, merged, mostly_slow, small_config, waves
 
 ENCODERS = [kind for kind, spec in SPECS.items() if spec.is_sequential]
 
@@ -46,7 +46,7 @@ def test_a_class_of_the_users_own_has_a_spec_too():
     assert configs.Model(kind="nets:Mixer").spec is CUSTOM
 
 
-@pytest.mark.parametrize("kind", ENCODERS)
+@pytest.mark.parametrize("kind", mostly_slow(ENCODERS, "lstm"))
 def test_an_encoder_is_pretrained_and_started_from(tmp_path, kind):
     """Fine-tuning reads the columns in another order, and computes the same tokens."""
     base = merged(SMALL, {"out": str(tmp_path), "model": {"kind": kind, "layers": 2}})

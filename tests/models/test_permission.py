@@ -176,6 +176,7 @@ def test_an_encoder_that_was_received_names_no_class(received):
     assert not received.ran
 
 
+@pytest.mark.slow
 def test_a_module_beside_a_run_is_not_imported_instead_of_an_installed_one(received):
     run = received.elsewhere(slipstream.train, received.config(model={"kind": "linear"}))
     shutil.copy(received.file, run / "matplotlib.py")

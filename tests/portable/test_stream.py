@@ -14,7 +14,7 @@ import pytest
 
 import slipstream
 from slipstream import Stream, UserError
-from tests.conftest import merged, small_config, waves
+from tests.conftest import merged, slow, small_config, waves
 from tests.labelled import CLASSIFY, states
 
 QUICK = {"train": {"epochs": 1, "lr": 0.02}, "data": {"targets": ["a"], "context": 8}}
@@ -216,7 +216,7 @@ def test_a_bad_first_row_leaves_no_series(runs):
     stream.push([20.0, 30.0], id="z", time=1)
 
 
-@pytest.mark.parametrize("regime", ["window", "carried"])
+@pytest.mark.parametrize("regime", ["window", slow("carried")])
 def test_interleaved_streams_give_what_each_gives_alone(runs, regime):
     count, length = 1000, 9
     numbers = 20 + np.random.default_rng(0).standard_normal((count, length, 2))
@@ -306,6 +306,7 @@ JUNK = st.one_of(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=150)
 @hypothesis.given(
     st.one_of(

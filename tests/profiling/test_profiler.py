@@ -155,6 +155,7 @@ def test_memory_that_comes_from_disk_is_named(tmp_path):
     assert found["verdict"] == "swap"
 
 
+@pytest.mark.slow
 def test_profile_leaves_a_folder_that_explains_itself(tmp_path):
     config, _ = job()
     draw = np.random.default_rng(0)

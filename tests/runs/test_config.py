@@ -12,7 +12,7 @@ from slipstream import config as configs
 from slipstream.base import storage
 from slipstream.engine import checkpoint
 from slipstream.models import files
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 from tests.training.test_resume import configured, interrupted
 
 FLIPS = 400
@@ -30,7 +30,7 @@ def flipped(content, draw):
     return bytes(bad)
 
 
-@pytest.mark.parametrize("bound_to", ["a checkpoint", "the model", "nothing yet"])
+@pytest.mark.parametrize("bound_to", ["a checkpoint", slow("the model"), slow("nothing yet")])
 def test_a_flipped_bit_in_the_config_is_refused_or_changes_nothing(stopped, bound_to):
     path, draw = stopped.folder / "config.toml", random.Random(bound_to)
     whole, wanted = path.read_bytes(), runs.load_config(stopped)

@@ -8,8 +8,9 @@ import torch
 
 from slipstream.scoring import baselines
 from slipstream.training import train
-from tests.conftest import close, merged, real_file, small_config, small_dataset, waves
+from tests.conftest import close, merged, mostly_slow, real_file, small_config, small_dataset, waves
 from tests.labelled import CLASSIFY, states
+from tests.limits import FaultyDevice
 
 generator = torch.Generator().manual_seed(0)
 PAST = torch.randn(12, 5, 2, generator=generator)
@@ -29,6 +30,7 @@ def test_seasonal_is_one_season_ago(period):
         assert torch.equal(found[:, step], PAST[12 - period + step % period])
 
 
+@pytest.mark.slow
 def test_ridge_reaches_the_known_figure_on_etth1(tmp_path):
     config = small_config(
         tmp_path,
@@ -189,7 +191,7 @@ def test_folds_share_their_windows_and_not_their_solutions(how, data):
                 close(shared[name].predict(one.memory.series, starts), wanted)
 
 
-@pytest.mark.parametrize("how", FOLDS)
+@pytest.mark.parametrize("how", mostly_slow(FOLDS, "expanding"))
 def test_folds_of_classes_share_their_windows_and_not_their_solutions(how):
     config = small_config(**merged(CLASSIFY, {"data": {"split": FOLDS[how]}}))
     dataset = small_dataset(config, states(900))
@@ -209,19 +211,18 @@ def test_folds_of_classes_share_their_windows_and_not_their_solutions(how):
             close(again.softmax(-1), odds[1])
 
 
-def test_windows_that_folds_share_are_summed_once(monkeypatch):
+def test_windows_that_folds_share_are_summed_once():
     """The work grows with the windows, not with the windows times the folds."""
     config = small_config(data={"targets": ["a"], "context": 8, "split": {"walk_forward": 5}})
     dataset = small_dataset(config, waves(1000))
     seen = []
-    build = baselines.RidgeFeatures.build_pairs
 
-    def count(self, batches):
-        for x, y in build(self, batches):
-            seen.append(len(x))
-            yield x, y
+    def count(name, result):
+        is_features = result.dtype == torch.float64 and result.shape[1:] == (3 * 8 + 1,)
+        if name == "cat" and is_features:  # the constant is added to the rows of the windows
+            seen.append(len(result))
 
-    monkeypatch.setattr(baselines.RidgeFeatures, "build_pairs", count)
-    fit_folds(dataset, shares=True)
+    with FaultyDevice(count):
+        fit_folds(dataset, shares=True)
     train = torch.cat([fold.starts["train"] for fold in dataset.folds]).unique()
     assert sum(seen) == len(train) + sum(fold.num_windows["val"] for fold in dataset.folds)

@@ -27,6 +27,7 @@ from slipstream.reporting.tracking.follow import follow
 from slipstream.runs.watching import EXTRAS
 from tests.conftest import HUNG_S, small_config, waves
 from tests.tracking.reading import logged_points, to_single
+from tests.tracking.test_follow import follow_by
 
 pytestmark = pytest.mark.services
 PROGRAM = Path(sys.executable).parents[1] / "mlflow" / "bin" / "mlflow"
@@ -147,23 +148,23 @@ def test_mlflow_has_every_point_once_after_a_kill_and_a_resume(run, server, monk
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 400)  # many messages
     from slipstream.reporting.tracking.mlflow import MLflow
 
-    send, messages = MLflow.send, []
+    messages = []
 
-    def halt(self, points):
-        messages.append(points)
-        send(self, points)
-        if len(messages) == 3:
-            raise KeyboardInterrupt  # what was sent is not noted
+    class Halting(MLflow):
+        def send(self, points):
+            messages.append(points)
+            super().send(points)
+            if len(messages) == 3:
+                raise KeyboardInterrupt  # what was sent is not noted
 
-    monkeypatch.setattr(MLflow, "send", halt)
     lines = (run / "events.jsonl").read_bytes().splitlines(keepends=True)
     with pytest.raises(KeyboardInterrupt):
-        follow(run, "mlflow", out=server, project="killed")
+        follow_by(Halting, run, server, project="killed")
     (run / "events.jsonl").write_bytes(b"".join(lines[:6]))
     runs.Run(run).append("resume", step=4, spent_s=1.0)
     with (run / "events.jsonl").open("ab") as log:
         log.write(b"".join(lines[6:]))
-    follow(run, "mlflow", out=server, project="killed")
+    follow_by(Halting, run, server, project="killed")
     assert read_mlflow(server, "killed") == sorted(logged_points(run))
 
 
@@ -312,11 +313,10 @@ def is_followed(folder: Path) -> bool:
 
 def test_a_server_that_is_away_at_the_start_and_later_gets_everything(run, machine, monkeypatch):
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 400)  # many messages
-    from slipstream.reporting.tracking import follow
     from slipstream.reporting.tracking.mlflow import MLflow
 
     monkeypatch.setattr("slipstream.reporting.tracking.follow.MAX_PAUSE_S", 1.0)
-    send, messages, notes = MLflow.send, [], []
+    messages, notes = [], []
 
     starts: list[threading.Timer] = []
 
@@ -326,16 +326,16 @@ def test_a_server_that_is_away_at_the_start_and_later_gets_everything(run, machi
         starts.append(threading.Timer(5.0, machine.start))
         starts[-1].start()
 
-    def count(self, points):
-        if len(messages) == 4 and len(starts) == 1:
-            leave()
-        send(self, points)
-        messages.append(points)  # it has arrived
+    class Counting(MLflow):
+        def send(self, points):
+            if len(messages) == 4 and len(starts) == 1:
+                leave()
+            super().send(points)
+            messages.append(points)  # it has arrived
 
-    monkeypatch.setattr(MLflow, "send", count)
     leave()
     try:
-        follow(run, "mlflow", out=machine.address, project="away", warn=notes.append)
+        follow_by(Counting, run, machine.address, notes.append, project="away")
     finally:
         for start in starts:
             start.join()

@@ -209,6 +209,7 @@ def test_there_are_no_more_streams_than_the_limit(server):
         assert server.client.delete(f"/streams/limited-{i}").status_code == 204
 
 
+@pytest.mark.slow
 def test_a_body_that_does_not_arrive_is_given_up(hasty):
     with connect(hasty) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n[")
@@ -216,6 +217,7 @@ def test_a_body_that_does_not_arrive_is_given_up(hasty):
     assert b" 408 " in answer.split(b"\r\n")[0]
 
 
+@pytest.mark.slow
 def test_headers_that_do_not_arrive_are_given_up(hasty):
     with connect(hasty) as silent, connect(hasty) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nHost: local")
@@ -366,6 +368,7 @@ def test_damaged_requests_get_answers(server):
             assert b" 500 " not in answer
 
 
+@pytest.mark.slow
 def test_sigterm_finishes_running_requests(run):
     with start_server(run) as server:
         body = {"columns": waves(20_000).to_pydict()}
@@ -380,6 +383,7 @@ def test_sigterm_finishes_running_requests(run):
     assert len(answers[0].json()["predictions"]) == 20_000 - 15
 
 
+@pytest.mark.slow
 def test_streams_go_on_after_a_graceful_stop_with_a_state_file(run, tmp_path):
     rows, state = waves(30, seed=9).to_pylist(), tmp_path / "streams"
     with start_server(run, "--state", str(state)) as server:

@@ -126,6 +126,7 @@ def make_clients(server: Server) -> list[TableClient | StreamClient]:
     return [*tables, *streams]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_kills", [1, slow(4)])
 def test_clients_recover_from_a_server_that_is_killed_under_load(run, num_kills):
     with ExitStack() as stack:

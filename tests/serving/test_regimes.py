@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import slipstream
-from tests.conftest import close, small_config, waves
+from tests.conftest import close, mostly_slow, small_config, waves
 from tests.serving.servers import Server, start_server
 
 STEPS = [
@@ -29,7 +29,7 @@ CASES: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=mostly_slow(CASES, "forecast"))
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """The name of a case, its run and a server of it."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -42,12 +42,14 @@ def list_imports(run: Path, folder: Path) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
 
 
+@pytest.mark.slow
 def test_a_server_imports_nothing_that_it_does_not_use(run, tmp_path):
     modules = list_imports(run, tmp_path)
     assert {"onnxruntime", "slipstream.server.app"} < modules
     assert UNUSED & modules == set()
 
 
+@pytest.mark.slow
 def test_a_server_of_an_export_does_not_import_onnx(run, tmp_path):
     slipstream.export(run, to="onnx", out=tmp_path / "model", data=waves(60), quiet=True)
     modules = list_imports(tmp_path / "model", tmp_path)

@@ -43,6 +43,7 @@ def silent(found):
     return "Traceback" not in found.stderr and "fault" not in found.stderr
 
 
+@pytest.mark.slow
 def test_a_training_into_a_pipe_that_nobody_reads_loses_nothing(tmp_path):
     waves(200).to_pandas().to_csv(tmp_path / "table.csv", index=False)
     (tmp_path / "job.toml").write_text(f'out = "{tmp_path}/runs"\n[data]\npath = "table.csv"\n')
@@ -57,6 +58,7 @@ def test_a_training_into_a_pipe_that_nobody_reads_loses_nothing(tmp_path):
     assert not (run / "crash.txt").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [[], slow(["--json"])])
 def test_a_reader_that_has_gone_ends_the_command_in_silence(run, form):
     pipe = nobody_reads()
@@ -66,6 +68,7 @@ def test_a_reader_that_has_gone_ends_the_command_in_silence(run, form):
     assert (found.returncode, found.stderr) == (BROKEN_PIPE, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [slow(">&-"), slow("2>&-"), "<&- >&- 2>&-"])
 def test_closed_streams_are_no_fault(run, closed):
     (run / "report.html").unlink(missing_ok=True)
@@ -79,6 +82,7 @@ def test_an_error_with_all_streams_closed_keeps_its_exit_code(run):
     assert shell('"$@" >&- 2>&-', "report", run, "--set", "x=1", "--json").returncode == 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_under_stdout_is_told(run):
     found = shell('"$@" > /dev/full', "report", run, "--json")
@@ -87,6 +91,7 @@ def test_a_full_disk_under_stdout_is_told(run):
     assert shell('"$@" 2> /dev/full', "report", run).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [slow([]), ["--json"]])
 def test_an_encoding_that_lacks_characters_gets_others(run, form):
     found = shell('"$@"', "report", run, *form, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
@@ -113,8 +118,8 @@ def run_in_terminal(code):
 
 
 PROGRESS = """
-from slipstream.base.phases import report_progress
-from slipstream.reporting.terminal import streams
+from slipstream.phases import report_progress
+from slipstream.terminal import streams
 streams.DELAY_S, streams.REFRESH_S = {delay}, 0
 with streams.show_progress(quiet={quiet}):
     report_progress("reading a\\x1bb.csv", 0.25)

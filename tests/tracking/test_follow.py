@@ -15,12 +15,20 @@ import pytest
 import slipstream
 from slipstream import runs
 from slipstream.base.errors import ResumableError, UserError
-from slipstream.reporting.tracking import tracker
-from slipstream.reporting.tracking.follow import follow
+from slipstream.base.run_names import get_start_time
+from slipstream.reporting.tracking import tracker as tracking_tracker
+from slipstream.reporting.tracking.follow import PROJECT, follow
 from slipstream.reporting.tracking.tensorboard import TensorBoard
-from slipstream.reporting.tracking.tracker import Point, TrackerDown, draw_pictures, read_figures
+from slipstream.reporting.tracking.tracker import (
+    FollowedRun,
+    Point,
+    Tracker,
+    TrackerDown,
+    draw_pictures,
+    read_figures,
+)
 from slipstream.training import train
-from tests.conftest import HUNG_S, merged, small_config, waves
+from tests.conftest import HUNG_S, merged, mostly_slow, slow, small_config, waves
 from tests.labelled import class_config, states
 from tests.tracking.reading import logged_points, read_scalars, to_single
 
@@ -61,6 +69,21 @@ def test_the_points_of_a_finished_run_arrive_once(run, tmp_path):
     assert again["points"] == 0
     assert again["finished"]
     assert len(read_scalars(board)) == len(wanted) + len(errors)
+
+
+def follow_by(
+    kind: type[Tracker], run: Path, out: str, warn=print, *, project: str = PROJECT
+) -> follow.Followed:
+    """Follow a run as `follow` does, with a tracker of this class."""
+    place = run / "follow" / kind.__name__
+    place.mkdir(parents=True, exist_ok=True)
+    state = follow.SentPoints(place / "sent.json", opened=get_start_time(run))
+    about = FollowedRun(run, project, out, runs.read_settings(runs.Run(run)))
+    tracker = kind(about, state)
+    try:
+        return follow.Follower(run, state, tracker, warn).follow(None)
+    finally:
+        tracker.close()
 
 
 def cut_log(run: Path, lines: int) -> bytes:
@@ -113,10 +136,9 @@ class Halting(TensorBoard):
 
 def test_a_follower_that_is_killed_goes_on_without_loss_or_repetition(run, tmp_path, monkeypatch):
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 500)  # several messages
-    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Halting)
     with pytest.raises(KeyboardInterrupt):
-        follow(run, "tensorboard", out=str(tmp_path / "board"))
-    follow(run, "tensorboard", out=str(tmp_path / "board"))
+        follow_by(Halting, run, str(tmp_path / "board"))
+    follow_by(Halting, run, str(tmp_path / "board"))
     assert Halting.messages > 3
     board = tmp_path / "board" / run.name
     assert curves(board) == sorted(logged_points(run))
@@ -144,11 +166,13 @@ class Keeping(TensorBoard):
 
 
 @pytest.fixture
-def keeping(monkeypatch):
-    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Keeping)
-    monkeypatch.setattr(Keeping, "sent", [])
-    monkeypatch.setattr(Keeping, "begins", 0)
-    return Keeping
+def keeping():
+    """Such a tracker, to which nothing was sent yet."""
+
+    class Empty(Keeping):
+        sent: ClassVar[list[Point]] = []
+
+    return Empty
 
 
 class Killed(Exception):
@@ -171,7 +195,7 @@ def as_points(points):
     return sorted((one.part, one.name, one.step, to_single(one.value)) for one in points)
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("repeats", [slow(1), 2])
 def test_points_that_a_resumed_run_writes_again_are_sent_once(keeping, tmp_path, repeats):
     sections = {"train": {"repeats": repeats, "epochs": 8}, "engine": {"log_every": 2}}
     config = small_config(tmp_path / "runs", **sections)
@@ -181,14 +205,14 @@ def test_points_that_a_resumed_run_writes_again_are_sent_once(keeping, tmp_path,
     for events in (2, 4):  # killed again after the resume
         folders.append(runs.find_last(config.out))
         unsettled = set(logged_points(folders[-1]))
-        assert not follow(folders[-1], "tensorboard", out=out)["finished"]
+        assert not follow_by(keeping, folders[-1], out).is_finished
         assert set(as_points(keeping.sent)) < unsettled
         again = {"resume": folders[-1], "watch": stop_after(events, "log")}
         with pytest.raises(Killed):  # other steps are logged, at another speed
             train(None, waves(), overrides=("engine.log_every=3",), **again)
-    follow(folders[-1], "tensorboard", out=out)
+    follow_by(keeping, folders[-1], out)
     result = slipstream.train(data=waves(), resume=folders[-1], quiet=True)
-    follow(result.run, "tensorboard", out=out)
+    follow_by(keeping, result.run, out)
     assert keeping.begins == 0
     assert as_points(set(keeping.sent)) == as_points(keeping.sent)
     assert as_points(keeping.sent) == sorted(logged_points(result.run) + figures_of(result))
@@ -204,12 +228,12 @@ def test_a_run_that_trains_longer_goes_on_in_the_same_place(keeping, tmp_path):
     config = small_config(tmp_path / "runs", engine={"log_every": 2})
     out = str(tmp_path / "board")
     first = slipstream.train(config, waves(), quiet=True)
-    follow(first.run, "tensorboard", out=out)
+    follow_by(keeping, first.run, out)
     early = figures_of(first)
     longer = slipstream.train(
         data=waves(), resume=first.run, overrides="train.epochs=4", quiet=True
     )
-    follow(longer.run, "tensorboard", out=out)
+    follow_by(keeping, longer.run, out)
     assert keeping.begins == 0
     wanted = sorted(logged_points(longer.run) + early + figures_of(longer))
     assert as_points(keeping.sent) == wanted
@@ -217,12 +241,12 @@ def test_a_run_that_trains_longer_goes_on_in_the_same_place(keeping, tmp_path):
 
 def test_a_log_that_was_cut_before_what_was_sent_is_sent_anew(keeping, run, tmp_path):
     out = str(tmp_path / "board")
-    follow(run, "tensorboard", out=out)
+    follow_by(keeping, run, out)
     rest = cut_log(run, 9)
     with (run / "events.jsonl").open("ab") as log:  # an older checkpoint was used
         log.write(b"".join(rest.splitlines(keepends=True)[4:]))
     (run / "checkpoints").rename(run / "removed")
-    follow(run, "tensorboard", out=out)
+    follow_by(keeping, run, out)
     assert keeping.begins == 1
     assert as_points(one for one in keeping.sent if not is_figure(one.name)) == sorted(
         logged_points(run)
@@ -236,6 +260,7 @@ def is_figure(name: str) -> bool:
 class Failing(Keeping):
     """Its server is away for some calls, in the middle of a message."""
 
+    sent: ClassVar[list[Point]] = []
     calls = 0
 
     def send(self, points):
@@ -246,13 +271,11 @@ class Failing(Keeping):
         super().send(points)
 
 
-@pytest.mark.usefixtures("keeping")
 def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeypatch):
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 500)
-    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Failing)
     monkeypatch.setattr("slipstream.reporting.tracking.follow.FIRST_PAUSE_S", 0.01)
     messages: list[str] = []
-    follow(run, "tensorboard", out=str(tmp_path / "board"), warn=messages.append)
+    follow_by(Failing, run, str(tmp_path / "board"), messages.append)
     assert messages == [
         "the server does not answer; trying again, while the run trains and five minutes longer",
         "the tracker answers again",
@@ -262,21 +285,25 @@ def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeyp
 
 
 def test_a_server_that_stays_away_ends_the_follower_which_can_go_on(run, tmp_path, monkeypatch):
-    class Away(TensorBoard):
+    class Server(TensorBoard):
+        is_away = True
+
         def send(self, points):
-            raise TrackerDown("the server does not answer")
+            if self.is_away:
+                raise TrackerDown("the server does not answer")
+            super().send(points)
 
     monkeypatch.setattr("slipstream.reporting.tracking.follow.FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr("slipstream.reporting.tracking.follow.PATIENCE_S", 0.05)
     out = str(tmp_path / "board")
-    with monkeypatch.context() as patch:
-        patch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Away)
-        with pytest.raises(ResumableError, match="the same command"):
-            follow(run, "tensorboard", out=out, warn=lambda _: None)
-    assert follow(run, "tensorboard", out=out)["points"] == len(logged_points(run))
+    with pytest.raises(ResumableError, match="the same command"):
+        follow_by(Server, run, out, lambda _: None)
+    Server.is_away = False
+    assert follow_by(Server, run, out).points == len(logged_points(run))
     assert curves(tmp_path / "board" / run.name) == sorted(logged_points(run))
 
 
+@pytest.mark.slow
 def test_a_search_has_its_trials_as_parts(tmp_path):
     study = slipstream.tune(
         small_config(
@@ -302,27 +329,27 @@ def test_a_search_has_its_trials_as_parts(tmp_path):
 
 def test_times_are_those_of_the_log(run):
     events = list(runs.read_events(runs.Run(run)))
-    reader = tracker.PointReader(0.0)
+    reader = tracking_tracker.PointReader(0.0)
     points = [point for event in events for point in reader.read(event)]
-    opened = tracker.PointReader(0.0)
+    opened = tracking_tracker.PointReader(0.0)
     opened.read(events[0])
     assert opened.opened > 1.7e9
     assert all(point.at >= opened.opened for point in points)
 
 
-def test_two_followers_of_one_place_do_not_meet(run, tmp_path, monkeypatch):
-    out = str(tmp_path / "board")
+def test_two_followers_of_one_place_do_not_meet(run, tmp_path):
+    out, shown = str(tmp_path / "board"), []
 
-    class Second(TensorBoard):
-        def send(self, points):
-            with pytest.raises(UserError, match=r"lock\.json|process"):
-                follow(run, "tensorboard", out=out)
-            super().send(points)
+    def follow_again(sent):
+        shown.append(sent)
+        with pytest.raises(UserError, match=r"lock\.json|process"):
+            follow(run, "tensorboard", out=out)
 
-    monkeypatch.setattr("slipstream.reporting.tracking.tensorboard.TensorBoard", Second)
-    assert follow(run, "tensorboard", out=out)["points"]
+    assert follow(run, "tensorboard", out=out, show=follow_again)["points"]
+    assert shown
 
 
+@pytest.mark.slow
 def test_a_config_starts_the_follower_with_the_run(tmp_path):
     board = tmp_path / "board"
     config = small_config(tmp_path / "runs", follow={"to": "tensorboard", "out": str(board)})
@@ -354,9 +381,9 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("sections", SHAPES.values(), ids=SHAPES)
-def test_predictions_of_every_shape_are_drawn(tmp_path, sections):
-    table = waves(160)
+@pytest.mark.parametrize("shape", mostly_slow(SHAPES, "an estimate", "intervals"))
+def test_predictions_of_every_shape_are_drawn(tmp_path, shape):
+    sections, table = SHAPES[shape], waves(160)
     holes = np.where(np.arange(160) % 9 == 4, np.nan, table["c"].to_numpy())
     table = table.set_column(3, "c", pa.array(holes, from_pandas=True))
     settings = merged({"data": {"inputs": ["a", "b"], "targets": ["c"]}}, sections)

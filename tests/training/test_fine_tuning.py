@@ -139,6 +139,7 @@ def test_what_stays_frozen_is_the_encoders_own(tmp_path, pretrained):
     assert all(torch.equal(mine[name], theirs[name]) for name in kept)
 
 
+@pytest.mark.slow
 def test_a_search_starts_from_the_encoder(tmp_path, pretrained):
     space = {"train.lr": [0.003, 0.01], "train.encoder_lr": [0.1, 0.5]}
     tune = {"trials": 4, "retrain": 0, "pruner": "none", "sampler": "grid", "space": space}

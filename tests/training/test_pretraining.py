@@ -212,6 +212,7 @@ def test_the_future_changes_nothing_of_a_past_window(table):
             assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     [
@@ -267,6 +268,7 @@ def test_an_encoder_is_verified_before_anything_of_it_is_parsed(tmp_path, pretra
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_a_damaged_config_of_an_encoder_is_no_fault_of_ours(tmp_path, pretrained):
     run = tmp_path / "copy"
     shutil.copytree(pretrained.run, run)
@@ -310,6 +312,7 @@ def kept_by_epoch(asked, table):
     return training.train(asked, table, watch=watch), dict(found)
 
 
+@pytest.mark.slow
 def test_an_encoder_is_frozen_then_trained(tmp_path, pretrained, table):
     result, kept = kept_by_epoch(tuned(tmp_path, pretrained), table)
     begins = weights_of(pretrained.run)
@@ -347,6 +350,7 @@ def test_the_encoders_scaler_is_used_and_not_fitted_again(tmp_path, pretrained):
     assert mine["shift"]["label"] == pytest.approx(np.mean(other["label"][:490]), rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [slow(1.0), 0.5])
 def test_lanes_are_tuned_as_each_would_be_alone(tmp_path, pretrained, decay):
     table = waves(350)
@@ -360,6 +364,7 @@ def test_lanes_are_tuned_as_each_would_be_alone(tmp_path, pretrained, decay):
     assert many["init_from"]["matched"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [1, slow(2)])
 def test_a_stop_before_or_after_the_thaw_changes_nothing(tmp_path, pretrained, repeats):
     table = waves(300)
@@ -425,6 +430,7 @@ def test_what_does_not_fit_is_listed_and_no_run_is_made(tmp_path, pretrained, ta
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_test_set_that_the_encoder_has_seen_is_told(tmp_path, table):
     pa.csv.write_csv(table, tmp_path / "rows.csv")
     told = []
@@ -486,6 +492,7 @@ def test_windows_may_come_from_elsewhere(tmp_path, table, home):
         close(found[0]["metrics"]["val"]["mae"], found[1]["metrics"]["val"]["mae"])
 
 
+@pytest.mark.slow
 def test_a_channel_is_an_encoder_of_its_own(tmp_path, table):
     each = {"data": {"channels": "independent"}}
     made = slipstream.pretrain(settings(tmp_path, PRETRAIN, each, {"train": {"epochs": 2}}), table)

@@ -9,6 +9,7 @@ import sys
 
 import pyarrow.parquet
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import slipstream
@@ -16,8 +17,8 @@ from slipstream import Interrupted, UserError, runs, training
 from slipstream.base import signals, storage
 from slipstream.base.phases import PARTS
 from slipstream.engine import checkpoint, loop
-from slipstream.engine.single import SingleProgram
 from tests.conftest import slow, small_config, waves
+from tests.limits import hooked_models
 
 EVERYTHING = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
 JOBS = {
@@ -97,8 +98,13 @@ def interrupted(config, table, step, number=signal.SIGINT):
     return runs.open_run(runs.find_last(config.out))
 
 
-@pytest.mark.parametrize("job", JOBS)
-@pytest.mark.parametrize("shares", [(0.5,), slow((0.0, 0.05, 0.55, 0.95))])
+@pytest.mark.parametrize(
+    ("job", "shares"),
+    [
+        *((job, (0.5,)) for job in ("lstm, dropout", "linear, sgd", "masked", "carried state")),
+        *(slow(job, (0.0, 0.05, 0.55, 0.95)) for job in JOBS),
+    ],
+)
 def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, job, shares):
     config, table = configured(tmp_path / "whole", job), waves(400)
     whole = runs.open_run(slipstream.train(config, table).run)
@@ -110,6 +116,7 @@ def test_a_stopped_run_ends_as_the_unbroken_one(tmp_path, job, shares):
         same(ended(run), wanted)
 
 
+@pytest.mark.slow
 def test_several_stops_in_one_run(tmp_path):
     config, table = configured(tmp_path / "a", "lstm, dropout"), waves(400)
     wanted = ended(runs.open_run(slipstream.train(config, table).run))
@@ -123,25 +130,25 @@ def test_several_stops_in_one_run(tmp_path):
     assert result.summary["estimate"]["after_ten_steps_s"] > 0
 
 
-def test_a_stop_during_validation_validates_again(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_stop_during_validation_validates_again(tmp_path):
     config, table = configured(tmp_path / "a"), waves(400)
     wanted = ended(runs.open_run(slipstream.train(config, table).run))
-    score, calls = SingleProgram.score, []
+    calls = []
 
-    def stopped_while_validating(self, places, should_stop):
-        calls.append(1)
-        if len(calls) == 3:
+    def stop_while_validating(model, _):
+        calls.append(not model.training)
+        if not model.training and sum(calls) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return score(self, places, should_stop)
 
-    monkeypatch.setattr(SingleProgram, "score", stopped_while_validating)
-    with pytest.raises(Interrupted):
+    with hooked_models(before=stop_while_validating), pytest.raises(Interrupted):
         slipstream.train(configured(tmp_path / "b"), table)
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     slipstream.train(data=table, resume=run.folder)
     same(ended(run), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, slow(2)])
 def test_a_streamed_run_goes_on_too(tmp_path, workers):
     path = tmp_path / "data.parquet"
@@ -158,34 +165,31 @@ def test_a_streamed_run_goes_on_too(tmp_path, workers):
     same(ended(run), wanted)
 
 
+@pytest.mark.slow
 def test_after_a_rollback_in_the_same_epoch(tmp_path):
     """A loss that is no number after the resume goes back to where the epoch began."""
     config = configured(tmp_path / "a", "lstm, dropout", train={"epochs": 3, "lr": 1e-3})
     table = waves(400)
-    with pytest.MonkeyPatch.context() as patch:
-        poison(patch, at_step=16)
+    with poisoned(training_pass=16):
         wanted = ended(runs.open_run(slipstream.train(config, table).run))
     assert any(event["event"] == "recovery" for event in wanted[0])
     config = configured(tmp_path / "b", "lstm, dropout", train={"epochs": 3, "lr": 1e-3})
     run = interrupted(config, table, 14)
-    with pytest.MonkeyPatch.context() as patch:
-        poison(patch, at_step=16)
+    with poisoned(training_pass=2):  # which is step 16 too
         slipstream.train(data=table, resume=run.folder)
     same(ended(run), wanted)
 
 
-def poison(patch, at_step):
-    """Once, and in the same step whether that comes before or after a resume."""
-    advance, spoilt = SingleProgram.advance, []
+def poisoned(training_pass):
+    """Have a forward pass of training give no numbers, once."""
+    passes = []
 
-    def spoiling(self):
-        advance(self)
-        done = int(self.step.buffers.cursor)
-        if int(self.step.buffers.first_step) + done == at_step and not spoilt:
-            spoilt.append(True)
-            self.step.buffers.losses[done - 1] = float("nan")
+    def spoil(model, output):
+        passes.append(model.training)
+        is_spoilt = model.training and sum(passes) == training_pass
+        return output * torch.nan if is_spoilt else None
 
-    patch.setattr(SingleProgram, "advance", spoiling)
+    return hooked_models(after=spoil)
 
 
 def test_more_epochs_than_before(tmp_path):
@@ -211,8 +215,10 @@ class Clock:
         self.now += event["event"] == "step"
 
 
-@pytest.mark.parametrize("job", ["lstm, dropout", "mlp, plateau", "validated every second epoch"])
-@pytest.mark.parametrize("cut", [4, slow(13), 18, slow(27)])
+@pytest.mark.parametrize(
+    "job", ["lstm, dropout", slow("mlp, plateau"), slow("validated every second epoch")]
+)
+@pytest.mark.parametrize("cut", [slow(4), slow(13), 18, slow(27)])
 def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, cut):
     """9 steps an epoch, whose 4th, 8th and last look at the clock. The validation at the cut is one
     that an unbroken run does not have."""
@@ -238,6 +244,7 @@ def list_rates(run):
     return [event["lr"] for event in runs.read_events(run) if event["event"] == "log"]
 
 
+@pytest.mark.slow
 def test_a_cosine_ends_when_the_time_does_and_rises_again_with_more_of_it(tmp_path, monkeypatch):
     """45 steps of 9 an epoch, one a second, of which 20 fit into the time."""
     table, minutes = waves(400), 20 / 60
@@ -258,7 +265,7 @@ def test_a_cosine_ends_when_the_time_does_and_rises_again_with_more_of_it(tmp_pa
     assert more[-1] < 3e-5
 
 
-@pytest.mark.parametrize("step", [7, 12])
+@pytest.mark.parametrize("step", [7, slow(12)])
 def test_a_stopped_run_keeps_its_place_in_the_time(tmp_path, monkeypatch, step):
     """The same speed before and after gives the same learning rates."""
     table = waves(400)
@@ -279,6 +286,7 @@ def test_a_stopped_run_keeps_its_place_in_the_time(tmp_path, monkeypatch, step):
     assert [rates[at] for at in shared] == pytest.approx([wanted[at] for at in shared], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_more_time_than_the_epochs_take_changes_no_bit(tmp_path, monkeypatch):
     table = waves(400)
     wanted = ended(runs.open_run(slipstream.train(configured(tmp_path / "a"), table).run))
@@ -288,6 +296,7 @@ def test_more_time_than_the_epochs_take_changes_no_bit(tmp_path, monkeypatch):
     same(ended(run), wanted)
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_patience_goes_on_at_a_low_rate_when_told_to(tmp_path):
     table, hasty = waves(400), {"patience": 1, "min_delta": 10.0}
     low = {"exploit_epochs": 2, "exploit_lr": 1e-3}
@@ -341,7 +350,7 @@ def read_files(folder):
         ("train.loss=quantile", r"its weights do not fit these settings \(train.loss\)"),
     ],
 )
-@pytest.mark.parametrize("is_finished", [False, True])
+@pytest.mark.parametrize("is_finished", [False, slow(True)])
 def test_force_never_leaves_a_run_with_weights_that_do_not_fit(tmp_path, change, said, is_finished):
     table = waves(400)
     if is_finished:
@@ -400,7 +409,7 @@ def killed_at(*events):
     [
         {},
         {"train": {"repeats": 2, "epochs": 3}},
-        {"train": {"objective": "masked", "epochs": 3, "batch": 32}},
+        slow({"train": {"objective": "masked", "epochs": 3, "batch": 32}}),
     ],
     ids=["one model", "repeats", "pre-training"],
 )
@@ -471,6 +480,7 @@ def logged(run):
     ]
 
 
+@pytest.mark.slow
 def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     table = waves(400)
     auto = {"train": {"batch": "auto", "epochs": 2}}
@@ -484,7 +494,7 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     assert runs.load_config(run).train.batch == measured
 
 
-@pytest.mark.parametrize(("job", "verb"), [(None, "train"), ("masked", "pretrain")])
+@pytest.mark.parametrize(("job", "verb"), [(None, "train"), slow("masked", "pretrain")])
 @pytest.mark.parametrize("at", ["start", "scoring"])
 def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at, job, verb):
     def watch(event):
@@ -504,6 +514,7 @@ def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at, job, 
     assert resumed.summary["epochs"] == (5 if job is None else 3)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_it_is_scored_says_how_to_resume(tmp_path):
     def watch(event):
         if event["event"] == "scoring":
@@ -527,6 +538,7 @@ def train_by_clock(monkeypatch, config, table, **options):
         ).summary
 
 
+@pytest.mark.slow
 def test_the_totals_of_a_resumed_run_count_from_its_first_start(tmp_path, monkeypatch):
     """9 steps an epoch, a second each. What a lost checkpoint made it train twice counts too."""
     table, off = waves(400), {"engine": EVERYTHING["engine"] | {"monitor": False}}

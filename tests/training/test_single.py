@@ -17,11 +17,10 @@ from slipstream import config as configs
 from slipstream import runs, training
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
-from slipstream.engine import objective
 from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import baselines, predict
-from tests.conftest import KINDS, close, real_file, slow, small_config, waves
-from tests.limits import run_within
+from tests.conftest import KINDS, close, mostly_slow, real_file, slow, small_config, waves
+from tests.limits import hooked_models, run_out_of_memory, run_within
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +157,7 @@ def test_the_best_weights_are_the_model(trained):
         assert torch.equal(weight, best[name].view_as(weight))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "lstm", "mlp"))
 def test_the_same_config_gives_the_same_run(kind, tmp_path):
     config = small_config(tmp_path, model={"kind": kind, "layers": 2, "dropout": 0.2})
     first, second = (slipstream.train(config, waves()) for _ in range(2))
@@ -330,18 +329,19 @@ def test_a_few_epochs_of_the_demo_clearly_beat_every_baseline(tmp_path):
 
 
 @pytest.mark.slow
-def test_scoring_survives_a_full_memory(tmp_path, monkeypatch):
+def test_scoring_survives_a_full_memory(tmp_path):
     config = small_config(tmp_path, train={"epochs": 1})
     calm = slipstream.train(config, waves(700))
-    forward = objective.forward
+    failures = []
 
-    def tight(model, inputs, static, noise=None, *, plan):
+    def check(model, inputs):
         if not model.training and torch.is_inference_mode_enabled() and inputs.shape[1] > 100:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return forward(model, inputs, static, noise, plan=plan)
+            failures.append(inputs.shape)
+            raise run_out_of_memory()
 
-    monkeypatch.setattr(objective, "forward", tight)
-    found = slipstream.train(config, waves(700))
+    with hooked_models(before=check):
+        found = slipstream.train(config, waves(700))
+    assert failures
     close(found.metrics["test"]["mae"], calm.metrics["test"]["mae"], rel=1e-5)
     assert found.summary["windows"] == calm.summary["windows"]
 
@@ -371,6 +371,7 @@ def test_too_little_memory_for_the_data_says_what_to_lower(tmp_path, verb):
     assert "raise its limit (ulimit -v, or the container's), or lower what it needs" in told
 
 
+@pytest.mark.slow
 def test_training_does_not_load_the_compiler(tmp_path):
     """It would cost every run two seconds."""
     program = (

@@ -82,6 +82,7 @@ def test_a_search_with_a_folder_begins_there_and_resumes(tmp_path):
     assert again.summary["best"] == study.summary["best"]
 
 
+@pytest.mark.slow
 def test_a_search_interrupted_between_folds_keeps_the_finished_ones(tmp_path):
     """Folds with fewer windows end earlier, and are not trained again."""
     space = {"train.lr": {"low": 1e-3, "high": 3e-2}}

@@ -21,7 +21,7 @@ from slipstream.search.retraining import DEFAULT, Retraining
 from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import open_study
 from slipstream.search.summary import describe_limits
-from tests.conftest import small_config, waves
+from tests.conftest import slow, small_config, waves
 from tests.tuning.searches import (
     check_same_results,
     get_trials,
@@ -31,6 +31,7 @@ from tests.tuning.searches import (
 )
 
 
+@pytest.mark.slow
 def test_the_test_set_is_not_read_before_the_retraining(tmp_path):
     """Other test rows, same search: to the bit."""
     table = waves(400)
@@ -169,7 +170,7 @@ def is_retrained(events):
     return "searched" in names and again.count(best[-1]) == again.count(DEFAULT) == 2
 
 
-@pytest.mark.parametrize("moment", ["retrained", "scoring"])
+@pytest.mark.parametrize("moment", ["retrained", slow("scoring")])
 def test_a_search_that_is_killed_after_the_retraining_trains_nothing_again(tmp_path, moment):
     settings = make_settings(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 2})
     events = []
@@ -191,6 +192,7 @@ def test_a_search_that_is_killed_after_the_retraining_trains_nothing_again(tmp_p
     assert losses["default"] == sorted(lane["val_loss"] for lane in lanes)
 
 
+@pytest.mark.slow
 def test_a_damaged_lane_is_trained_again_by_the_test_run(tmp_path):
     settings = make_settings(tmp_path, tune={"retrain": 1, "retrain_seeds": 2, "trials": 2})
     events = []
@@ -234,6 +236,7 @@ def is_filler(event):
     return event["event"] == "epoch" and event["trial"] < 0
 
 
+@pytest.mark.slow
 def test_the_end_of_a_search_trains_the_default_and_the_best_in_its_empty_places(tmp_path):
     tune = {"retrain": 1, "retrain_seeds": 2, "trials": 5, "parallel": 4, "space": ALIKE}
     settings = make_settings(tmp_path, train={"epochs": 6}, tune=tune)
@@ -306,6 +309,7 @@ def test_a_seed_with_a_known_result_is_not_counted_again(tmp_path):
     assert len(later.results[DEFAULT].losses) == 1
 
 
+@pytest.mark.slow
 def test_a_search_with_time_for_one_trial_retrains_it_once(tmp_path):
     tune = {"trials": 2, "minutes": 30, "retrain": 1, "retrain_seeds": 2}
     study, events = run_search(make_settings(tmp_path, tune=tune))

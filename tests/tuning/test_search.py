@@ -25,7 +25,7 @@ from tests.conftest import close, slow, waves
 from tests.tuning.searches import get_trials, make_settings, run_search
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "gp", "cmaes"])
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", slow("gp"), "cmaes"])
 def test_every_sampler(tmp_path, sampler):
     settings = make_settings(tmp_path, train={"epochs": 1}, tune={"sampler": sampler, "trials": 4})
     if sampler == "grid":
@@ -91,6 +91,7 @@ def test_hopeless_trials_are_pruned(tmp_path, pruner):
         assert any(t.params["train.lr"] < 1e-6 for t in pruned)
 
 
+@pytest.mark.slow
 def test_a_search_stops_after_its_minutes(tmp_path):
     tune = {"trials": 500, "minutes": 0.05, "parallel": 4}
     study, _ = run_search(make_settings(tmp_path, train={"epochs": 40}, tune=tune))
@@ -109,6 +110,7 @@ def read_trials(study):
     return runs.read_json(study.run / "trials.json")
 
 
+@pytest.mark.slow
 def test_a_search_within_its_minutes_is_complete(tmp_path):
     study, _ = run_search(make_settings(tmp_path, tune={"trials": 2, "minutes": 30, "retrain": 1}))
     assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 0}
@@ -117,6 +119,7 @@ def test_a_search_within_its_minutes_is_complete(tmp_path):
     assert study.summary["comparison"] is not None
 
 
+@pytest.mark.slow
 def test_a_search_without_time_for_its_retraining_says_so_and_has_a_report(tmp_path):
     tune = {"trials": 8, "minutes": 0.02, "parallel": 2, "retrain": 5}
     settings = make_settings(tmp_path, train={"epochs": 2000, "patience": "off"}, tune=tune)
@@ -153,8 +156,8 @@ SHORT = {"trials": 8, "minutes": 0.02, "parallel": 2, "retrain": 2}
     "sections",
     [
         {"data": {"horizon": 0, "inputs": ["a", "b"], "targets": ["c"]}},
-        {"tune": SHORT | {"folds": 2}},
-        {"train": {"epochs": 2000, "patience": "off", "loss": "quantile"}},
+        slow({"tune": SHORT | {"folds": 2}}),
+        slow({"train": {"epochs": 2000, "patience": "off", "loss": "quantile"}}),
     ],
     ids=["estimate", "folds", "quantiles"],
 )
@@ -167,6 +170,7 @@ def test_the_best_trial_is_tested_where_there_is_no_time_to_retrain(tmp_path, se
     assert study.summary["test"]["best"]["metrics"]["test"]["mae"] > 0
 
 
+@pytest.mark.slow
 def test_the_best_trial_of_several_workers_is_tested(tmp_path):
     long = {"train": {"epochs": 20_000, "patience": "off"}, "tune": SHORT | {"minutes": 0.15}}
     study = api.tune(make_settings(tmp_path, **long), workers=2)
@@ -174,6 +178,7 @@ def test_the_best_trial_of_several_workers_is_tested(tmp_path):
     check_best_is_tested(study)
 
 
+@pytest.mark.slow
 def test_a_trial_is_cut_off_within_its_epoch(tmp_path):
     """However long an epoch takes, and before any was complete."""
     settings = make_settings(
@@ -233,6 +238,7 @@ def test_folds_walk_back_from_the_validation_block():
     assert before == sorted(before)
 
 
+@pytest.mark.slow
 def test_a_trial_is_scored_by_its_folds(tmp_path):
     settings = make_settings(tmp_path, tune={"folds": 3, "trials": 4})
     study, events = run_search(settings)
@@ -248,6 +254,7 @@ def test_a_trial_is_scored_by_its_folds(tmp_path):
             close(value, float(np.mean(mine)), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_all_folds_of_a_pruned_trial_end(tmp_path):
     space = {"train.lr": [1e-7, 0.01, 0.02]}
     tune = {"pruner": "median", "folds": 3, "trials": 12, "space": space, "sampler": "random"}
@@ -267,6 +274,7 @@ def test_all_folds_of_a_pruned_trial_end(tmp_path):
         assert max(event["at_s"] for event in others) <= max(moments)
 
 
+@pytest.mark.slow
 def test_the_wilcoxon_pruner_compares_folds(tmp_path):
     space = {"train.lr": [1e-7, 0.01, 0.02]}
     tune = {"pruner": "wilcoxon", "folds": 4, "trials": 6, "space": space, "sampler": "grid"}

@@ -21,10 +21,11 @@ from slipstream.search.sharing import StudyMembership
 from slipstream.search.storage import SharedJournalStorage
 from slipstream.search.study import open_study
 from slipstream.search.trials import OptunaSearch
+from tests.conftest import slow
 from tests.tuning.searches import make_config
 
 
-@pytest.fixture(params=["database", "journal"], autouse=True)
+@pytest.fixture(params=[slow("database"), "journal"], autouse=True)
 def storage(request, tmp_path, monkeypatch):
     """The same for every storage."""
     url = database.make_run_database_url(tmp_path)

@@ -71,6 +71,7 @@ def test_a_study_of_cma_es_runs_no_code_that_somebody_put_into_it(tmp_path):
     assert not made.exists()
 
 
+@pytest.mark.slow
 def test_cma_es_keeps_no_state_but_its_trials_and_finds_the_bowls_bottom():
     study = cmaes_study(cmaes_sampler(), 90)
     trials = study.get_trials()

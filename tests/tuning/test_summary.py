@@ -40,6 +40,7 @@ def list_outputs(study):
     return out.getvalue(), page
 
 
+@pytest.mark.slow
 def test_a_default_that_never_reaches_a_finite_loss_is_a_finding(tmp_path):
     tune = {"space": {"train.lr": [0.01, 0.02]}, "trials": 2, "sampler": "grid"}
     tune |= {"retrain": 1, "retrain_seeds": 2}
@@ -116,6 +117,7 @@ def test_seeds_without_a_finite_loss_are_reported(tmp_path, default, tried, verd
     assert again.summary["findings"] == summary["findings"]
 
 
+@pytest.mark.slow
 def test_fewer_seeds_are_compared_where_two_are_left(tmp_path):
     study, _ = run_search(search_fragile(tmp_path, default=1, tried=0, seeds=3))
     found = study.summary["comparison"]

@@ -18,7 +18,7 @@ import uvicorn
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.app.app import create_app
-from slipstream.app.jobs import Supervisor
+from slipstream.app.jobs import DeviceLock, JobStore, find_default_device
 from slipstream.app.security import Access, Security
 from slipstream.app.workspace import Workspace
 from slipstream.base.web_server import bind
@@ -79,7 +79,15 @@ class Site:
         )
 
 
-def start_site(folder: Path, **options: Any) -> tuple[Site, Any]:
+def start_site(folder: Path, *, starts_workers: bool = False, **options: Any) -> tuple[Site, Any]:
+    """Start a server; return it with a function that stops it.
+
+    Unless it starts workers, jobs stay in the queue, as where another worker waits for the device.
+    """
+    root = JobStore(folder.resolve()).root
+    devices = () if starts_workers else {"cpu", find_default_device()}
+    locks = [DeviceLock(root, device, "wait") for device in devices]
+    assert all(lock.acquire() for lock in locks)
     workspace = Workspace(folder.resolve(), warm=False, **options)
     bound = bind("127.0.0.1", 0)
     port = bound.getsockname()[1]
@@ -100,6 +108,8 @@ def start_site(folder: Path, **options: Any) -> tuple[Site, Any]:
         server.should_exit = True
         thread.join()
         bound.close()
+        for lock in locks:
+            lock.release()
 
     return Site(workspace, app, port), stop
 
@@ -132,9 +142,3 @@ def write_run(out: Path, name: str, *, finished: bool = True, test: float = 1.0)
         runs.write_metrics(run, result | summary)
         (folder / "report.html").write_text("<p>report</p>", encoding="utf-8")
     return folder
-
-
-@pytest.fixture
-def no_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Jobs stay in the queue: what is started is tested with real workers elsewhere."""
-    monkeypatch.setattr(Supervisor, "start_workers", lambda _: None)

@@ -16,8 +16,6 @@ from slipstream.config.prepare import STEPS
 from tests.webapp.conftest import Site, start_site
 from tests.webapp.searches import write_search
 
-pytestmark = pytest.mark.usefixtures("no_workers")
-
 TABLE = "time,x\n" + "".join(f"{row},{row % 7}\n" for row in range(200))
 OUTSIDE = (
     "../out/x.csv",
@@ -45,10 +43,11 @@ STEP_TEXTS = {"every", "limit", "columns", "column", "into", "name", "value", "h
 STEP_TEXTS |= {"time", "time_format", "id", "prefix", "period", "delay", "high", "low", "unit"}
 
 
-@pytest.fixture
-def confined(tmp_path):
+@pytest.fixture(scope="module")
+def confined(tmp_path_factory):
     """A site in `in`, beside `out` with a table to which links lead."""
-    inside, outside = tmp_path / "in", tmp_path / "out"
+    folder = tmp_path_factory.mktemp("confined")
+    inside, outside = folder / "in", folder / "out"
     for folder in (inside, outside, inside / "own", inside / "deep"):
         folder.mkdir()
     (outside / "x.csv").write_text(TABLE)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from slipstream.runs.lock import hold_lock
 from tests.webapp.conftest import write_run
-
-pytestmark = pytest.mark.usefixtures("no_workers")
 
 
 def test_runs_are_removed_with_their_files(site):

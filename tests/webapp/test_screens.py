@@ -14,8 +14,6 @@ from slipstream.app.workspace import Workspace
 from slipstream.config import Config
 from tests.webapp.conftest import start_site, write_run
 
-pytestmark = pytest.mark.usefixtures("no_workers")
-
 ODD = ["<script>alert(1)</script>", '"onload="x', "a\nb", "ü &amp; ' `", "x" * 200]
 
 
@@ -272,6 +270,7 @@ def test_a_finished_run_is_trained_longer(site):
     assert site.workspace.store.read(job).command[-2:] == ("--set", "train.epochs=9")
 
 
+@pytest.mark.slow
 def test_a_file_is_inspected_in_a_process_of_its_own(site):
     rows = "".join(f"2020-01-01 {hour:02d}:00,{hour},{hour * 2}\n" for hour in range(24))
     (site.workspace.folder / "a.csv").write_text("time,x,y\n" + rows)

@@ -25,8 +25,6 @@ from tests.webapp.searches import (
     write_search,
 )
 
-pytestmark = pytest.mark.usefixtures("no_workers")
-
 ODD = ["<script>alert(1)</script>", '"onload="x', "a\nb", "ü &amp; ' `", "x" * 200]
 FORM = {"data.path": "simulated:cell", "data.targets": '["soc_percent"]'}
 
@@ -401,6 +399,7 @@ def test_a_search_has_its_page_before_its_first_event(site):
     assert site.get("/api/trials/job-1").json["total"] == 4
 
 
+@pytest.mark.slow
 def test_a_search_is_read_while_it_is_written(site):
     folder = write_search(site.workspace.folder)
     ended = threading.Event()

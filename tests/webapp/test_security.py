@@ -10,9 +10,8 @@ import pytest
 
 from slipstream.app import security
 from slipstream.app.security import Access
+from tests.conftest import slow
 from tests.webapp.conftest import TOKEN, Site
-
-pytestmark = pytest.mark.usefixtures("no_workers")
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -36,7 +35,7 @@ def test_no_route_answers_without_a_token(site):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "localhost:80", "", None]
+    "host", ["evil.example", *map(slow, ("127.0.0.1", "127.0.0.1:1", "localhost:80", "")), None]
 )
 def test_no_route_answers_under_another_host_or_port(site, host):
     for method, path in list_requests(site):
@@ -45,7 +44,11 @@ def test_no_route_answers_under_another_host_or_port(site, host):
 
 
 @pytest.mark.parametrize(
-    "origin", ["http://evil.example", "http://127.0.0.1:1", "https://127.0.0.1:{port}", "null", ""]
+    "origin",
+    [
+        "http://evil.example",
+        *map(slow, ("http://127.0.0.1:1", "https://127.0.0.1:{port}", "null", "")),
+    ],
 )
 def test_no_route_answers_a_page_of_another_origin(site, origin):
     for method, path in list_requests(site):
@@ -53,6 +56,7 @@ def test_no_route_answers_a_page_of_another_origin(site, origin):
         assert status == 403, (method, path)
 
 
+@pytest.mark.slow
 def test_no_route_answers_what_another_site_embeds(site):
     for method, path in list_requests(site):
         for where in ("cross-site", "same-site"):

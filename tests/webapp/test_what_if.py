@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -17,7 +18,7 @@ import pytest
 from slipstream import config as configs
 from slipstream.app.jobs import JobStore
 from slipstream.app.screens import what_if
-from tests.webapp.conftest import Site, write_run
+from tests.webapp.conftest import Site, start_site, write_run
 
 SMALL = {"data.stride": "40", "model.hidden": "8", "data.context": "20", "train.epochs": "1"}
 
@@ -57,40 +58,41 @@ def run_job(site: Site, job: str) -> None:
 
 
 @pytest.fixture
-def still(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A server that starts no workers by itself."""
-    monkeypatch.setattr(site.workspace.supervisor, "start_workers", lambda: None)
-    return site
+def working(tmp_path: Path) -> Iterator[Site]:
+    """A server that starts workers for its jobs."""
+    site, stop = start_site(tmp_path, starts_workers=True)
+    yield site
+    stop()
 
 
-def test_the_same_settings_have_the_same_history(still):
-    first, other = open_demo(still), open_demo(still, **{"model.hidden": "9"})
-    assert first == open_demo(still) != other
-    base = tomllib.loads((still.workspace.folder / "what-if" / first / "base.toml").read_text())
+def test_the_same_settings_have_the_same_history(site):
+    first, other = open_demo(site), open_demo(site, **{"model.hidden": "9"})
+    assert first == open_demo(site) != other
+    base = tomllib.loads((site.workspace.folder / "what-if" / first / "base.toml").read_text())
     assert base["model"]["hidden"] == 8
-    page = still.get("/what-if")
+    page = site.get("/what-if")
     assert first in page.text
     assert other in page.text
 
 
-def test_a_base_comes_from_a_run_a_config_or_the_demo(still):
-    folder = still.workspace.folder
+def test_a_base_comes_from_a_run_a_config_or_the_demo(site):
+    folder = site.workspace.folder
     (folder / "a.csv").write_text("x,y\n1,2\n")
     (folder / "a.toml").write_text('name = "a"\n[data]\npath = "a.csv"\ntargets = ["y"]\n')
     run = write_run(folder, "one")
     text = (run / "config.toml").read_text().replace('"a.csv"', f'"{folder}/a.csv"')
     (run / "config.toml").write_text(text)
     for start in ("demo", "file:a.toml", "run:one"):
-        answer = still.post("/api/what-if", {"start": start})
+        answer = site.post("/api/what-if", {"start": start})
         assert answer.status == 200, answer.text
-        values = read_page(still, answer.json["session"])
+        values = read_page(site, answer.json["session"])
         assert values["base"]["train.epochs"] == what_if.FEW_EPOCHS
     for start in ("", "run:none", "file:../x.toml", "preset:1-lstm"):
-        assert still.post("/api/what-if", {"start": start}).status in (400, 404)
+        assert site.post("/api/what-if", {"start": start}).status in (400, 404)
 
 
-def test_sliders_hold_the_base_and_contexts_fit_the_patch(still):
-    values = read_page(still, open_demo(still, **{"train.lr": "0.0042", "model.patch": "5"}))
+def test_sliders_hold_the_base_and_contexts_fit_the_patch(site):
+    values = read_page(site, open_demo(site, **{"train.lr": "0.0042", "model.patch": "5"}))
     stops = {one["setting"]: one["stops"] for one in values["sliders"]}
     assert 0.0042 in stops["train.lr"]
     assert all(one % 5 == 0 for one in stops["data.context"])
@@ -98,9 +100,9 @@ def test_sliders_hold_the_base_and_contexts_fit_the_patch(still):
     assert all(list(one) == sorted(one) for one in stops.values())
 
 
-def test_widths_for_each_layer_have_no_slider(still):
-    session = open_demo(still, **{"model.hidden": "[8, 4]", "model.layers": ""})
-    names = [one["setting"] for one in read_page(still, session)["sliders"]]
+def test_widths_for_each_layer_have_no_slider(site):
+    session = open_demo(site, **{"model.hidden": "[8, 4]", "model.layers": ""})
+    names = [one["setting"] for one in read_page(site, session)["sliders"]]
     assert "model.hidden" not in names
     assert "train.lr" in names
 
@@ -116,87 +118,87 @@ def test_widths_for_each_layer_have_no_slider(still):
         ({"train__epochs": None}, "train.epochs"),
     ],
 )
-def test_values_that_cannot_be_tried_are_refused(still, changes, message):
-    session = open_demo(still)
-    answer = try_values(still, session, **changes)
+def test_values_that_cannot_be_tried_are_refused(site, changes, message):
+    session = open_demo(site)
+    answer = try_values(site, session, **changes)
     assert answer["status"] == 400
     assert message in answer["error"]
-    assert not still.workspace.store.list_queue("cpu")
+    assert not site.workspace.store.list_queue("cpu")
 
 
-def test_the_next_try_takes_the_place_of_the_last(still):
-    session = open_demo(still)
-    jobs = [try_values(still, session, model__hidden=width)["job"] for width in (4, 12)]
-    store = still.workspace.store
+def test_the_next_try_takes_the_place_of_the_last(site):
+    session = open_demo(site)
+    jobs = [try_values(site, session, model__hidden=width)["job"] for width in (4, 12)]
+    store = site.workspace.store
     assert [store.read(job).state for job in jobs] == ["cancelled", "queued"]
-    current = still.get(f"/api/what-if/{session}").json["current"]
+    current = site.get(f"/api/what-if/{session}").json["current"]
     assert (current["id"], current["values"]["model.hidden"]) == (jobs[1], 12)
-    other = open_demo(still, **{"model.hidden": "9"})
-    try_values(still, other)
+    other = open_demo(site, **{"model.hidden": "9"})
+    try_values(site, other)
     assert store.read(jobs[1]).state == "queued"  # of another history
-    assert still.post(f"/api/what-if/{session}/stop", {}).status == 200
+    assert site.post(f"/api/what-if/{session}/stop", {}).status == 200
     assert store.read(jobs[1]).state == "cancelled"
 
 
-def test_what_is_left_of_a_stopped_try_is_removed_and_nothing_else(still):
-    session = open_demo(still)
-    job = try_values(still, session)["job"]
-    place = still.workspace.folder / "what-if" / session
+def test_what_is_left_of_a_stopped_try_is_removed_and_nothing_else(site):
+    session = open_demo(site)
+    job = try_values(site, session)["job"]
+    place = site.workspace.folder / "what-if" / session
     stopped, foreign = (write_run(place, name, finished=False) for name in ("a", "b"))
-    store = still.workspace.store
+    store = site.workspace.store
     store.take_next("cpu")
-    store.record_run(job, str(stopped.relative_to(still.workspace.folder)))
+    store.record_run(job, str(stopped.relative_to(site.workspace.folder)))
     store.record_end(job, 143)
-    what_if.remove_stopped(still.workspace, session)
+    what_if.remove_stopped(site.workspace, session)
     assert not stopped.exists()
     assert foreign.exists()
 
 
 @pytest.mark.parametrize("name", ["..", "nothing", ".hidden", "%2e%2e%2fx", "<script>", "x" * 5000])
-def test_no_other_folder_is_a_session(still, name):
-    open_demo(still)
+def test_no_other_folder_is_a_session(site, name):
+    open_demo(site)
     for method, path in (("GET", ""), ("POST", "/stop"), ("POST", "/try"), ("POST", "/config")):
         body = None if method == "GET" else b'{"values": {}}'
-        answer = still.send(
+        answer = site.send(
             method,
             f"/api/what-if/{quote(name, safe='%')}{path}",
             body,
             content_type="application/json",
         )
         assert answer.status == 404, answer.text
-    assert still.get(f"/what-if?session={quote(name)}").status == 404
+    assert site.get(f"/what-if?session={quote(name)}").status == 404
 
 
-def test_text_from_a_base_is_escaped(still):
+def test_text_from_a_base_is_escaped(site):
     name = "<script>alert(1)</script>\n" + "x" * 10_000
-    path = still.workspace.folder / "what-if" / "odd"
+    path = site.workspace.folder / "what-if" / "odd"
     path.mkdir(parents=True)
     data = json.dumps({"path": "simulated:cell", "targets": [name]})[1:-1]
     pairs = ", ".join(re.sub(r'^"(\w+)": ', r"\1 = ", one) for one in data.split(", ", 1))
     (path / "base.toml").write_text(f"data = {{ {pairs} }}\n")
-    page = still.get("/what-if?session=odd")
+    page = site.get("/what-if?session=odd")
     assert page.status == 200
     assert "<script>alert" not in page.text
 
 
 @pytest.mark.slow
-def test_a_try_is_a_run_whose_command_gives_the_same_figures(still):
-    session = open_demo(still)
-    answer = try_values(still, session, model__hidden=12, train__lr=0.01)
-    run_job(still, answer["job"])
-    other = try_values(still, session, model__dropout=0.4)
-    run_job(still, other["job"])
-    history = still.get(f"/api/what-if/{session}").json["tries"]
+def test_a_try_is_a_run_whose_command_gives_the_same_figures(working):
+    session = open_demo(working)
+    answer = try_values(working, session, model__hidden=12, train__lr=0.01)
+    run_job(working, answer["job"])
+    other = try_values(working, session, model__dropout=0.4)
+    run_job(working, other["job"])
+    history = working.get(f"/api/what-if/{session}").json["tries"]
     assert [one["values"]["model.hidden"] for one in history] == [12, 8]
     assert sum(bool(one.get("is_best")) for one in history) == 1
     best = min(history, key=lambda one: one["val"])
     assert best["is_best"]
     assert best["baseline_error"] > 0
     # the same settings again are not trained again
-    again = try_values(still, session, model__hidden=12, train__lr=0.01)
+    again = try_values(working, session, model__hidden=12, train__lr=0.01)
     assert again["run"] == history[0]["run"]
     # the command that is shown, in the folder of the app
-    folder = still.workspace.folder
+    folder = working.workspace.folder
     command = shlex.split(history[0]["command"])[1:]
     command[command.index("--out") + 1] = "alone"
     run = [sys.executable, "-m", "slipstream", *command, "--json"]
@@ -208,7 +210,7 @@ def test_a_try_is_a_run_whose_command_gives_the_same_figures(still):
     tried = json.loads((folder / history[0]["run"] / "metrics.json").read_text())
     assert tried["metrics"] == alone["metrics"]
     # a run of its own, without the limits of a try
-    start = still.post(f"/api/what-if/{session}/config", {"values": history[0]["values"]}).json
+    start = working.post(f"/api/what-if/{session}/config", {"values": history[0]["values"]}).json
     config = configs.load(folder / start["start"].removeprefix("file:"))
     assert (config.model.hidden, config.train.lr, config.train.minutes) == (12, 0.01, None)
-    assert still.get(f"/new?start={quote(start['start'])}").status == 200
+    assert working.get(f"/new?start={quote(start['start'])}").status == 200

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+import torch
 
 from slipstream.base import machine
 from slipstream.base.errors import UserError
@@ -11,8 +14,8 @@ from tests.conftest import small_config
 
 
 def test_each_worker_is_shown_its_own_gpu(monkeypatch):
-    monkeypatch.setattr(machine, "choose_device", lambda _: resources.torch.device("cuda"))
-    monkeypatch.setattr(resources.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     config = small_config(engine={"device": "cuda", "threads": "auto"})
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert resources.count_workers("auto", config) == 2
@@ -25,11 +28,12 @@ def test_each_worker_is_shown_its_own_gpu(monkeypatch):
 
 
 def test_workers_on_a_cpu_divide_its_cores(monkeypatch):
-    monkeypatch.setattr(machine, "count_available_cores", lambda: 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    cores = machine.count_available_cores()  # fewer where a container has a quota
     config = small_config(engine={"device": "cpu", "threads": "auto"})
     assert resources.count_workers("auto", config) == 1
     assert resources.assign_gpus(config, 2) == [{}, {}]
-    assert resources.split_cores(config, 3).engine.threads == 2
+    assert resources.split_cores(config, 3).engine.threads == max(cores // 3, 1)
     assert resources.split_cores(config, 20).engine.threads == 1
 
 

@@ -14,6 +14,7 @@ def damage(count, seed):
     assert ended.returncode == 0, f"{ended.returncode}: {ended.stdout}\n{ended.stderr}"
 
 
+@pytest.mark.slow
 def test_damaged_files_are_read_or_refused():
     damage(40, 0)
 

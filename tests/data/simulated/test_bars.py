@@ -15,6 +15,7 @@ def table():
     return bars.simulate()
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_data_set(table):
     again = bars.simulate()
     assert table.equals(again)

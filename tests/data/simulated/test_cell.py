@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from slipstream.data.simulated import cell
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_data_set():
     first, second = cell.simulate(3), cell.simulate(3)
     assert first.equals(second)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream import runs
-from slipstream.engine import loop, single
+from slipstream.engine import loop
 from slipstream.engine.batches import (
     DeviceSource,
     EpochSampler,
@@ -17,8 +17,9 @@ from slipstream.engine.batches import (
     shuffle_starts,
 )
 from slipstream.engine.planning import make_plan
-from tests.conftest import KINDS, small_config, small_dataset, waves
+from tests.conftest import KINDS, mostly_slow, slow, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
+from tests.limits import FaultyDevice, run_out_of_memory
 
 
 def test_every_window_comes_once_an_epoch_in_an_order_fixed_by_seed_and_epoch():
@@ -81,7 +82,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, slow(2)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_loader_gives_the_batches_of_the_device_to_the_bit(shape, workers):
     table = waves().to_pydict() | {"k": [0.5] * 400}
@@ -100,7 +101,7 @@ def test_the_loader_gives_the_batches_of_the_device_to_the_bit(shape, workers):
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "lstm", "mlp"))
 def test_smaller_passes_give_the_same_steps(kind):
     config = small_config(model={"kind": kind, "dropout": 0.0}, train={"batch": 31})
     dataset = small_dataset(config)
@@ -138,27 +139,26 @@ def test_a_home_closes_as_often_as_it_is_asked_to():
 
 
 @pytest.mark.parametrize("home", ["device", "loader"])
-def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, monkeypatch, home):
+def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, home):
     """The failed job is closed before the next is set up, and once more where that fails."""
     config = small_config(tmp_path, engine={"home": home, "workers": 0})
     dataset = small_dataset(config)
     chosen = make_plan(config, data_bytes=0)
-    set_up = single.build_step
-
-    def failing(task, plan, **given):
-        if "like" in given:
-            raise RuntimeError("the card fell off the bus")
-        return set_up(task, plan, **given)
-
-    monkeypatch.setattr(single, "build_step", failing)
     task = make_task(config, dataset, chosen, runs.create_run("t", out=str(tmp_path)))
 
+    failures = []
+
     def full(*_):
-        raise torch.OutOfMemoryError("CUDA out of memory.")
+        failures.append(run_out_of_memory())
+        raise failures[-1]
+
+    def fall_off(*_):
+        return RuntimeError("the card fell off the bus") if failures else None
 
     task.model.register_forward_pre_hook(full)
-    with pytest.raises(RuntimeError, match="fell off the bus"):
+    with FaultyDevice(fall_off), pytest.raises(RuntimeError, match="fell off the bus"):
         loop.fit_task(task, chosen)
+    assert len(failures) == 1
 
 
 def test_a_closed_loader_has_no_workers_although_somebody_holds_its_iterator():

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -59,6 +59,7 @@ def test_every_row_is_read_once_an_epoch_and_weighs_the_same_within_its_step(
     assert grid.num_streams <= len(lengths)
 
 
+@settings(max_examples=25)
 @given(lengths, st.integers(1, 9), st.integers(1, 5), st.booleans())
 def test_a_state_goes_on_from_row_to_row_and_is_zero_where_a_piece_begins(
     lengths, rows, num_streams, whole

@@ -9,7 +9,7 @@ from slipstream.data.scaler import scale_limits
 from slipstream.engine.planning import make_plan
 from slipstream.models.forecaster import build
 from slipstream.scoring import predict as score
-from tests.conftest import close, small_config, small_dataset, waves
+from tests.conftest import close, slow, small_config, small_dataset, waves
 
 SHAPES = {
     "lstm": {"model": {"layers": 2}},
@@ -46,7 +46,7 @@ def predict_naively(model, dataset, start):
     return model.decode_rows(features.flatten(0, 1), batch.static)
 
 
-@pytest.mark.parametrize("channels", ["together", "independent"])
+@pytest.mark.parametrize("channels", ["together", slow("independent")])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_windows_are_predicted_from_all_rows_since_the_last_gap(shape, channels):
     data = {"id": "name", "ignore": ["kind"], "channels": channels}

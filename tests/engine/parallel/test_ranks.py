@@ -94,6 +94,7 @@ def flatten(weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([weights[key].flatten() for key in sorted(weights)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases.CASES)
 def test_two_processes_train_what_one_trains(together, tmp_path, name):
     if name == "own kernels" and find_compiler() is None:

@@ -128,7 +128,7 @@ def push(library: CLibrary, inputs: list[Any], *, reset: bool = False) -> Any:
 
 
 @pytest.mark.parametrize("int8", [False, slow(True)])
-@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("state", [True, slow(False)])
 @pytest.mark.parametrize("name", MORE)
 def test_no_prediction_is_infinite_or_nan(name, state, int8):
     model, fields = MORE[name]
@@ -140,7 +140,7 @@ def test_no_prediction_is_infinite_or_nan(name, state, int8):
 
 @pytest.mark.parametrize("offset", [3.0, 1e7])
 @pytest.mark.parametrize("how", FILTERS, ids=lambda how: how["kind"])
-@pytest.mark.parametrize("name", ["lstm", "tcn", "linear", "both directions"])
+@pytest.mark.parametrize("name", ["lstm", slow("tcn"), slow("linear"), slow("both directions")])
 def test_filters_recover(name, how, offset):
     model, fields = MORE[name]
     sections = {"predict": {"filter": how}, "data": {"missing": "forward"}}

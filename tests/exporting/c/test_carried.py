@@ -11,7 +11,7 @@ import pytest
 import slipstream
 from slipstream.base.errors import UserError
 from slipstream.exporting.c.files import build_program
-from tests.conftest import merged
+from tests.conftest import merged, mostly_slow
 from tests.exporting.c.programs import needs_compiler
 from tests.exporting.carried_runs import ESTIMATE, train_carried
 
@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_carried(tmp_path_factory.mktemp("carried"), **CASES["lstm"])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", mostly_slow(CASES, "lstm"))
 def test_every_window_is_compared_after_all_rows_before_it(name, tmp_path):
     run = train_carried(tmp_path, **CASES[name])
     result = slipstream.export(run, to="c", out=tmp_path / "out")

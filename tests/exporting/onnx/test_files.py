@@ -79,7 +79,7 @@ def ensemble(folder: Path) -> Path:
     return slipstream.ensemble(members, out=folder / "runs", quiet=True).run
 
 
-@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("mean", [True, slow(False)])
 def test_an_ensemble_of_runs_is_one_graph_with_its_intervals(ensemble, mean, tmp_path):
     result = slipstream.export(ensemble, out=tmp_path / "out", ensemble=mean)
     assert result["interface"]["inputs"]["rows"]["shape"] == ["batch", 20, 3]

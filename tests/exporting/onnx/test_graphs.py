@@ -20,7 +20,7 @@ from slipstream.exporting.onnx.graph import (
     explain_no_step_graph,
 )
 from slipstream.exporting.verification import Differences
-from tests.conftest import KINDS
+from tests.conftest import KINDS, mostly_slow
 from tests.exporting.random_models import RandomRun, make_nearly_constant, make_signature
 
 LIMIT = 1e-5
@@ -104,7 +104,7 @@ def check_windows(run: RandomRun) -> None:
             assert compare(run, outputs, run.predict(windows)) <= LIMIT
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "lstm", "mlp"))
 @settings(max_examples=25)
 @given(data=st.data())
 def test_windows_give_what_the_model_predicts(kind, data):

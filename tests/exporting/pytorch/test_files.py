@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-FAST = ("lstm", "tcn", "own class")
+FAST = ("lstm", "own class")
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,7 @@ def test_every_kind_of_run_is_exported_and_verified(name, folder, tmp_path):
     assert not any("slipstream" in name for name in operations)
 
 
+@pytest.mark.slow
 def test_the_program_takes_its_inputs_and_returns_its_outputs_by_name(folder, tmp_path):
     run = train_run(folder, "repeats")
     slipstream.export(run, to="torch", out=tmp_path / "out")

@@ -65,6 +65,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_the_export_is_served_with_the_pinned_packages_alone(exported, folder):
     lines = (exported / "requirements.txt").read_text().splitlines()
     allowed = {"slipstream", *(line.partition("==")[0] for line in lines)}

@@ -10,7 +10,7 @@ from torch.func import vmap
 from slipstream.kernels import rnn_layer
 from slipstream.kernels.rnn import stepwise
 from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
-from tests.conftest import close
+from tests.conftest import close, slow
 from tests.kernels.layers import Shape, apart, defined, drawn
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -63,7 +63,7 @@ def test_under_vmap_every_lane_is_its_own(kind, shared):
     [
         Shape("lstm", K=3, T=9, B=4, D=5, H=7),
         Shape("gru", K=2, T=1, B=1, D=3, H=20, W=2),
-        Shape("lstm", K=1, T=30, B=8, D=2, H=140, W=2),
+        slow(Shape("lstm", K=1, T=30, B=8, D=2, H=140, W=2)),
         Shape("gru", K=2, T=12, B=5, D=4, H=6),
         Shape("lstm", K=2, T=8, B=3, D=4, H=6, W=2, last=True),
         Shape("gru", K=5, T=7, B=1, D=2, H=9, last=True),

@@ -58,6 +58,7 @@ def correlation(one, other):
     return abs(float(torch.corrcoef(torch.stack([one.flatten(), other.flatten()]).double())[0, 1]))
 
 
+@pytest.mark.slow
 def test_keys_steps_passes_sites_times_windows_and_units_are_independent():
     shape = (32, 64, 48)
     masks = [
@@ -155,6 +156,7 @@ compare(x, lambda how: torch.func.vmap(lambda x, *n: how(x, d.Noise(*n), 1, 2))(
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernel_is_the_definition_to_the_bit():
     """By Triton's interpreter, so that it shows without a GPU too."""

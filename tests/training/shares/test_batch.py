@@ -29,6 +29,7 @@ def stop_at_epoch(event):
         signal.raise_signal(signal.SIGUSR1)
 
 
+@pytest.mark.slow
 def test_shares_of_an_array_are_joined_by_the_last_command(tmp_path):
     config = configured(tmp_path, **merged({"train": {"repeats": 2}}, FOLDS))
     one, folder = training.train(config), tmp_path / "job"
@@ -105,6 +106,7 @@ def test_a_share_shows_its_models_by_their_seeds(tmp_path, capsys):
     assert "lane 2 of 2 done: seed 2: all epochs done" in shown
 
 
+@pytest.mark.slow
 def test_a_share_that_cannot_save_says_to_start_it_again(tmp_path):
     config, folder = configured(tmp_path, **REPEATED), tmp_path / "job"
     train_share_of(config, folder, ShareNumber(1, 2))
@@ -126,6 +128,7 @@ def test_a_share_of_a_finished_run_with_other_settings_is_refused(tmp_path):
         train_share_of(other, folder, ShareNumber(1, 2))
 
 
+@pytest.mark.slow
 def test_shares_from_python_are_joined_by_train(tmp_path):
     config, folder = configured(tmp_path, **REPEATED), tmp_path / "job"
     told: list[slipstream.events.Event] = []

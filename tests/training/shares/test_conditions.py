@@ -10,18 +10,20 @@ from dataclasses import replace
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-import torch
 
 from slipstream import Interrupted, UserError, runs, training
 from slipstream import config as configs
 from slipstream.base.errors import ResumableError
-from slipstream.engine import loop, pack
+from slipstream.engine import loop
 from slipstream.engine.lanes import OUT_OF_TIME
 from slipstream.runs import Run
-from slipstream.training import fitting, shares
+from slipstream.training.request import TrainRequest
+from slipstream.training.resuming import load_resumed
+from slipstream.training.run import train_run
 from slipstream.training.shares import train_share
 from tests.conftest import merged, slow, waves
 from tests.labelled import CLASSIFY, states
+from tests.limits import CrowdedDevice, allocate_lanes
 from tests.training.shares.test_launcher import (
     FOLDS,
     check_same,
@@ -33,10 +35,12 @@ from tests.training.shares.test_launcher import (
 WALK = merged({"train": {"repeats": 2}}, FOLDS)
 
 
-@pytest.fixture
-def without_processes(monkeypatch):
-    """Train shares here, also those of runs that are resumed."""
-    monkeypatch.setattr(shares, "train_in_processes", in_this_process)
+def resume_here(folder, *, overrides=(), workers=None):
+    """Resume a run, its shares without processes."""
+    request = TrainRequest(None, None, overrides=overrides, resume=folder, workers=workers)
+    run = request.open_run()
+    with runs.lock_run(run):
+        return train_run(load_resumed(run, request), train_tasks=in_this_process)
 
 
 def list_events(folder, kind):
@@ -54,17 +58,18 @@ def block_checkpoints(share):
     return train_tasks
 
 
-@pytest.mark.usefixtures("without_processes")
+@pytest.mark.slow
 def test_a_share_that_cannot_save_ends_resumable(tmp_path):
     config = configured(tmp_path, **WALK)
     with pytest.raises(ResumableError, match=r"the run had to stop: .*File exists: .*checkpoints"):
         train_here(config, train_tasks=block_checkpoints(1))
     folder = runs.find_last(config.out)
     (folder / "workers" / "1" / "checkpoints").unlink()
-    finished = training.train(resume=folder, workers=2)
+    finished = resume_here(folder, workers=2)
     check_same(finished.run, training.train(config).run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [4, slow(2)])
 def test_uneven_shares_of_folds_and_repeats(tmp_path, num_workers):
     config = configured(tmp_path, **merged(WALK, {"train": {"repeats": 3}}))
@@ -75,6 +80,7 @@ def test_uneven_shares_of_folds_and_repeats(tmp_path, num_workers):
     check_same(spread.run, training.train(config).run, kinds=("epoch", "lane"))
 
 
+@pytest.mark.slow
 def test_classes(tmp_path):
     path = tmp_path / "states.csv"
     pyarrow.csv.write_csv(states(900), path)
@@ -83,6 +89,7 @@ def test_classes(tmp_path):
     check_same(train_here(config).run, training.train(config).run)
 
 
+@pytest.mark.slow
 def test_a_streamed_series(tmp_path):
     path = tmp_path / "waves.parquet"
     pyarrow.parquet.write_table(waves(900), path, row_group_size=100)
@@ -92,29 +99,15 @@ def test_a_streamed_series(tmp_path):
     check_same(train_here(config).run, training.train(config).run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails_at", ["set-up", "step"])
-def test_memory_that_runs_out_in_one_share(tmp_path, monkeypatch, fails_at):
+def test_memory_that_runs_out_in_one_share(tmp_path, fails_at):
     config = configured(tmp_path, **merged(WALK, {"train": {"repeats": 3}}))
     one = training.train(config)
-    if fails_at == "set-up":
-        build_pack = pack.Pack
-
-        def tight(places, *given):
-            if places == 5:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return build_pack(places, *given)
-
-        monkeypatch.setattr(fitting, "Pack", tight)
-    else:
-        advance = pack.Pack._advance
-
-        def crowded(made):
-            if len(made.lanes) == 5:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            advance(made)
-
-        monkeypatch.setattr(pack.Pack, "_advance", crowded)
-    spread = train_here(config)
+    # one share has four lanes, the other five
+    device = allocate_lanes(holds=4) if fails_at == "set-up" else CrowdedDevice(holds=4)
+    with device:
+        spread = train_here(config)
     check_same(spread.run, one.run, kinds=("epoch", "lane"))
     (recovery,) = list_events(spread.run, "recovery")
     assert "3 lanes at a time" in recovery["remedy"]
@@ -141,7 +134,7 @@ class Clock:
             train_share(task, add)
 
 
-@pytest.mark.usefixtures("without_processes")
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [3, slow(1), slow(2)])
 def test_out_of_time_goes_on_with_any_number_of_workers(tmp_path, monkeypatch, workers):
     sections = merged(WALK, {"train": {"schedule": "step"}})
@@ -152,7 +145,7 @@ def test_out_of_time_goes_on_with_any_number_of_workers(tmp_path, monkeypatch, w
     lanes = cut.summary["lanes"]
     assert [lane["stopped"] for lane in lanes] == [OUT_OF_TIME] * 6
     assert cut.summary["stopped"] == OUT_OF_TIME
-    again = training.train(resume=cut.run, overrides=("train.minutes=60",), workers=workers)
+    again = resume_here(cut.run, overrides=("train.minutes=60",), workers=workers)
     check_same(again.run, one.run, kinds=())
 
 
@@ -162,7 +155,7 @@ ONE_BY_ONE = {
 }
 
 
-@pytest.mark.usefixtures("without_processes")
+@pytest.mark.slow
 @pytest.mark.parametrize("folds", [False, slow(True)])
 def test_models_that_never_began_for_want_of_time_begin_later(tmp_path, monkeypatch, folds):
     """With folds, the run ends without a result: a fold has no model."""
@@ -174,13 +167,13 @@ def test_models_that_never_began_for_want_of_time_begin_later(tmp_path, monkeypa
     with monkeypatch.context() as patch, expected or nullcontext():
         train_here(limited, train_tasks=Clock(patch).train)
     folder = runs.find_last(limited.out)
-    again = training.train(resume=folder, overrides=("train.minutes=60",), workers=3)
+    again = resume_here(folder, overrides=("train.minutes=60",), workers=3)
     check_same(again.run, training.train(configured(tmp_path, **sections)).run, kinds=())
 
 
-@pytest.mark.usefixtures("without_processes")
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("before", "after"), [(2, 3), (1, 2), slow(2, 2), slow(2, 1), slow(1, 3), slow(3, 2)]
+    ("before", "after"), [slow(2, 3), (1, 2), slow(2, 2), slow(2, 1), slow(1, 3), slow(3, 2)]
 )
 @pytest.mark.parametrize("sections", [WALK, slow(ONE_BY_ONE)], ids=["pack", "one by one"])
 def test_more_epochs_with_another_number_of_workers(tmp_path, sections, before, after):
@@ -188,11 +181,11 @@ def test_more_epochs_with_another_number_of_workers(tmp_path, sections, before, 
     config = configured(tmp_path, **sections)
     longer = configured(tmp_path, **merged(sections, {"train": {"epochs": 4}}))
     first = train_here(config, before) if before > 1 else training.train(config)
-    more = training.train(resume=first.run, overrides=("train.epochs=4",), workers=after)
+    more = resume_here(first.run, overrides=("train.epochs=4",), workers=after)
     check_same(more.run, training.train(longer).run, kinds=("epoch",))
 
 
-@pytest.mark.usefixtures("without_processes")
+@pytest.mark.slow
 def test_shares_of_which_only_some_train_several_models_at_a_time(tmp_path):
     """As where the series fit into the memory of one GPU, but not of another."""
     config = configured(tmp_path, train={"repeats": 4})
@@ -216,20 +209,20 @@ def test_shares_of_which_only_some_train_several_models_at_a_time(tmp_path):
         train_here(config, train_tasks=train_tasks)
     folder = runs.find_last(config.out)
     with pytest.raises(UserError, match="resume with the number of workers that the run began"):
-        training.train(resume=folder, workers=3)
-    finished = training.train(resume=folder)
+        resume_here(folder, workers=3)
+    finished = resume_here(folder)
     check_same(finished.run, training.train(config).run, kinds=("epoch", "lane"))
     (event,) = list_events(folder, "fallback")
     assert event["what"] == "the models cannot be trained further"
     with pytest.raises(UserError, match="checkpoint"):
-        training.train(resume=folder, overrides=("train.epochs=9",))
+        resume_here(folder, overrides=("train.epochs=9",))
 
 
 def list_batches(plan):
     return [item["candidate"] for item in plan["evidence"] if "batch" in item["candidate"]]
 
 
-@pytest.mark.usefixtures("without_processes")
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_measured_batch_is_the_same_for_all_and_is_in_the_plan_once(tmp_path, workers):
     config = configured(tmp_path, train={"repeats": 3, "batch": "auto", "epochs": 1})
@@ -241,7 +234,7 @@ def test_a_measured_batch_is_the_same_for_all_and_is_in_the_plan_once(tmp_path, 
     assert len(set(measured)) == len(measured)
     (start,) = list_events(first.run, "start")
     assert list_batches(start["plan"]) == measured
-    more = training.train(resume=first.run, overrides=("train.epochs=2",), workers=3)
+    more = resume_here(first.run, overrides=("train.epochs=2",), workers=3)
     again = runs.read_json(more.run / "plan.json")
     assert list_batches(again) == measured
     assert all(lane["steps"] == more.summary["steps"] for lane in more.summary["lanes"])

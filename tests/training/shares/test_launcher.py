@@ -107,11 +107,12 @@ def check_same(
 @pytest.mark.parametrize(
     "sections",
     [
-        pytest.param({"train": {"repeats": 5}}, id="repeats"),
+        pytest.param({"train": {"repeats": 5}}, id="repeats", marks=pytest.mark.slow),
         pytest.param({"train": {"repeats": 2}} | FOLDS, id="folds and repeats"),
         pytest.param(
             {"train": {"repeats": 3, "state": "carried", "batch": 3}, "model": {"kind": "lstm"}},
             id="one at a time",
+            marks=pytest.mark.slow,
         ),
     ],
 )

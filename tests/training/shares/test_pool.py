@@ -26,6 +26,7 @@ def list_changes(folder):
     return [(e["worker"], e["what"]) for e in events if e["event"] == "worker"]
 
 
+@pytest.mark.slow
 def test_the_run_can_be_resumed_where_every_worker_dies(tmp_path):
     config = configured(tmp_path, train={"repeats": 2})
     with pytest.raises(ResumableError, match=r"every worker died .*resume with: slipstream train"):

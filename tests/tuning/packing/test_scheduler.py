@@ -11,12 +11,11 @@ import slipstream
 from slipstream import Interrupted, runs
 from slipstream import config as configs
 from slipstream.config import search_space as spaces
-from slipstream.engine import pack
-from slipstream.engine import pack as packs_of_lanes
 from slipstream.search import api
 from slipstream.search.packs import TrialRun
 from slipstream.search.storage import NOTES
-from tests.conftest import close, slow
+from tests.conftest import close
+from tests.limits import CrowdedDevice, FaultyDevice, allocate_lanes
 from tests.tuning.searches import check_same_results, get_trials, make_settings, run_search
 
 
@@ -37,6 +36,7 @@ def test_a_trial_scores_what_it_would_score_alone(tmp_path):
         close(trial.value, min(losses), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_kinds_and_contexts_get_separate_packs(tmp_path):
     space = {"model.kind": ["lstm", "mlp"], "data.context": [8, 12], "train.lr": [0.01, 0.003]}
     study, events = run_search(
@@ -48,19 +48,12 @@ def test_kinds_and_contexts_get_separate_packs(tmp_path):
         assert len({(one["model.kind"], one["data.context"]) for one in chosen}) == 1
 
 
-def test_out_of_memory_halves_the_lanes(tmp_path, monkeypatch):
-    sizes = []
-
-    def short(places, *given):
-        sizes.append(places)
-        if places > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
-        return packs_of_lanes.Pack(places, *given)
-
-    monkeypatch.setattr(pack, "Pack", short)
+@pytest.mark.slow
+def test_out_of_memory_halves_the_lanes(tmp_path):
     space = {"train.lr": {"low": 0.001, "high": 0.01}}
-    study, events = run_search(make_settings(tmp_path, tune={"space": space, "trials": 5}))
-    assert sizes == [5, 3, 2]
+    with allocate_lanes(holds=2) as device:
+        study, events = run_search(make_settings(tmp_path, tune={"space": space, "trials": 5}))
+    assert device.num_failures == 2  # of 5 lanes, then of 3
     assert study.summary["trials"]["finished"] == 5
     assert any(event["event"] == "recovery" for event in events)
 
@@ -76,8 +69,9 @@ def stopping_in_epoch(number):
     return watch
 
 
-@pytest.mark.parametrize("resumed", [slow(False), True], ids=["begun", "resumed"])
-def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
+@pytest.mark.slow
+@pytest.mark.parametrize("resumed", [False, True], ids=["begun", "resumed"])
+def test_out_of_memory_loses_no_step(tmp_path, resumed):
     engine = {"checkpoint_minutes": 1e-9, "async_checkpoints": False, "log_every": 3}
     settings = make_settings(
         tmp_path,
@@ -89,28 +83,18 @@ def test_out_of_memory_loses_no_step(tmp_path, monkeypatch, resumed):
     if resumed:
         with pytest.raises(Interrupted):
             api.tune(settings, watch=stopping_in_epoch(3))
-    advance, calls, lane_steps = packs_of_lanes.Pack._advance, [], []
-
-    def crowded(made):
-        calls.append(len(made.lanes))
-        if len(calls) >= (1 if resumed else 35) and len(made.lanes) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory (planted)")
-        lane_steps.append(int(made.buffers["active"].sum()))
-        advance(made)
-
-    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", crowded)
-    if resumed:
-        (folder,) = (tmp_path / "runs").iterdir()
-        study, events = run_search(None, resume=folder)
-    else:
-        study, events = run_search(settings)
+    with CrowdedDevice(holds=2, since=1 if resumed else 35) as device:
+        if resumed:
+            (folder,) = (tmp_path / "runs").iterdir()
+            study, events = run_search(None, resume=folder)
+        else:
+            study, events = run_search(settings)
     told = [event["remedy"] for event in events if event["event"] == "recovery"]
     assert [remedy.split(",")[0] for remedy in told] == ["3 lanes at a time", "2 lanes at a time"]
     assert len({remedy.split("from")[1] for remedy in told}) == 1
-    if not resumed:
-        assert sum(lane_steps) == sum(
-            trial.user_attrs[NOTES]["steps"] for trial in get_trials(study)
-        )
+    if not resumed:  # 34 steps of five lanes, the rest by two, two and one: none is taken twice
+        (steps,) = {trial.user_attrs[NOTES]["steps"] for trial in get_trials(study)}
+        assert device.num_steps == 34 + 3 * (steps - 34)
     check_same_results(study, whole)
 
 
@@ -136,27 +120,27 @@ def test_memory_does_not_grow_with_trials(tmp_path, trials):
     assert max(count for _, count in late) <= max(count for _, count in early) + 8
 
 
-def failing(*calls):
-    """A step of a pack that fails at some of its calls, counted over all packs."""
-    advance, count = packs_of_lanes.Pack._advance, []
+def fail_in_step(number):
+    """A device that fails in one step of a pack, counted over all packs."""
+    steps = []
 
-    def fail(made):
-        count.append(made)
-        if len(count) in calls:
-            raise RuntimeError("CUDA error: invalid argument (planted)")
-        advance(made)
+    def fail(name, _):
+        steps.append(name == "gather")  # once in each step
+        is_reached = name == "gather" and sum(steps) == number
+        return RuntimeError("CUDA error: invalid argument (planted)") if is_reached else None
 
-    return fail
+    return FaultyDevice(fail)
 
 
-def test_a_search_survives_a_pack_that_fails(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_search_survives_a_pack_that_fails(tmp_path):
     """Its trials are trained again and score what they would have; the others go on."""
     space = {"model.kind": ["lstm", "mlp"], "train.lr": [0.01, 0.003]}
     tune = {"space": space, "sampler": "grid", "trials": 4, "retrain": 1, "retrain_seeds": 2}
     settings = make_settings(tmp_path, tune=tune)
     whole, _ = run_search(settings | {"out": str(tmp_path / "whole")})
-    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", failing(5))
-    study, events = run_search(settings)
+    with fail_in_step(5):
+        study, events = run_search(settings)
     assert study.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
     (recovery,) = (event for event in events if event["event"] == "recovery")
     assert recovery["what"] == "a pack failed"
@@ -168,19 +152,18 @@ def test_a_search_survives_a_pack_that_fails(tmp_path, monkeypatch):
     check_same_results(study, whole)
 
 
-def test_trials_whose_packs_fail_twice_are_given_up(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_trials_whose_packs_fail_twice_are_given_up(tmp_path):
     """The second failure is theirs; the trials of other packs are not affected."""
-    advance = packs_of_lanes.Pack._advance
 
-    def fail(made):
-        if made.capacity.model.kind == "mlp":
-            raise ZeroDivisionError("planted")
-        advance(made)
+    def fail(name, _):  # lanes of an mlp multiply their weights together, those of an lstm do not
+        is_training = name == "bmm" and torch.is_grad_enabled()
+        return ZeroDivisionError("planted") if is_training else None
 
-    monkeypatch.setattr(packs_of_lanes.Pack, "_advance", fail)
     space = {"model.kind": ["lstm", "mlp"], "train.lr": [0.01, 0.003]}
     tune = {"space": space, "sampler": "grid", "trials": 4}
-    study, events = run_search(make_settings(tmp_path, tune=tune))
+    with FaultyDevice(fail):
+        study, events = run_search(make_settings(tmp_path, tune=tune))
     assert study.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 2}
     reasons = {t.user_attrs[NOTES]["stopped"] for t in get_trials(study) if t.value is None}
     assert reasons == {"ZeroDivisionError: planted"}

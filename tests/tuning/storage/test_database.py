@@ -55,6 +55,7 @@ def test_braces_in_a_path_are_part_of_it(tmp_path):
     assert (folder / "study.db").exists()
 
 
+@pytest.mark.slow
 def test_a_search_in_a_database_goes_on_with_it_alone(tmp_path):
     url = f"sqlite:///{tmp_path}/several.db"
     found = slipstream.tune(make_config(tmp_path, trials=2), storage=url)
@@ -74,6 +75,7 @@ def test_a_database_in_memory_is_refused_before_anything_trains(tmp_path, worker
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_database_may_be_named_by_the_environment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLIPSTREAM_STORAGE", "sqlite:///several.db")

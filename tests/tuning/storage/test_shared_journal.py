@@ -31,7 +31,7 @@ from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retri
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 WRITER = """
     import sys, warnings, optuna
-    from slipstream.search import storage as shared
+    from slipstream.tuning.storage import shared
     url, count = sys.argv[1], int(sys.argv[2])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
@@ -203,6 +203,7 @@ def test_a_search_is_shared_by_a_journal_and_resumed_without_naming_it(tmp_path,
         slipstream.tune(resume=first.run, overrides=("tune.trials=5",))
 
 
+@pytest.mark.slow
 def test_a_resumed_search_stays_with_its_study_whatever_the_environment_names(
     tmp_path, monkeypatch
 ):

@@ -15,7 +15,6 @@ import pytest
 
 from slipstream.app import jobs as app_jobs
 from slipstream.app.jobs import DeviceLock, JobStore, WakePipe, stop_job, wake_worker
-from slipstream.base import phases
 
 
 @pytest.fixture
@@ -54,6 +53,7 @@ def test_a_worker_without_a_job_ends(store):
     assert run_worker(store).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_worker_leaves_the_queue_to_another_that_waits(store):
     job = submit(store, "--version")
     lock = DeviceLock(store.root, "cpu", "wait")
@@ -71,7 +71,6 @@ def test_a_signal_before_training_stops_the_job(store, monkeypatch):
     handler = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["slipstream"])
     monkeypatch.chdir(store.folder)
-    monkeypatch.setattr(phases, "set_process_start", lambda _: None)
     try:
         code = app_jobs.run_job(store, job, lambda: os.kill(os.getpid(), signal.SIGTERM))
     finally:
@@ -167,6 +166,7 @@ def test_trainings_in_one_process_equal_those_of_processes_of_their_own(store, w
         assert read_scores(store.folder / str(job.run)) == alone
 
 
+@pytest.mark.slow
 def test_a_process_that_ran_another_command_is_replaced(store, warm_worker):
     job = submit(store, "runs", "show", "nothing", "--json")
     wait_until_all_ended(store, [job])

@@ -16,8 +16,6 @@ from slipstream.base.errors import UserError
 from slipstream.data.dataset import load_dataset
 from tests.webapp.conftest import start_site
 
-pytestmark = pytest.mark.usefixtures("no_workers")
-
 
 def write_table(path, rows=400):
     lines = [f"{row},{math.sin(row / 5):.4f},{'ab'[row % 2]},{row // 50}" for row in range(rows)]

@@ -185,6 +185,7 @@ def test_what_the_library_prints_is_a_part_of_the_error(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_threads_read_at_the_same_time(tmp_path):
     paths = [write_workbook(tmp_path / f"{i}.xlsx", {"Data": ROWS[: i + 2]}) for i in range(4)]
     with ThreadPoolExecutor(4) as pool:
@@ -209,6 +210,7 @@ assert [os.waitpid(child, 0)[1] for child in forks] == [0, 0]
 """
 
 
+@pytest.mark.slow
 def test_a_fork_does_not_talk_to_the_process_that_its_parent_has_started(tmp_path):
     """In a process without other threads: a fork of many may inherit a lock that nobody opens."""
     paths = [write_workbook(tmp_path / f"{i}.xlsx", {"Data": ROWS[: i + 2]}) for i in range(4)]

@@ -19,8 +19,6 @@ from slipstream import runs
 from tests.conftest import merged, small_config, waves
 from tests.webapp.conftest import start_site, write_run
 
-pytestmark = pytest.mark.usefixtures("no_workers")
-
 QUICK = {"model": {"kind": "mlp"}, "train": {"epochs": 1}}
 JOBS = {
     "forecast": {},
