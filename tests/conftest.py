@@ -19,6 +19,7 @@ from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
+from slipstream.events import Event, format_event
 from slipstream.kernels import build_library, find_compiler, find_library
 from slipstream.runs import Run
 from tests.validation import find_log_problems, find_problems
@@ -90,8 +91,9 @@ def valid_events(
     base, notify, problems = tmp_path_factory.getbasetemp(), Run.notify, list[str]()
     before = {path.name for path in base.iterdir()}
 
-    def check(self: Run, line: dict[str, Any]) -> None:
-        problems.extend(find_problems(line))
+    def check(self: Run, line: Event | dict[str, Any]) -> None:
+        plain = format_event(line) if isinstance(line, Event) else line
+        problems.extend(find_problems(plain))
         notify(self, line)
 
     with pytest.MonkeyPatch.context() as patch:

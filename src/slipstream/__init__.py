@@ -62,7 +62,7 @@ if _TYPE_CHECKING:
         remove_runs,
         show_run,
     )
-    from slipstream.reporting.tracking.follow import follow
+    from slipstream.reporting.tracking.follower import follow
 
 __version__ = "0.2.0.dev0"
 __all__ = [
@@ -128,7 +128,7 @@ _MODULES = {
     "evaluate": "api.inference",
     "event_schema": "events.parsing",
     "export": "api.inference",
-    "follow": "reporting.tracking.follow",
+    "follow": "reporting.tracking.follower",
     "inspect": "api.inspection",
     "list_runs": "reporting.runs",
     "load": "api.inference",

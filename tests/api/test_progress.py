@@ -155,7 +155,7 @@ def test_an_event_of_another_version_is_passed_on_by_name():
 def test_every_event_says_what_it_is():
     for name in events.__all__:
         kind = getattr(events, name)
-        if kind is parse_event:
+        if kind in (parse_event, events.format_event):
             continue
         assert dataclasses.is_dataclass(kind)
         assert not kind.__doc__.startswith(f"{name}(")  # what dataclasses would write

@@ -331,7 +331,7 @@ def test_twenty_kills_on_the_gpu():
 
 
 def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
-    from slipstream.kernels import launch  # needs Triton
+    from slipstream.kernels.rnn import fused  # needs Triton
 
     config = cuda_config(
         tmp_path, model={"kind": "lstm", "hidden": 32}, engine={"precision": "fp16"}
@@ -345,7 +345,7 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise ValueError("out of resource: shared memory")
 
-    monkeypatch.setattr(launch, "launch", refuse)
+    monkeypatch.setattr(fused, "launch", refuse)
     result = loop.fit_task(task, plan)
     assert result.plan.rnn == ("cudnn",) * len(plan.rnn)
     assert "shared memory" in result.plan.reasons["rnn"]

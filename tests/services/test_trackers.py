@@ -23,7 +23,7 @@ from pyarrow import csv
 import slipstream
 from slipstream import runs
 from slipstream.base.errors import ResumableError
-from slipstream.reporting.tracking.follow import follow
+from slipstream.reporting.tracking.follower import follow
 from slipstream.runs.watching import EXTRAS
 from tests.conftest import HUNG_S, small_config, waves
 from tests.tracking.reading import logged_points, to_single
@@ -315,7 +315,7 @@ def test_a_server_that_is_away_at_the_start_and_later_gets_everything(run, machi
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 400)  # many messages
     from slipstream.reporting.tracking.mlflow import MLflow
 
-    monkeypatch.setattr("slipstream.reporting.tracking.follow.MAX_PAUSE_S", 1.0)
+    monkeypatch.setattr("slipstream.reporting.tracking.follower.MAX_PAUSE_S", 1.0)
     messages, notes = [], []
 
     starts: list[threading.Timer] = []
@@ -353,7 +353,7 @@ def test_a_password_is_sent_and_not_shown(run, server, capsys, monkeypatch):
     for file in run.rglob("*"):
         assert not file.is_file() or b"s3cret" not in file.read_bytes()
     down = address.replace(server.rpartition(":")[2], "9")
-    monkeypatch.setattr("slipstream.reporting.tracking.follow.PATIENCE_S", 0.0)
+    monkeypatch.setattr("slipstream.reporting.tracking.follower.PATIENCE_S", 0.0)
     notes: list[str] = []
     with pytest.raises(ResumableError, match="does not answer") as caught:
         follow(run, "mlflow", out=down, project="secret", warn=notes.append)

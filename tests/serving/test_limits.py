@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -246,9 +247,11 @@ def begin_body(server: Server) -> socket.socket:
 
 def test_requests_beyond_the_limit_are_refused_until_others_are_done(closed):
     body = {"columns": waves(20).to_pydict()}
-    with begin_body(closed), begin_body(closed):
+    with ExitStack() as held:
+        held.enter_context(begin_body(closed))
+        # until the server has read the headers of two; one of them is refused while it predicts
         while (answer := closed.predict(body)).status_code == 200:
-            pass  # until the server has read the headers of both
+            held.enter_context(begin_body(closed))
         assert answer.status_code == 503
         assert answer.headers["Retry-After"] == "1"
         assert "2 requests are being worked on" in answer.json()["error"]

@@ -118,8 +118,8 @@ def run_in_terminal(code):
 
 
 PROGRESS = """
-from slipstream.phases import report_progress
-from slipstream.terminal import streams
+from slipstream.base.phases import report_progress
+from slipstream.reporting.terminal import streams
 streams.DELAY_S, streams.REFRESH_S = {delay}, 0
 with streams.show_progress(quiet={quiet}):
     report_progress("reading a\\x1bb.csv", 0.25)

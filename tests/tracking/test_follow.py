@@ -17,7 +17,7 @@ from slipstream import runs
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.base.run_names import get_start_time
 from slipstream.reporting.tracking import tracker as tracking_tracker
-from slipstream.reporting.tracking.follow import PROJECT, follow
+from slipstream.reporting.tracking.follower import PROJECT, Followed, Follower, SentPoints, follow
 from slipstream.reporting.tracking.tensorboard import TensorBoard
 from slipstream.reporting.tracking.tracker import (
     FollowedRun,
@@ -73,15 +73,15 @@ def test_the_points_of_a_finished_run_arrive_once(run, tmp_path):
 
 def follow_by(
     kind: type[Tracker], run: Path, out: str, warn=print, *, project: str = PROJECT
-) -> follow.Followed:
+) -> Followed:
     """Follow a run as `follow` does, with a tracker of this class."""
     place = run / "follow" / kind.__name__
     place.mkdir(parents=True, exist_ok=True)
-    state = follow.SentPoints(place / "sent.json", opened=get_start_time(run))
+    state = SentPoints(place / "sent.json", opened=get_start_time(run))
     about = FollowedRun(run, project, out, runs.read_settings(runs.Run(run)))
     tracker = kind(about, state)
     try:
-        return follow.Follower(run, state, tracker, warn).follow(None)
+        return Follower(run, state, tracker, warn).follow(None)
     finally:
         tracker.close()
 
@@ -273,7 +273,7 @@ class Failing(Keeping):
 
 def test_a_server_that_is_away_gets_what_is_missing_later(run, tmp_path, monkeypatch):
     monkeypatch.setattr("slipstream.runs.log.MAX_BYTES", 500)
-    monkeypatch.setattr("slipstream.reporting.tracking.follow.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipstream.reporting.tracking.follower.FIRST_PAUSE_S", 0.01)
     messages: list[str] = []
     follow_by(Failing, run, str(tmp_path / "board"), messages.append)
     assert messages == [
@@ -293,8 +293,8 @@ def test_a_server_that_stays_away_ends_the_follower_which_can_go_on(run, tmp_pat
                 raise TrackerDown("the server does not answer")
             super().send(points)
 
-    monkeypatch.setattr("slipstream.reporting.tracking.follow.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr("slipstream.reporting.tracking.follow.PATIENCE_S", 0.05)
+    monkeypatch.setattr("slipstream.reporting.tracking.follower.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("slipstream.reporting.tracking.follower.PATIENCE_S", 0.05)
     out = str(tmp_path / "board")
     with pytest.raises(ResumableError, match="the same command"):
         follow_by(Server, run, out, lambda _: None)

@@ -10,7 +10,7 @@ import pytest
 
 import slipstream
 from slipstream.base.errors import UserError
-from slipstream.reporting.tracking.follow import follow
+from slipstream.reporting.tracking.follower import follow
 from slipstream.reporting.tracking.mlflow import take_password
 from slipstream.runs import watching
 from tests.conftest import small_config, waves

@@ -186,7 +186,7 @@ def test_every_setting_with_a_text_is_known_as_a_path_or_as_none():
     others = {one for one in steps if one.partition(": ")[2] in STEP_TEXTS}
     found = {one for one in list_texts(Config) if not one.startswith(("data.home",))}
     literal = {"augment.jitter", "model.hidden", "model.output_range", "train.class_weights"}
-    literal |= {"engine.home", "data.split.rows"}
+    literal |= {"engine.home", "engine.rnn", "data.split.rows"}
     assert found - literal == (PATHS - {"step join: path"}) | OTHERS
     assert steps - others == {"step join: path"}
 

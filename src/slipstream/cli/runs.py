@@ -217,7 +217,7 @@ def follow(
         if hasattr(os, "nice"):
             os.nice(LOW_PRIORITY)  # training comes first
         from slipstream.base.text import holds_secret
-        from slipstream.reporting.tracking.follow import follow as follow_run
+        from slipstream.reporting.tracking.follower import follow as follow_run
 
         if out is not None and "://" in out and holds_secret(out):
             print_note(

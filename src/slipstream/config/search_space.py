@@ -127,11 +127,12 @@ def _check_value(name: str, value: Any, config: Config, space: Mapping[str, Any]
     try:
         configs.replace_settings(config, {name: value})
     except UserError as error:
-        message, parent = str(error), name.rpartition(".")[0]
+        text, parent = str(error), name.rpartition(".")[0]
         own = (f"{name} ", f"{parent} ", f"{parent}: ")
-        is_own = message.startswith(own) or "tune.space" in message
+        is_own = text.startswith(own) or "tune.space" in text
         if is_own and not _fits_another_choice(name, value, config, space):
-            raise UserError(f'tune.space."{name}": {error}') from None
+            message = f'tune.space."{name}": ' + error.message
+            raise UserError(message, setting="tune.space") from None
 
 
 def _fits_another_choice(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> bool:

@@ -1028,14 +1028,16 @@ def choose_pack_size(
     modes: Sequence[LaneMode] = tuple(GRADIENTS),
     limit_s: float = MEASURE_LIMIT_S,
     most: int | None = None,
+    time_pack: Callable[..., float] | None = None,
 ) -> PackChoice:
     """Choose the mode and the number of lanes at a time, up to `most`, that train all of these
     lanes soonest.
 
     A GPU begins with all of them, which is nearly always right, and halves the number while that
     is worth it; a CPU begins with one and doubles it. Measuring ends where it takes more time than
-    its share of the training.
+    its share of the training. `time_pack` is called in place of `measure_pack`.
     """
+    time_pack = time_pack or measure_pack
     evidence: list[dict[str, Any]] = []
     best: tuple[float, LaneMode, int] | None = None
     lowest_ms: dict[LaneMode, float] = dict.fromkeys(modes, math.inf)
@@ -1052,7 +1054,7 @@ def choose_pack_size(
             entry["skipped"] = OUT_OF_TIME
             break
         try:
-            ms = _measure_pack(lanes, num_lanes, signature, series, plan, mode)
+            ms = time_pack(lanes, num_lanes, signature, series, plan, mode)
         except recovery.MEMORY_ERRORS as error:
             entry["failed"] = recovery.first_line(error)
             entry["out_of_memory"] = recovery.is_out_of_memory(error)
@@ -1091,7 +1093,7 @@ def _estimate_run_s(lanes: Sequence[Lane], step_ms: float) -> float:
     return steps * step_ms / 1e3
 
 
-def _measure_pack(
+def measure_pack(
     lanes: Sequence[Lane],
     num_lanes: int,
     signature: Signature,

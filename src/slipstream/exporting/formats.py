@@ -6,7 +6,7 @@ windows, T rows, H predicted rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import Option, UserError
+from slipstream.base.errors import Message, Option, UserError
 from slipstream.base.text import find_nearest, format_count
 from slipstream.config import Model, Signature
 from slipstream.config.prepare import name_step
@@ -413,8 +413,13 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
     for setting in settings:
         if setting not in FORMATS[name].settings:
             others = [key for key, other in FORMATS.items() if setting in other.settings]
-            owner = "is for " + Option("to", " or ".join(others)) if others else "is no option"
+            owner = "is for " + _name_formats(others) if others else "is no option"
             raise UserError(Option(setting.replace("_", "-")) + " " + owner, fix="remove it")
+
+
+def _name_formats(names: Sequence[str]) -> Message:
+    """Return the option with the first format, and the other formats."""
+    return Option("to", names[0]) + "".join(f" or {name}" for name in names[1:])
 
 
 def refuse_unsupported(name: str, run: PortableRun) -> None:
@@ -426,7 +431,7 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
             f'{run.run.folder}: was trained with train.state = "carried", which '
             + Option("to", name)
             + f" does not hold: {chosen.why_no_state}; use "
-            + Option("to", " or ".join(others))
+            + _name_formats(others)
         )
     for member in run.members:
         model = member.first.config.model
@@ -438,5 +443,5 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
                 f"{member.run.folder}: "
                 + Option("to", name)
                 + f" does not know model.kind = {what}",
-                fix="use " + Option("to", " or ".join(others)) if others else None,
+                fix="use " + _name_formats(others) if others else None,
             )

@@ -49,9 +49,9 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
         raise UserError(f'train.init_from = "{folder}": there is no such run')
     kind = runs.find_kind(Path(folder))
     if kind != "pretrain":
-        what = OTHER_KINDS.get(kind, f"a run of slipstream {kind}")
+        what = OTHER_KINDS.get(kind) or "a run of " + Command(kind)
         raise UserError(
-            f'train.init_from = "{folder}": is {what}; name a run of ' + Command("pretrain")
+            f'train.init_from = "{folder}": is ' + what + "; name a run of " + Command("pretrain")
         )
     run = runs.open_run(folder)
     theirs = load_run_config(run)

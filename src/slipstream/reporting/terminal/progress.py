@@ -19,7 +19,6 @@ from slipstream.base.text import (
     format_ms,
     format_number,
 )
-from slipstream.config.train import LAYER_WORDS, upgrade_plan
 from slipstream.reporting.terminal.console import (
     TextTable,
     create_progress_console,
@@ -393,6 +392,8 @@ class LaneProgress:
 
 def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> Iterator[str]:
     """Yield what will run, why, and how long it will take."""
+    from slipstream.config.train import upgrade_plan  # pydantic takes a while
+
     plan = upgrade_plan(plan)
     device_name = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
@@ -439,6 +440,8 @@ def describe_kernels(plan: dict[str, Any]) -> str:
         return f"PyTorch's recurrent layers ({reason})"
     is_persistent = any("Persist" in name for name in plan["kernels"])
     ran = "cudnn" if is_persistent else "cudnn-standard"
+    from slipstream.config.train import LAYER_WORDS  # pydantic takes a while
+
     names = {LAYER_WORDS[name] for name in ([ran] if plan["kernels"] else plan["rnn"])}
     return f"{' and '.join(sorted(names)).replace('and cuDNN', 'and')} ({reason})"
 
