@@ -7,6 +7,7 @@ python dev/events.py [--check]
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import sys
 import types
@@ -16,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from slipstream.config.base import read_descriptions
 from slipstream.engine.lanes import Progress
-from slipstream.events.classes import Event, SearchStart
+from slipstream.events.classes import Estimate, Event, SearchStart, Start
 from slipstream.events.parsing import CLASSES, list_keys
 from slipstream.runs.log import SCHEMA
 
@@ -35,6 +36,8 @@ INTERNAL = {
 }
 """Fields of the training state that a log has beside those of the class"""
 INTERNAL["trained"].append("failures")
+TITLES = {Start: "A run", SearchStart: "A search", Estimate: "The machine"}
+"""The first class of each group"""
 JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
 MARK = "<!-- From here on by dev/events.py, from the classes of the events. -->"
 
@@ -146,14 +149,16 @@ def describe(name: str, kind: type[Event]) -> str:
     return "\n\n".join([head, f"{text} *{', '.join(marks)}*", "\n".join(rows)])
 
 
+def find_line(kind: type[Event]) -> int:
+    """The line of events/classes.py where a class begins; its groups stand in this order."""
+    return inspect.getsourcelines(kind)[1]
+
+
 def page() -> str:
-    groups = {"A run": "training", "A search": "search", "The machine": "machine"}
     parts = [PAGE.read_text(encoding="utf-8").partition(MARK)[0] + MARK]
-    for title, module in groups.items():
-        parts.append(f"## {title}")
-        for name, kind in CLASSES.items():
-            if kind.__module__ == f"slipstream.events.{module}":
-                parts.append(describe(name, kind))
+    for name, kind in sorted(CLASSES.items(), key=lambda item: find_line(item[1])):
+        parts += [f"## {TITLES[kind]}"] if kind in TITLES else []
+        parts.append(describe(name, kind))
     return "\n\n".join(parts) + "\n"
 
 
