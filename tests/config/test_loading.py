@@ -259,7 +259,7 @@ def test_every_example_is_valid(path):
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("auto", "auto"), ("persistent", "cudnn"), ("standard", "cudnn"), ("off", "slipstream")],
+    [("persistent", "cudnn"), ("standard", "cudnn"), ("off", "slipstream")],
 )
 def test_the_old_name_of_engine_rnn_is_accepted_with_a_note(old, new, tmp_path):
     config = configs.load({"engine": {"cudnn": old}})
@@ -276,6 +276,13 @@ def test_the_old_name_of_engine_rnn_is_accepted_with_a_note(old, new, tmp_path):
     assert not configs.list_unused(again)
     overridden = configs.load(written, (f"engine.cudnn={old}",))
     assert overridden.engine.rnn == new
+
+
+def test_the_default_of_the_old_name_is_not_noted():
+    """The config of an older run spells it out."""
+    config = configs.load({"engine": {"cudnn": "auto"}})
+    assert config == configs.load({})
+    assert not configs.list_unused(config)
 
 
 def test_both_names_of_engine_rnn_are_refused_unless_they_agree():

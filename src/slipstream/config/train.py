@@ -248,10 +248,11 @@ def upgrade_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[s
                 "engine.cudnn is the old name of engine.rnn, and both are set; remove engine.cudnn"
             )
         current["rnn"] = new
-        notes.append(
-            f'engine.cudnn = "{old}" is now engine.rnn = "{new}"'
-            + ("; the plan measures cuDNN's algorithms" if old == "standard" else "")
-        )
+        if old != "auto":  # the config of an older run spells out its defaults
+            notes.append(
+                f'engine.cudnn = "{old}" is now engine.rnn = "{new}"'
+                + ("; the plan measures cuDNN's algorithms" if old == "standard" else "")
+            )
     if "preset" in current:
         old = current.pop("preset")
         if old != "auto":
