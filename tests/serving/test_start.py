@@ -13,8 +13,10 @@ from tests.conftest import HUNG_S, small_config, waves
 
 UNUSED = {
     *("torch", "pandas.core", "scipy", "rich", "psutil", "numpy.random", "pyarrow.parquet"),
-    *("slipstream.cli.commands", "slipstream.models", "slipstream.engine", "slipstream.scoring"),
-    *("slipstream.data.simulated.cell", "slipstream.app", "slipstream.reporting"),
+    *("slipstream.cli.commands", "slipstream.engine", "slipstream.scoring", "slipstream.app"),
+    *("slipstream.data.simulated.cell", "slipstream.models.forecaster", "slipstream.training"),
+    *("slipstream.reporting.page", "slipstream.reporting.runs"),
+    *("slipstream.reporting.terminal.progress", "slipstream.reporting.terminal.results"),
 }
 
 

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet
 
 from slipstream.base.errors import UserError
 from slipstream.base.statistics import select_median
@@ -471,7 +470,7 @@ class PredictionFile:
         series, row, time and step."""
         always = [name for name in (SERIES, ROW, TIME, STEP) if name in self.shape.columns]
         wanted = list(dict.fromkeys([*always, *columns]))
-        with pa.parquet.ParquetFile(self.path) as file:
+        with _open_parquet(self.path) as file:
             for group in self.groups:
                 if series is not None and series not in group.series:
                     continue
@@ -485,7 +484,7 @@ def read_predictions(path: Path, *, limit: int = MAX_VALUES) -> Predictions:
     """Return the predictions of a file, or an even sample where it has more values than `limit`; a
     UserError names a file that is damaged."""
     with _explain_damage(path):
-        with pa.parquet.ParquetFile(path) as file:
+        with _open_parquet(path) as file:
             shape = PredictionShape(file.schema_arrow)
             stride = max(-(-file.metadata.num_rows * len(shape.targets) // limit), 1)
             table = file.read_row_groups(list(range(0, file.num_row_groups, stride)))
@@ -504,7 +503,7 @@ def open_predictions(path: Path) -> PredictionFile:
 @lru_cache(MAX_FILES)
 def _list_groups(name: str, _changed: int, _size: int) -> PredictionFile:
     path, names, groups = Path(name), dict[str, int](), []
-    with pa.parquet.ParquetFile(path) as file:
+    with _open_parquet(path) as file:
         shape = PredictionShape(file.schema_arrow)
         x_column = TIME if shape.has_time else ROW
         for number in range(file.num_row_groups):
@@ -558,3 +557,9 @@ def _explain_damage(path: Path) -> Iterator[None]:
             f"{path}: cannot be read; it is damaged ({first}); restore it from a copy, or train "
             "again"
         ) from None
+
+
+def _open_parquet(path: Path) -> Any:
+    import pyarrow.parquet as pq  # takes 15 ms, and a server writes no such file
+
+    return pq.ParquetFile(path)

@@ -16,7 +16,7 @@ import onnx
 
 from slipstream.exporting.formats import ExportSource, WrittenExport
 from slipstream.exporting.onnx import files as onnx_files
-from slipstream.exporting.onnx.files import make_runner
+from slipstream.exporting.onnx.sessions import make_runner
 
 REPOSITORY, VERSION, CONFIG = "models", "1", "config.pbtxt"
 MAX_BATCH = 256

@@ -266,7 +266,7 @@ class ServedModel:
     """A run and its graph in onnxruntime."""
 
     def __init__(self, run: PortableRun, graph: bytes, regime: Regime = "auto") -> None:
-        from slipstream.exporting.onnx.files import open_session
+        from slipstream.exporting.onnx.sessions import open_session
 
         self.interface = make_interface(run)
         self.session = open_session(graph)

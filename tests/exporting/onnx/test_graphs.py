@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.exporting.formats import make_interface, to_inputs
-from slipstream.exporting.onnx.files import open_session
 from slipstream.exporting.onnx.graph import (
     build_step_graph,
     build_window_graph,
     explain_no_step_graph,
 )
+from slipstream.exporting.onnx.sessions import open_session
 from slipstream.exporting.verification import Differences
 from tests.conftest import KINDS, mostly_slow
 from tests.exporting.random_models import RandomRun, make_nearly_constant, make_signature

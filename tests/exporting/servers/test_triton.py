@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import slipstream
-from slipstream.exporting.onnx.files import open_session
+from slipstream.exporting.onnx.sessions import open_session
 from tests.conftest import close
 from tests.exporting.small_runs import train_run
 

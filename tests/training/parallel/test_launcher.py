@@ -59,7 +59,8 @@ def check_same(run: Path, other: Path) -> None:
 def find_processes(parent: int) -> list[psutil.Process]:
     """The processes that train, the first rank first."""
     children = psutil.Process(parent).children(recursive=True)
-    own = [one for one in children if "slipstream" in " ".join(one.cmdline())]
+    alive = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
+    own = [child for child in alive if "slipstream" in " ".join(child.cmdline())]
     return sorted(own, key=lambda one: one.create_time())
 
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime
 
 from slipstream.exporting.formats import (
     ExportSource,
-    Interface,
     PieceRunner,
     Runner,
-    SeriesPiece,
     WrittenExport,
-    to_inputs,
 )
 from slipstream.exporting.onnx.graph import (
     OPSET,
@@ -26,121 +19,12 @@ from slipstream.exporting.onnx.graph import (
     build_window_graph,
     explain_no_step_graph,
 )
-from slipstream.inference.rows import PhysicalWindows
-
-STATE = "state_"
-"""Names of states begin so"""
-
-
-def open_session(model: bytes | Path, threads: int = 1) -> onnxruntime.InferenceSession:
-    """Open a graph on the CPU."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3  # errors only
-    content = str(model) if isinstance(model, Path) else model
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
-def make_runner(path: Path, interface: Interface) -> Runner:
-    """Return a function from windows to what the file computes."""
-    session = open_session(path)
-
-    def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
-        values = session.run(list(interface.outputs), to_inputs(windows, interface.dtype))
-        return dict(zip(interface.outputs, values, strict=True))
-
-    return run
-
-
-class StepSession:
-    """A graph of one row, with its states."""
-
-    def __init__(self, path: Path, interface: Interface) -> None:
-        self._session = open_session(path)
-        self._outputs = [one.name for one in self._session.get_outputs()]
-        self._states = [one for one in self._session.get_inputs() if one.name.startswith(STATE)]
-        self._sequences = interface.signature.sequences_per_window
-
-    def iter_rows(
-        self, inputs: Iterable[Mapping[str, npt.NDArray[Any]]], *, batch: int
-    ) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-        """Yield the outputs after each row, from zero states on."""
-        states = {
-            one.name: np.zeros((batch * self._sequences, *one.shape[1:]), dtype=np.float32)
-            for one in self._states
-        }
-        for row in inputs:
-            values = self._session.run(self._outputs, {**row, **states})
-            outputs = dict(zip(self._outputs, values, strict=True))
-            states = {name: outputs[f"new_{name}"] for name in states}
-            yield outputs
-
-
-def make_step_runner(path: Path, interface: Interface) -> Runner:
-    """Return a function from windows to what the file computes of their rows, one at a time from
-    zero states."""
-    session = StepSession(path, interface)
-
-    def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
-        beside = to_inputs(windows, interface.dtype)
-        rows = np.ascontiguousarray(beside.pop("rows").transpose(1, 0, 2))
-        inputs = (beside | {"row": row} for row in rows)
-        *_, last = session.iter_rows(inputs, batch=len(windows.rows))
-        return {name: last[name] for name in interface.outputs}
-
-    return run
-
-
-def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
-    """Return a function from the rows of a series to what the file computes after each."""
-    session = StepSession(path, interface)
-
-    def list_inputs(piece: SeriesPiece) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-        for number, row in enumerate(piece.rows):
-            ahead = None if piece.future is None else piece.future[number]
-            values = {"row": row, "static": piece.static, "future": ahead}
-            yield {
-                name: np.asarray(one, dtype=interface.dtype)[None]
-                for name, one in values.items()
-                if one is not None
-            }
-
-    def run(piece: SeriesPiece) -> Mapping[str, npt.NDArray[Any]]:
-        every = [
-            [outputs[name] for name in interface.outputs]
-            for outputs in session.iter_rows(list_inputs(piece), batch=1)
-        ]
-        columns = map(np.concatenate, zip(*every, strict=True))
-        return dict(zip(interface.outputs, columns, strict=True))
-
-    return run
-
-
-def make_pass_runner(path: Path, interface: Interface) -> PieceRunner:
-    """Return a function from the rows of a series to what the graph of windows computes at each.
-
-    A copy of the graph goes on with every row where the file takes the last one; all else is the
-    same, so that one pass stands for the windows that end with each row.
-    """
-    import onnx
-
-    model = onnx.load(str(path))
-    constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Gather" and np.all(constants.get(node.input[1], 0) == -1):
-            every = onnx.helper.make_node("Flatten", node.input[:1], node.output, axis=2)
-            node.CopyFrom(every)  # [rows, sequences, width] to [rows * sequences, width]
-    session = open_session(model.SerializeToString())
-
-    def run(piece: SeriesPiece) -> Mapping[str, npt.NDArray[Any]]:
-        count = len(piece.rows)
-        static = None if piece.static is None else np.repeat(piece.static[None], count, axis=0)
-        windows = PhysicalWindows(piece.rows[None], static, piece.future)
-        values = session.run(list(interface.outputs), to_inputs(windows, interface.dtype))
-        return dict(zip(interface.outputs, values, strict=True))
-
-    return run
-
+from slipstream.exporting.onnx.sessions import (
+    make_pass_runner,
+    make_piece_runner,
+    make_runner,
+    make_step_runner,
+)
 
 MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
 
