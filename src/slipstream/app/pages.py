@@ -84,7 +84,7 @@ def reply(value: Any, status: int = 200) -> Response:
     return Response(to_json(value, indent=None), status, media_type="application/json")
 
 
-async def read_object(request: Request) -> dict[str, Any]:
+async def read_request(request: Request) -> dict[str, Any]:
     """Return the JSON object of a request. No other content type is read: a form of another site
     could not send this one."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":

@@ -60,7 +60,7 @@ class UnpackedFile(NamedTuple):
 
 Item = TypeVar("Item")
 HEAD_BYTES = 1 << 16
-"""Bytes of a file that formats are told apart by"""
+"""How much of a file is read to recognise its format"""
 _unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Batch
 from slipstream.engine.plan import Plan
-from slipstream.models import noise as augment
-from slipstream.models import noise as masks
+from slipstream.models import noise as noises
 from slipstream.models.losses import (
     compute_collapse_penalty,
     compute_masked_losses,
@@ -31,7 +30,7 @@ validation, nothing is dropped and masks are always the same"""
 
 def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: bool) -> Objective:
     """Build the objective of a run; `drops` says whether the model receives the noise."""
-    layout = augment.make_layout(config.augment, signature, plan.device)
+    layout = noises.make_layout(config.augment, signature, plan.device)
     rows, columns = signature.future_shape
     settings = ObjectiveSettings(config, layout, plan, drops, rows * columns)
     return partial(_reconstruction_losses if signature.masked else _prediction_losses, settings)
@@ -59,7 +58,7 @@ class ObjectiveSettings(NamedTuple):
         how = self.config.augment.for_step
         if noise is None or not how.kinds:
             return AugmentedBatch(inputs, targets, None, None)
-        return augment.augment(how, noise.key, inputs, targets, layout=self.layout, shares=shares)
+        return noises.augment(how, noise.key, inputs, targets, layout=self.layout, shares=shares)
 
     @property
     def fold(self) -> int:
@@ -130,12 +129,12 @@ def _reconstruction_losses(
     """Compare filled-in rows with the masked ones; in training, also penalise collapse."""
     how, train = settings.config.pretrain, settings.config.train
     inputs = settings.augment(batch, shares, noise).inputs
-    mask = masks.mask_windows(how, inputs, None if noise is None else noise.key)
-    places = masks.find_masked_rows(how, mask)
+    mask = noises.mask_windows(how, inputs, None if noise is None else noise.key)
+    places = noises.find_masked_rows(how, mask)
     with autocast(settings.plan):  # the decoder computes only the rows that count
         rows, tokens = model(inputs, mask, noise if settings.drops else None, places)
     losses = settings.by_window(
-        compute_masked_losses(rows.float(), masks.gather_rows(inputs, places), train)
+        compute_masked_losses(rows.float(), noises.gather_rows(inputs, places), train)
     )
     if noise is None or not how.variance:
         return losses

@@ -295,14 +295,6 @@ def count_steps(context: RunContext) -> int:
     return context.num_steps
 
 
-def estimate_duration(context: RunContext, plan: Plan) -> dict[str, Any]:
-    """Return how long training takes without validations, and whether that was measured."""
-    if plan.ms_per_step is None:
-        return {"expected_s": guess_duration_s(context, plan), "expected_is": "guessed"}
-    expected_s = plan.ms_per_step / 1e3 * count_steps(context) * context.config.train.max_epochs
-    return {"expected_s": expected_s, "expected_is": "measured"}
-
-
 def guess_duration_s(context: RunContext, plan: Plan) -> float:
     """Guess very roughly how many seconds training takes, from multiplications and kernel calls."""
     cores = machine.count_available_cores()

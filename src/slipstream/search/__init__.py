@@ -1,8 +1,8 @@
 """Hyper-parameter search: Optuna proposes and prunes trials, lanes train them.
 
-The path of a search: `api.tune` loads the config; `workers.launcher` opens the study and starts
-the workers; `workers.worker` runs a `packing.scheduler` with `search.OptunaSearch` as its source of
-trials; `packing.pack` trains them; `summary.finish_search` retrains, tests and writes the summary.
+The path of a search: `api.tune` loads the config; `workers` opens the study and starts the workers;
+each fills `packs` with trials that `trials.OptunaSearch` proposes and trains them; `summary`
+retrains and tests the best and writes the result.
 """
 
 from slipstream.search.api import SearchRequest, tune

@@ -41,7 +41,6 @@ from slipstream.models import files
 from slipstream.runs import Event, Run
 from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL
 from slipstream.scoring import ensemble as ensembles
-from slipstream.scoring import summary
 from slipstream.scoring import summary as summaries
 from slipstream.scoring.baselines import fit_baselines
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
@@ -233,7 +232,7 @@ def score_folds(
     run: Run, config: Config, folds: Sequence[JointFold], series: Series
 ) -> list[FoldScores]:
     """Score every fold, and write the ensemble's predictions for the test sets."""
-    with summary.open_table_writer(run.folder / summary.PREDICTIONS) as write:
+    with summaries.open_table_writer(run.folder / summaries.PREDICTIONS) as write:
         return [_score_fold(fold, len(folds) > 1, series, config, write) for fold in folds]
 
 
@@ -241,7 +240,7 @@ def _score_fold(
     fold: JointFold, numbered: bool, series: Series, config: Config, write: Write
 ) -> FoldScores:
     dataset, predictors = fold.dataset, fold.predictors
-    metric = summary.get_comparison_metric(config)
+    metric = summaries.get_comparison_metric(config)
     window_filter = make_window_filter(config, dataset)
     load_chunks = _make_loader(dataset, series)
     errors = MemberErrors(dataset, len(predictors))
@@ -252,7 +251,7 @@ def _score_fold(
             yield row
 
     alone = [summarize_sums({"val": sums}) for sums in accumulate_side_by_side(collect(), dataset)]
-    values = [summary.get_metric(sums, "val", metric) for sums in alone]
+    values = [summaries.get_metric(sums, "val", metric) for sums in alone]
     best = 0
     for place, value in enumerate(values):
         best = place if statistics.is_better(value, values[best], metric) else best
@@ -273,12 +272,12 @@ def _score_fold(
     signature = dataset.signature
     rows = ensembles.predict_with_mean(predictors, load_chunks, "train", signature, weights)
     if window_filter:
-        rows = summary.join_unfiltered(rows, window_filter, [])
+        rows = summaries.join_unfiltered(rows, window_filter, [])
     train = accumulate_side_by_side(rows, dataset)
     fitted = fit_baselines(fold.own, _make_loader(fold.own, series))
     reach = ensembles.to_reach(scores.half_widths, dataset.scaler, signature.targets)
     mixture = FoldMixture(fold.label, weights, best, reach)
-    baselines = summary.score_baselines(dataset, load_chunks, fitted)
+    baselines = summaries.score_baselines(dataset, load_chunks, fitted)
     return FoldScores(fold, mixture, train, scores, baselines)
 
 
@@ -299,21 +298,21 @@ def summarize_ensemble(
         sets = folds[-1].sums
         return {which: merge_sums([fold.sums[which][position] for fold in folds]) for which in sets}
 
-    baselines = summary.merge_baselines([fold.baselines for fold in folds])
-    scores, detail = summary.summarize_scores(run, config, dataset, merge(-1), baselines)
+    baselines = summaries.merge_baselines([fold.baselines for fold in folds])
+    scores, detail = summaries.summarize_scores(run, config, dataset, merge(-1), baselines)
     coverage = ensembles.compute_coverage([fold.scores.coverage[ENSEMBLE] for fold in folds])
     weights = folds[-1].mixture.weights
     unfiltered = [fold.scores.unfiltered.get(ENSEMBLE, {}) for fold in folds]
     without = {which: merge_sums([fold[which] for fold in unfiltered]) for which in unfiltered[-1]}
     return scores | {
-        **summary.summarize_filter(config, dataset, without),
+        **summaries.summarize_filter(config, dataset, without),
         "members": [
             {**describe_member(member), "weight": weight, **summarize_sums(merge(position))}
             for position, (member, weight) in enumerate(zip(members, weights, strict=True))
         ],
         "folds": [_summarize_fold(fold, members) for fold in folds] if len(folds) > 1 else None,
         "coverage": coverage,
-        "notes": [*dataset.notes, *summary.list_missing_baselines(baselines)],
+        "notes": [*dataset.notes, *summaries.list_missing_baselines(baselines)],
     }, detail
 
 

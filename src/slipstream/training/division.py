@@ -16,7 +16,7 @@ import torch
 from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.engine import checkpoint
-from slipstream.engine import pack as lane_rows
+from slipstream.engine import pack as packs
 from slipstream.engine import state as states
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.lanes import Lane, LaneResult, Progress
@@ -277,15 +277,13 @@ def read_lanes(saved: Checkpoint, lanes: Sequence[Lane], signature: Any) -> list
     if "capacity" in saved.metadata:
         model = parse_capacity(saved.metadata).model
     in_packs = any("best" in row for row in rows.values())
-    layout = lane_rows.build_lane_layout(model, signature) if in_packs else []
+    layout = packs.build_lane_layout(model, signature) if in_packs else []
     for result in results:
         row = rows.get(result.number, {})
         if not (result.has_best and row):
             continue
         if "best" in row:
-            result.weights = lane_rows.read_weights(
-                row["best"], layout, result.lane, model, signature
-            )
+            result.weights = packs.read_weights(row["best"], layout, result.lane, model, signature)
         else:
             names = [name for name in row if name.startswith(BEST)]
             result.weights = {name.removeprefix(BEST): row[name] for name in names}

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from slipstream.app import paths, rows, settings
 from slipstream.app.live import describe_jobs, read_load
-from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.screens.new_run import submit_config
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
@@ -35,7 +35,7 @@ def list_rows(request: Request) -> Response:
 
 async def annotate(request: Request) -> Response:
     """Write the tags and the note of a run."""
-    values = await read_object(request)
+    values = await read_request(request)
     folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
     remark = values.get("remark", "")
     result = await run_in_threadpool(rows.write_annotations, folder, values.get("tags", []), remark)
@@ -44,7 +44,7 @@ async def annotate(request: Request) -> Response:
 
 async def remove(request: Request) -> Response:
     """Remove runs with all their files, as `slipstream runs remove`."""
-    names = (await read_object(request)).get("runs")
+    names = (await read_request(request)).get("runs")
     if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
         raise UserError("runs: expected a list of ids")
     return reply({"removed": await run_in_threadpool(_remove, get_workspace(request), names)})

@@ -12,10 +12,9 @@ from starlette.responses import Response
 from slipstream import config as configs
 from slipstream.app import forms, paths, settings
 from slipstream.app.jobs import choose_queue
-from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.screens import estimates, prepare
-from slipstream.app.screens import prepare as findings_of
 from slipstream.app.screens.prepare import Draft
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
@@ -68,13 +67,13 @@ async def inspect_file(request: Request) -> Response:
     workspace = get_workspace(request)
     name = request.query_params.get("path", "")
     draft = Draft(dict(request.query_params))
-    findings = await findings_of.find_file(workspace, name, findings_of.list_reading(draft))
+    findings = await prepare.find_file(workspace, name, prepare.list_reading(draft))
     return reply(_describe_findings(Path(name), findings))
 
 
 def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
     """Return the columns of a file, its problems, and the form that it suggests."""
-    suggested = findings_of.get_proposal(findings)
+    suggested = prepare.get_proposal(findings)
     columns = [
         {key: column.get(key) for key in ("name", "type", "unit", "role")}
         for column in findings["columns"]
@@ -92,7 +91,7 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
 async def check(request: Request) -> Response:
     """Check a form: what is wrong, or its config and command."""
     workspace = get_workspace(request)
-    form = (await read_object(request)).get("settings")
+    form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)
     if checked.config is None:
         return reply({"problems": checked.problems})
@@ -102,7 +101,7 @@ async def check(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """Whether the form can be trained on its data."""
     workspace = get_workspace(request)
-    form = (await read_object(request)).get("settings")
+    form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)
     return await answer_ready(request, checked, form)
 
@@ -115,7 +114,7 @@ async def answer_ready(
     if checked.config is None:
         return reply({"problems": checked.problems})
     try:
-        sizes = await findings_of.check_ready(get_workspace(request), checked.config)
+        sizes = await prepare.check_ready(get_workspace(request), checked.config)
     except UserError as error:
         fixes = [
             {"title": fix.title, "set": change["set"]}
@@ -140,7 +139,7 @@ def describe_job(workspace: Workspace, config: Config, command: str) -> dict[str
 
 async def estimate(request: Request) -> Response:
     """How long the job of a form will take, and how much memory."""
-    workspace, body = get_workspace(request), await read_object(request)
+    workspace, body = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
     if checked.config is None:
         return reply({})
@@ -161,7 +160,7 @@ def format_job(config: Config) -> str:
 async def start(request: Request) -> Response:
     """Start a job with the settings of a form; return its id, or what is wrong."""
     workspace = get_workspace(request)
-    form = (await read_object(request)).get("settings")
+    form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)

@@ -21,9 +21,8 @@ from starlette.responses import Response
 
 from slipstream import config as configs
 from slipstream.app import forms, paths, settings
-from slipstream.app import settings as app_settings
 from slipstream.app.forms import Control
-from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import LeaveOut, Message, Setting, UserError, join_messages
@@ -103,8 +102,8 @@ def _parse_texts(value: Any) -> Texts:
     if not isinstance(value, dict):
         raise UserError("settings: expected an object")
     for key, text in value.items():
-        if not isinstance(text, str) or len(text) > app_settings.MAX_TEXT:
-            most = app_settings.MAX_TEXT
+        if not isinstance(text, str) or len(text) > settings.MAX_TEXT:
+            most = settings.MAX_TEXT
             raise UserError(f"{key[:100]}: expected a text of at most {most:,} characters")
     return value
 
@@ -803,7 +802,7 @@ def show(request: Request) -> Response:
 async def update(request: Request) -> Response:
     """Begin a draft, or change one, and return all that the page shows of it."""
     workspace = get_workspace(request)
-    body = await read_object(request)
+    body = await read_request(request)
     if "draft" in body:
         draft = parse_draft(body["draft"])
     else:
@@ -1008,7 +1007,7 @@ async def proceed(request: Request) -> Response:
 
 
 async def _read(request: Request) -> tuple[Draft, dict[str, Any]]:
-    body = await read_object(request)
+    body = await read_request(request)
     return parse_draft(body.get("draft")), body
 
 

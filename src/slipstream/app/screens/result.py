@@ -18,8 +18,7 @@ from slipstream import runs
 from slipstream.app import paths, settings
 from slipstream.app.jobs import FINISHED as JOB_FINISHED
 from slipstream.app.jobs import OPEN, AppJob, choose_queue, read_object
-from slipstream.app.pages import Screen, get_workspace, render, reply
-from slipstream.app.pages import read_object as read_request
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.rows import describe_row
 from slipstream.app.screens.job import format_command
 from slipstream.app.screens.run import FILES, make_download_name, pack_folder

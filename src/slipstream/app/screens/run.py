@@ -20,8 +20,7 @@ from slipstream import runs
 from slipstream.app import paths
 from slipstream.app import settings as app_settings
 from slipstream.app.jobs import OPEN, choose_queue, read_object, stop_job, stop_run
-from slipstream.app.pages import Screen, get_workspace, render, reply
-from slipstream.app.pages import read_object as read_request
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.rows import describe_row
 from slipstream.app.searches import is_search
 from slipstream.app.security import REPORT_POLICY

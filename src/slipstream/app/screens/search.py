@@ -14,8 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from slipstream.app import forms, paths, searches, settings
 from slipstream.app.jobs import OPEN, choose_queue
-from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
-from slipstream.app.pages import read_object as read_request
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.rows import describe_row
 from slipstream.app.screens.job import format_command
 from slipstream.app.screens.new_run import answer_ready, describe_job, show_form, submit_config
@@ -62,7 +61,7 @@ def show_pretraining(request: Request) -> Response:
 
 async def check_search(request: Request) -> Response:
     """Check the form of a search: what is wrong, or its config and command."""
-    workspace, values = get_workspace(request), await read_object(request)
+    workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     if checked.config is None:
         return reply(_describe_problems(checked, values))
@@ -72,14 +71,14 @@ async def check_search(request: Request) -> Response:
 
 async def ready_search(request: Request) -> Response:
     """Whether a search can be trained on its data."""
-    workspace, values = get_workspace(request), await read_object(request)
+    workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     return await answer_ready(request, checked, values.get("settings"), forms.TUNE)
 
 
 async def ready_pretraining(request: Request) -> Response:
     """Whether an encoder can be pre-trained on its data."""
-    workspace, values = get_workspace(request), await read_object(request)
+    workspace, values = get_workspace(request), await read_request(request)
     checked = await _check_pretraining(workspace, values)
     return await answer_ready(request, checked, values.get("settings"), forms.PRETRAIN)
 
@@ -114,7 +113,7 @@ def _list_names(space: Any) -> list[str]:
 
 async def start_search(request: Request) -> Response:
     """Start a search; return its job, or what is wrong."""
-    workspace, values = get_workspace(request), await read_object(request)
+    workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     if checked.config is None:
         return reply(_describe_problems(checked, values), 400)
@@ -124,7 +123,7 @@ async def start_search(request: Request) -> Response:
 
 async def check_pretraining(request: Request) -> Response:
     """Check the form of pre-training."""
-    workspace, values = get_workspace(request), await read_object(request)
+    workspace, values = get_workspace(request), await read_request(request)
     checked = await _check_pretraining(workspace, values)
     if checked.config is None:
         return reply({"problems": checked.problems})
@@ -138,7 +137,7 @@ async def _check_pretraining(workspace: Workspace, values: dict[str, Any]) -> Ch
 
 async def start_pretraining(request: Request) -> Response:
     """Start pre-training; return its job, or what is wrong."""
-    workspace, values = get_workspace(request), await read_object(request)
+    workspace, values = get_workspace(request), await read_request(request)
     checked = await _check_pretraining(workspace, values)
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)

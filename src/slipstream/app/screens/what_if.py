@@ -21,7 +21,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.app import forms, paths, settings
 from slipstream.app.jobs import OPEN, AppJob, choose_queue, stop_job
-from slipstream.app.pages import Screen, get_workspace, read_object, render, reply
+from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.paths import clean_run_name
 from slipstream.app.screens.new_run import format_job
 from slipstream.app.workspace import Workspace
@@ -370,7 +370,7 @@ async def open_session(request: Request) -> Response:
     """Create the folder of a base: `start` names a run, a config or the demo, or `settings` are
     those of a form."""
     workspace = get_workspace(request)
-    values = await read_object(request)
+    values = await read_request(request)
     if "settings" in values:
         checked = await run_in_threadpool(settings.check_form, workspace, values["settings"])
         if checked.config is None:
@@ -410,7 +410,7 @@ async def start(request: Request) -> Response:
     """Try some values: return the job, or the finished try that had them, or what is wrong."""
     workspace = get_workspace(request)
     session = request.path_params["session"]
-    values = (await read_object(request)).get("values")
+    values = (await read_request(request)).get("values")
     try:
         result = await run_in_threadpool(submit_try, workspace, session, values)
     except ConfigError as error:
@@ -432,7 +432,7 @@ async def stop(request: Request) -> Response:
 async def export(request: Request) -> Response:
     """Write the config of a try, without its limits, for New run."""
     workspace = get_workspace(request)
-    values = (await read_object(request)).get("values")
+    values = (await read_request(request)).get("values")
     path = await run_in_threadpool(write_config, workspace, request.path_params["session"], values)
     return reply({"start": f"file:{path}"})
 
