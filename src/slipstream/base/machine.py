@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -167,6 +168,12 @@ def signal_process_group(pid: int, number: int) -> None:
 def kill_process_group(pid: int) -> None:
     """Kill a process that was started in a session of its own, and its children."""
     signal_process_group(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
+
+
+def disown_process(process: subprocess.Popen[Any]) -> None:
+    """Let a process outlive this one: `Popen` would warn of it, since nobody waits for its end."""
+    if process.poll() is None:
+        process.returncode = 0
 
 
 def describe_exit(code: int, stderr: str) -> str:

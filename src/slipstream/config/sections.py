@@ -12,6 +12,7 @@ from slipstream.config.errors import format_value
 from slipstream.config.model import Model
 from slipstream.config.prepare import MAX_FILTER_ORDER, check_filter
 from slipstream.config.train import (
+    FORECAST_LOSSES,
     Augment,
     Engine,
     Pretrain,
@@ -175,7 +176,7 @@ class Config(Section):
             return self
         classify, train = self.data.task == "classify", self.train
         if classify != (train.loss in CLASS_LOSSES):
-            fit = CLASS_LOSSES if classify else ("mse", "mae", "huber", "quantile")
+            fit = CLASS_LOSSES if classify else FORECAST_LOSSES
             raise ValueError(
                 f'train.loss = "{train.loss}" does not work with data.task = "{self.data.task}"; '
                 f"use one of {', '.join(map(format_value, fit))}"

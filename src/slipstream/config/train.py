@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -36,6 +36,8 @@ Chance = Annotated[float, Field(gt=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=1_000)]
 ColumnAmounts = dict[str, Amount]
 Amounts = Annotated[tuple[Amount, ...], Field(strict=False, min_length=1)]
+Loss = Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"]
+FORECAST_LOSSES = tuple(name for name in get_args(Loss) if name not in CLASS_LOSSES)
 KINDS = ("jitter", "scaling", "volatility", "warp", "slice", "mixup", "cutmix")
 
 
@@ -45,7 +47,7 @@ class Train(Section):
     objective: Literal["predict", "masked"] = "predict"
     """`"predict"` learns the targets; `"masked"`, set by `slipstream pretrain`, learns to fill in
     masked rows of the inputs."""
-    loss: Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"] = "mse"
+    loss: Loss = "mse"
     """The loss, on scaled values. For classes: `"cross_entropy"` (the default there) or
     `"focal"`."""
     quantiles: Annotated[
@@ -584,10 +586,11 @@ def refuse_unfit(pretrain: Pretrain, data: Data, model: Model, train: Train) -> 
             f"data.context = {data.context} is less than the {fewest} rows that masking needs, as "
             "some rows must stay visible; increase it, or reduce pretrain.length"
         )
-    if train.loss not in ("mse", "mae", "huber"):
+    fitting = [name for name in FORECAST_LOSSES if name != "quantile"]
+    if train.loss not in fitting:
         raise ValueError(
-            f'train.loss = "{train.loss}" does not work in pre-training; use "mse", "mae" or '
-            '"huber"'
+            f'train.loss = "{train.loss}" does not work in pre-training; use '
+            f'{", ".join(map(format_value, fitting[:-1]))} or "{fitting[-1]}"'
         )
     if train.repeats > 1:
         raise ValueError(

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.precision import BETA1, BETA2, EPSILON
+from slipstream.kernels.operands import BETA1, BETA2, EPSILON
 
 BLOCK = 1024
 MAX_PIECE = 4

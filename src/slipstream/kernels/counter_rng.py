@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 BLOCK = 512
 

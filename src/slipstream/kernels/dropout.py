@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 ELEMENTS = 1024
 """Of a program; more where a row is longer"""

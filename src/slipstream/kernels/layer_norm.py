@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 ELEMENTS = 2048
 """Of the rows that a program has on chip at a time; wider ones are left to torch"""

@@ -20,8 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.precision import operand_format
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes, operand_format
 
 MAX_TOKENS, MAX_WIDTH = 64, 64
 """Of a sequence, and of a head. In the backward pass a program holds all weights of its head three

@@ -301,12 +301,19 @@ class WorkerProcess:
                 start_new_session=True,  # Ctrl-C reaches it only through `LocalWorkers`
             )
         self._put(Started({"pid": self.process.pid}))
-        with suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.write(format_task(task) + "\n")
-            self.process.stdin.flush()
         self._reader = Thread(target=self._read_events, daemon=True)
         self._reader.start()
+        try:
+            self._send_task()
+        except BaseException:  # Ctrl-C: nobody else knows of the process yet
+            self.kill()
+            raise
+
+    def _send_task(self) -> None:
+        with suppress(BrokenPipeError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(format_task(self.task) + "\n")
+            self.process.stdin.flush()
 
     def _put(self, message: Message) -> None:
         self.messages.put((self.task.index, message))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -75,7 +76,7 @@ class OpenTable(NamedTuple):
     """The sheet of a workbook of which several are read"""
 
 
-class TableReader:
+class TableReader(ABC):
     """Reads the files of one format. A format implements `read`.
 
     The other methods follow from it; a format overrides them where it can do with less memory.
@@ -84,12 +85,12 @@ class TableReader:
     reads_in_place = False
     """Whether the tables read columns and row groups from the file when they are needed"""
 
+    @abstractmethod
     def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
         """Read the tables of a file: one, or one per sheet where the options name several sheets.
 
         `files` of a table says what was read: the format with its details, units, and notes.
         """
-        raise NotImplementedError
 
     def inspect(self, file: InputFile, options: ReadOptions) -> Iterator[OpenTable]:
         """Yield the tables of a file with their rows in batches, each read when asked for."""

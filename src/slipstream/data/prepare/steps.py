@@ -19,6 +19,7 @@ calls a function that does not exist yet, add that to `exporting/c/templates/pre
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -84,7 +85,7 @@ class StepInputs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step(Generic[Settings]):
+class Step(ABC, Generic[Settings]):
     """One step, with its settings. Steps are counted from 1."""
 
     number: int
@@ -162,12 +163,13 @@ class Step(Generic[Settings]):
             require_column(table, name, self.where)
 
     def fit(self, frames: Sequence[SeriesFrame], training: Flags) -> Limits:
-        """Return the ranges of the training rows, which `training` marks by position."""
+        """Return the ranges of the training rows, which `training` marks by position; steps with
+        `is_fitted` have it."""
         raise NotImplementedError(f"{self.where} is not fitted")
 
+    @abstractmethod
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         """Return the rows of a series after the step."""
-        raise NotImplementedError(self.where)
 
     def explain_no_parts(self, *, has_limits: bool) -> str | None:
         """Say why a table on disk cannot be read in parts, each with the rows that the step looks
@@ -207,7 +209,8 @@ class Step(Generic[Settings]):
 
     def write_c(self, columns: Variables, code: Statements, inputs: StepInputs) -> Variables:
         """Add the statements of the step; return the variables of the columns that it writes.
-        `columns` are the variables of all columns so far."""
+        `columns` are the variables of all columns so far. Steps have it unless `explain_no_c` says
+        why not."""
         raise NotImplementedError(self.where)
 
 

@@ -26,7 +26,7 @@ at every step.
 import triton
 import triton.language as tl
 
-from slipstream.kernels.rnn.activations import sigmoid, tanh
+from slipstream.kernels.rnn.cell import sigmoid, tanh
 
 
 @triton.jit

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from slipstream.kernels.precision import multiply_in_fp32
+from slipstream.kernels.operands import multiply_in_fp32
 from slipstream.kernels.rnn.weights import (
     ONE_BACKWARD,
     LayerWeights,

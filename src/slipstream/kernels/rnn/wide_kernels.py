@@ -25,7 +25,7 @@ written is read past the L1 cache (".cg"), which does not notice it.
 import triton
 import triton.language as tl
 
-from slipstream.kernels.rnn.activations import sigmoid, tanh
+from slipstream.kernels.rnn.cell import sigmoid, tanh
 
 
 @triton.jit

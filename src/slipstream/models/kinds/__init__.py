@@ -9,6 +9,7 @@ Nothing here imports torch: servers and devices without it load these modules.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -47,8 +48,12 @@ class GraphState(NamedTuple):
     """Of one sequence"""
 
 
-class Kind:
-    """A kind of network outside PyTorch."""
+class Kind(ABC):
+    """A kind of network outside PyTorch.
+
+    The abstract methods are what every kind has. Those that raise are called only for kinds that
+    say that they have them: by `ModelSpec.can_pad`, a `row_encoder` or a `c_template`.
+    """
 
     input_weights: ClassVar[re.Pattern[str] | None] = None
     """Matches the names of the weights that meet the inputs: a fine-tuned encoder permutes their
@@ -62,13 +67,13 @@ class Kind:
     where there is none"""
     why_no_c: ClassVar[str] = "it has no C template"
 
+    @abstractmethod
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
         """Return the shapes of the weights below pool and head, by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get_width(self, model: Model, signature: Signature) -> int:
         """Return the width of a token, or of the features where windows are not read as tokens."""
-        raise NotImplementedError
 
     def get_unit_axes(self, name: Sequence[str], model: Model) -> tuple[Axis, ...]:
         """Return the axes along which a weight has units, for padding; kinds with
@@ -79,14 +84,14 @@ class Kind:
         """Return the multiply-adds between tokens, which no weight takes part in."""
         return 0
 
+    @abstractmethod
     def encode(self, weights: Weights, model: Model, inputs: Array) -> Array:
         """Return the tokens [T / patch, B, D] of inputs [T, B, F] in numpy; features [B, D] where
         windows are not read as tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_to_graph(self, network: OnnxNetwork, rows: str) -> str:
         """Add the layers to an ONNX graph: from rows [T, B, F] to what `encode` returns."""
-        raise NotImplementedError
 
     def list_graph_states(self, model: Model) -> Iterator[GraphState]:
         """Yield the states of a graph of one row; kinds with a `row_encoder` have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,9 +45,9 @@ class RecurrentKind(Kind):
     c_gates: ClassVar[int]
     """Numbers per unit that the C code computes for one step"""
 
+    @abstractmethod
     def run_layer(self, weights: Weights, name: str, suffix: str, sequence: Array) -> Array:
         """Return the outputs [T, B, D] of one direction of a layer, from a state of zero."""
-        raise NotImplementedError
 
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {}
