@@ -16,7 +16,7 @@ from slipstream.config import Config, Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.filters import FilterDesign, PredictionFilter, describe_filter, design_filter
-from slipstream.data.predictions import WindowPlaces, build_prediction_table
+from slipstream.data.predictions import WindowPositions, build_prediction_table
 from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
@@ -155,9 +155,11 @@ def build_table(
     """Return one row per window and predicted row: physical units, or probabilities of classes."""
     chunk = batch.chunk
     starts = batch.starts.cpu().numpy() + chunk.first_row
-    places = WindowPlaces(dataset.signature, dataset.index, starts, chunk.time, chunk.first_row)
+    positions = WindowPositions(
+        dataset.signature, dataset.index, starts, chunk.time, chunk.first_row
+    )
     columns = get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
-    return build_prediction_table(places, columns)
+    return build_prediction_table(positions, columns)
 
 
 MIN_PROBABILITY = 1e-30
