@@ -48,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine's own programs reach an address."""
+    """Return whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -70,7 +70,7 @@ def run_server(
     stop_s: int = 30,
     headers_s: float = HEADERS_S,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is running, for at most `stop_s`.
+    """Serve until SIGTERM or SIGINT, then finish the running requests, for at most `stop_s`.
 
     Connections that are without a request's headers for `headers_s` are closed.
 
@@ -110,7 +110,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.announce, self.stop, self.headers_s = announce, stop, headers_s
         self.incomplete: dict[Any, float] = {}
-        """When a connection was first seen without a complete request"""
+        """The time at which each connection was first seen without a complete request"""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -118,7 +118,8 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn, which afterwards raises the signal again: that would end us as killed."""
+        """Capture signals as uvicorn does, but do not raise them again afterwards: that would end
+        the process as killed."""
         before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield

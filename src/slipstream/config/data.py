@@ -42,7 +42,8 @@ def check_encoding(name: str) -> str:
 
 
 def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
-    """Return the folder that a pattern begins with, and what matches below it, in order of name."""
+    """Return the folder that a pattern begins with, and the paths below it that match, in order of
+    name."""
     first = next((i for i, part in enumerate(pattern.parts) if WILDCARD.search(part)), None)
     if first is None:
         return pattern, []

@@ -31,7 +31,7 @@ UNCARRIED: dict[str, tuple[Any, ...]] = {
     "engine.rnn": ("auto", "cudnn", "torch"),
     "engine.recompute": (False,),
 }
-"""The values of settings that a carried state works with"""
+"""The accepted values of settings where a state is carried"""
 NAME_WORDS = (
     "made of letters, digits, dots, underscores and hyphens, and begin with a letter or digit"
 )
@@ -79,7 +79,8 @@ MAX_FILTER_ROWS = {
     "savgol": 1001,
     "butterworth": 1_000_000,
 }
-"""Shorter averages than of columns: every number of a prediction keeps as many past ones"""
+"""The longest filters of predictions, by kind. They are shorter than filters of columns, because
+every number of a prediction keeps that many past values"""
 
 
 class Predict(Section):
@@ -232,7 +233,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_parallel(self) -> Self:
-        """Refuse what one model over several processes does not go together with."""
+        """Refuse settings that do not work with one model over several processes."""
         if self.engine.data_parallel == 1:
             return self
         setting = f"engine.data_parallel = {self.engine.data_parallel}"

@@ -186,11 +186,10 @@ def split_stratified(
 ) -> tuple[dict[str, Ints], Flags]:
     """Split each class's windows by shares, in time order within a series.
 
-    Return the windows by set and a mask of the training rows. A window's class is the class of its
-    first target row. Windows that share a row with a window of a later set are left out.
+    Return the windows by set and a mask of the training rows.
 
-    A window's class is that of its first target row. Windows that share a row with one of a later
-    set are left out.
+    A window's class is the class of its first target row. Windows that share a row with a window of
+    a later set are left out.
     """
     rows = splits.assign_all(index)
     ranges = splits.find_set_windows(index.breaks, rows, 0, data, signature)

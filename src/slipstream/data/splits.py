@@ -312,7 +312,7 @@ def find_windows(
     index: SeriesIndex, data: Data, signature: Signature
 ) -> tuple[SplitAssignment, dict[str, WindowRanges]]:
     """Assign the rows to sets and find the windows of each, with or without a target; a set without
-    windows is refused. Pre-training has no test windows, so that rows for later tests stay unseen.
+    windows is refused.
 
     Pre-training has no test windows, so that rows for later tests stay unseen.
     """

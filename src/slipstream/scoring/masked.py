@@ -35,7 +35,7 @@ BASELINES = {
     "interpolate": "a straight line across the mask",
 }
 COLLAPSED = 0.05
-"""Deviation below which a unit of the latent is the same for every window"""
+"""A unit of the latent with a smaller deviation is the same for every window"""
 NUM_EXAMPLES = 6
 EXAMPLES = "reconstructions.parquet"
 
@@ -44,11 +44,11 @@ class VisibleRows(NamedTuple):
     """For each row of windows, [T, B], the nearest rows that are not masked."""
 
     before: Tensor
-    """At or before it; -1 where there is none"""
+    """The nearest visible row at or before the row; -1 where there is none"""
     after: Tensor
-    """At or after it; T where there is none"""
+    """The nearest visible row at or after the row; T where there is none"""
     distance: Tensor
-    """Rows to the nearer of the two; 0 where it is not masked itself"""
+    """The distance to the nearer of the two rows; 0 for a visible row"""
 
 
 def find_visible_rows(mask: Tensor) -> VisibleRows:
@@ -63,12 +63,13 @@ def find_visible_rows(mask: Tensor) -> VisibleRows:
 
 
 def fill_with_last_visible(inputs: Tensor, visible: VisibleRows) -> Tensor:
-    """Return every row [T, B, F] as the last visible one; before the first such, as that."""
+    """Return each row [T, B, F] replaced by the last visible one; rows before the first visible row
+    by that row."""
     return _gather(inputs, torch.where(visible.before < 0, visible.after, visible.before))
 
 
 def fill_by_interpolation(inputs: Tensor, visible: VisibleRows) -> Tensor:
-    """Return every row on the straight line between the visible ones around it."""
+    """Return each row interpolated linearly between the visible rows around it."""
     rows = len(inputs)
     left = torch.where(visible.before < 0, visible.after, visible.before)
     right = torch.where(visible.after == rows, visible.before, visible.after)
@@ -83,7 +84,7 @@ def _gather(inputs: Tensor, index: Tensor) -> Tensor:
 
 
 class FilledWindows(NamedTuple):
-    """Some windows with their masked rows filled in."""
+    """Windows with their masked rows filled in."""
 
     starts: Tensor
     """[B]"""
@@ -92,22 +93,22 @@ class FilledWindows(NamedTuple):
     mask: Tensor
     """[T, sequences]"""
     rows: dict[str, Tensor]
-    """By the model and by each baseline, as the inputs"""
+    """The rows as filled in by the model and by each baseline, in the shape of the inputs"""
     distance: Tensor
-    """[T, sequences]: rows to the nearest visible one"""
+    """[T, sequences]: distance to the nearest visible row"""
     tokens: Tensor
     """[T / patch, sequences, D]"""
 
 
 @dataclass(frozen=True)
 class MaskFiller:
-    """Fills in masked rows of windows, each with its mask of the validation."""
+    """Fills in the masked rows of windows; each window has a fixed mask, as in validation."""
 
     model: nn.Module
     plan: Plan
     pretrain: Pretrain
     mean: Tensor
-    """[F]: of the sequences, over the training windows"""
+    """[F]: mean of the sequences over the training windows"""
 
     def fill(self, series: Series, starts: Tensor) -> FilledWindows:
         inputs, _ = windows.gather_inputs(series, starts)
@@ -146,15 +147,15 @@ def compute_training_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
 
 
 class MaskedScores(NamedTuple):
-    """How well masked rows are filled in."""
+    """The scores of filled-in rows."""
 
     metrics: dict[str, Any]
-    """By the model and by each baseline"""
+    """The metrics of the model and of each baseline"""
     comparison: PairedComparison
-    """The model against the baselines"""
+    """The comparison of the model with the baselines"""
     latent: dict[str, Any]
     examples: pa.Table
-    """A few windows"""
+    """A table of a few windows"""
 
 
 @torch.inference_mode()
@@ -195,7 +196,7 @@ class MaskedSums:
             device=filler.plan.device,
         )
         self.by_distance = torch.zeros(2, signature.context, dtype=torch.float64)
-        """Count and squared error"""
+        """Number and squared errors of the masked rows, by distance"""
 
     def update(self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor) -> None:
         """Add the errors of masked rows as they are in `rows`."""
@@ -231,7 +232,7 @@ class MaskedSums:
 
 
 class LatentSums:
-    """How much each unit of the encoder differs from window to window, at the same token."""
+    """Sums for the spread of each unit of the encoder over windows, at the same token."""
 
     def __init__(self) -> None:
         self.count = 0
