@@ -125,7 +125,7 @@ class Origin:
     """The option or argument of each override, by its setting"""
 
     def format_problems(self, problems: Sequence[SettingProblem]) -> Message:
-        """Return one line per problem, each with the place to correct."""
+        """Return one line per problem, each with the file and line, or the option, to correct."""
         lines = (Message(self._locate(problem), ": ", problem.message) for problem in problems)
         return join_messages(lines, "\n  ")
 

@@ -50,7 +50,7 @@ class ModelSpec:
     can_pad: bool = True
     """Units of zero weights change nothing, so models of several widths can train in one pack"""
     knows_positions: bool = False
-    """Its encoder has weights for each place in the context"""
+    """Its encoder has weights for each position in the context"""
     settings: tuple[str, ...] = ()
     """Settings of `[model]` that it has beside the common ones; they shape its encoder"""
     width_divisor: str | None = None

@@ -11,14 +11,14 @@ _trying = threading.Lock()
 
 
 def should_use_triton(tensor: Tensor) -> bool:
-    """Whether one of our kernels runs an operation on this tensor. Not within torch.compile, which
-    fuses plain operations by itself."""
+    """Return whether one of our kernels runs an operation on this tensor. Not within torch.compile,
+    which fuses plain operations by itself."""
     return tensor.is_cuda and not torch.compiler.is_compiling() and is_triton_usable(tensor.device)
 
 
 def is_triton_usable(device: torch.device) -> bool:
-    """Whether Triton is installed, the GPU is Turing or later, and a kernel compiles and runs on
-    it, which needs a C compiler."""
+    """Return whether Triton is installed, the GPU is Turing or later, and a kernel compiles and
+    runs on it, which needs a C compiler."""
     with _trying:  # `prepare_device` may be at it in another thread
         return _try_triton(device)
 
@@ -33,7 +33,7 @@ def _try_triton(device: torch.device) -> bool:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Have the driver and the libraries ready that a first step would otherwise wait for."""
+    """Load the driver and the libraries that a first step would otherwise wait for."""
     if device.type != "cuda":
         return
     for dtype in (torch.float32, torch.float16):

@@ -61,7 +61,7 @@ class _CausalConv(torch.autograd.Function):
 
 
 def _stack_taps(rows: Tensor, taps: int, dilation: int) -> Tensor:
-    """[K, T, B, C] to [K, T, B, taps * C]: for each row, the rows that it reads, oldest first."""
+    """Stack the rows that each row reads, oldest first: [K, T, B, C] to [K, T, B, taps * C]."""
     T = rows.shape[1]
     before = min((taps - 1) * dilation, T)
     padded = F.pad(rows, (0, 0, 0, 0, before, 0))
@@ -70,7 +70,8 @@ def _stack_taps(rows: Tensor, taps: int, dilation: int) -> Tensor:
 
 
 def _add_taps(by_tap: Tensor, dilation: int) -> Tensor:
-    """The gradient of the rows [K, T, B, C] from that of the stack [K, T, B, taps, C]."""
+    """Return the gradient of the rows [K, T, B, C] from the gradient of the stack [K, T, B, taps,
+    C]."""
     _, T, _, taps, _ = by_tap.shape
     total = by_tap[..., taps - 1, :].contiguous()
     for tap in range(taps - 1):

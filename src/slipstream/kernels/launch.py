@@ -20,9 +20,9 @@ from slipstream.base import machine
 
 MAX_THREADS = 16
 MAX_WAIT_S = 60.0
-"""For other processes that build launchers"""
+"""How long to wait for other processes that build launchers"""
 _requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)
-"""While precompiling, the kernels so far"""
+"""The kernels requested so far while precompiling; None otherwise"""
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -89,7 +89,8 @@ def _load(device: int, kernels: Sequence[Any]) -> None:
 
 @contextmanager
 def _lock_cache() -> Iterator[None]:
-    """Let one process at a time build launchers in Triton's cache; wait for it a while at most."""
+    """Let one process at a time build launchers in Triton's cache; wait for the lock for a limited
+    time only."""
     from triton import knobs
 
     try:

@@ -18,7 +18,8 @@ from slipstream.kernels.vmap import call_under_vmap, is_vmapped
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [..., D], weight [N, D] and bias [N] to [..., N]; under `vmap`, each lane by its own."""
+    """Apply weight [N, D] and bias [N] to x [..., D], giving [..., N]; under `vmap`, each lane has
+    its own."""
     if x.is_cuda and x.dim() > 1 and is_vmapped(x, weight, bias):
         apply: Any = _Linear.apply
         return call_under_vmap(apply, x, weight, bias)

@@ -39,7 +39,7 @@ class _OverLanes(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: Sequence[int | None], op: Callable[..., Tensor], *tensors: Tensor
     ) -> tuple[Tensor, int]:
-        """Repeat what all lanes share."""
+        """Run the operation of all lanes at once; arguments that all lanes share are repeated."""
         with_lanes = [
             tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             for tensor, dim in zip(tensors, in_dims[1:], strict=True)

@@ -28,9 +28,10 @@ from slipstream.base.errors import ResumableError, UserError
 from slipstream.runs.files import remove
 
 ASK_EVERY_S = 10.0
-"""Lists of runs look at every lock each time, and its controller serves the whole cluster"""
+"""The shortest interval between two queries of SLURM: lists of runs check every lock each time, and
+the controller serves the whole cluster"""
 QUERY_LIMIT_S = 30.0
-"""A controller that does not answer for so long is not waited for"""
+"""How long an answer of SLURM's controller is waited for"""
 
 
 def describe_job() -> dict[str, Any]:
@@ -48,8 +49,8 @@ def describe_job() -> dict[str, Any]:
 
 
 def has_ended(job: Mapping[str, Any]) -> bool:
-    """Whether a job, as `describe_job` returned it on some node, is known to be over: SLURM ends it
-    before it starts it again."""
+    """Return whether a job, as `describe_job` returned it on any node, is known to be over: SLURM
+    ends a job before it starts it again."""
     current = describe_job()
     if not current or job.get("cluster") != current["cluster"]:
         return False
@@ -61,7 +62,7 @@ def has_ended(job: Mapping[str, Any]) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_gone(job: str, _: int) -> bool:
-    """Ask SLURM whether a job is neither waiting nor running; once in every period of time."""
+    """Ask SLURM whether a job is neither waiting nor running, at most once in each interval."""
     command = ["squeue", "--noheader", "--jobs", job]
     try:
         answer = subprocess.run(
@@ -79,9 +80,9 @@ WITHOUT_FLOCK = "lock.held"
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 LEASE_S, RETRY_S = 180.0, 1.0
-"""NFS releases the locks of a machine that died after 90 s"""
+"""How long to retry, and how often: NFS releases the locks of a machine that died after 90 s"""
 _open_locks: set[int] = set()
-"""Descriptors that a forked child closes"""
+"""Descriptors of held locks, which a forked child closes"""
 _closes_in_children = False
 
 
@@ -232,7 +233,7 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
 
 
 def _take_over(path: Path) -> None:
-    """Remove the lock of a job that is over; of several processes that try to, one does."""
+    """Remove the lock of a job that is over; if several processes try, exactly one succeeds."""
     claim = path.with_name(f"{path.name}.claim")
     try:
         os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
@@ -296,7 +297,7 @@ def _name_process(holder: dict[str, Any]) -> str:
 
 
 def _is_over(holder: dict[str, Any]) -> bool:
-    """Whether a holder on any machine belongs to a SLURM job that is over."""
+    """Return whether a holder on any machine belongs to a SLURM job that is over."""
     job = holder.get("slurm")
     return isinstance(job, dict) and has_ended(job)
 

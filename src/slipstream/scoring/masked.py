@@ -54,11 +54,11 @@ class VisibleRows(NamedTuple):
 def find_visible_rows(mask: Tensor) -> VisibleRows:
     """Find the rows that masked rows [T, B] can be filled in from."""
     rows = len(mask)
-    place = torch.arange(rows, device=mask.device)[:, None].expand_as(mask)
-    before = place.masked_fill(mask, -1).cummax(dim=0).values
-    after = place.masked_fill(mask, rows).flip(0).cummin(dim=0).values.flip(0)
-    back = (place - before).masked_fill(before < 0, rows)
-    ahead = (after - place).masked_fill(after == rows, rows)
+    row = torch.arange(rows, device=mask.device)[:, None].expand_as(mask)
+    before = row.masked_fill(mask, -1).cummax(dim=0).values
+    after = row.masked_fill(mask, rows).flip(0).cummin(dim=0).values.flip(0)
+    back = (row - before).masked_fill(before < 0, rows)
+    ahead = (after - row).masked_fill(after == rows, rows)
     return VisibleRows(before, after, torch.minimum(back, ahead))
 
 
@@ -282,7 +282,9 @@ class ExampleCollector:
             "row": first - index.offsets[owner] + np.arange(rows),
         }
         for i, name in enumerate(signature.inputs if channels == 1 else signature.targets):
-            if name in columns:  # the place of rows, or what another column was filled in with
+            if (
+                name in columns
+            ):  # "window", "series" or "row", or the filled-in values of another column
                 continue
             sequence, column = (place, i) if channels == 1 else (place * channels + i, -1)
             for suffix, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):

@@ -52,8 +52,8 @@ class WindowSums:
         count = len(starts)
         while self._count + count > MAX_UNITS * self._joined:
             self._join()
-        place = self._count + torch.arange(count, device=values.device)
-        self._sums.index_add_(0, place // self._joined, values)
+        number = self._count + torch.arange(count, device=values.device)
+        self._sums.index_add_(0, number // self._joined, values)
         begin = -self._count % self._joined
         firsts = starts[begin :: self._joined]
         unit = (self._count + begin) // self._joined
