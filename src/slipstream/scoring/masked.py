@@ -73,8 +73,8 @@ def fill_by_interpolation(inputs: Tensor, visible: VisibleRows) -> Tensor:
     rows = len(inputs)
     left = torch.where(visible.before < 0, visible.after, visible.before)
     right = torch.where(visible.after == rows, visible.before, visible.after)
-    place = torch.arange(rows, device=inputs.device)[:, None]
-    share = (place - left) / (right - left).clamp(min=1)
+    row = torch.arange(rows, device=inputs.device)[:, None]
+    share = (row - left) / (right - left).clamp(min=1)
     first, second = _gather(inputs, left), _gather(inputs, right)
     return first + (second - first) * share[..., None]
 
@@ -200,19 +200,19 @@ class MaskedSums:
 
     def update(self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor) -> None:
         """Add the errors of masked rows as they are in `rows`."""
-        places = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
-        point, truth = (self._select(values, places) for values in (rows, filled.inputs))
+        masked_rows = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
+        point, truth = (self._select(values, masked_rows) for values in (rows, filled.inputs))
         self.sums.add(point, truth, starts, series)
         squares = (point - truth).square().double()
         independent = self.channels > 1
         squares = squares.transpose(1, 2).flatten(0, 1) if independent else squares.mean(dim=2)
         terms = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
-        distance = filled.distance.gather(0, places).T.flatten().cpu()
+        distance = filled.distance.gather(0, masked_rows).T.flatten().cpu()
         self.by_distance.index_add_(1, distance - 1, terms)
 
-    def _select(self, rows: Tensor, places: Tensor) -> Tensor:
+    def _select(self, rows: Tensor, masked_rows: Tensor) -> Tensor:
         """Return the masked rows, [B, M, C]: all inputs, or every sequence's own channel."""
-        selected = noise.gather_rows(rows, places).transpose(0, 1)
+        selected = noise.gather_rows(rows, masked_rows).transpose(0, 1)
         if self.channels == 1:
             return selected
         channels: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))
@@ -266,15 +266,15 @@ class ExampleCollector:
         self.tables: list[pa.Table] = []
 
     def add(self, filled: FilledWindows, chunk: WindowChunk) -> None:
-        for place in range(len(filled.starts)):
-            if self.num_seen + place in self.wanted:
-                self.tables.append(self._build_window(filled, place, chunk))
+        for number in range(len(filled.starts)):
+            if self.num_seen + number in self.wanted:
+                self.tables.append(self._build_window(filled, number, chunk))
         self.num_seen += len(filled.starts)
 
-    def _build_window(self, filled: FilledWindows, place: int, chunk: WindowChunk) -> pa.Table:
+    def _build_window(self, filled: FilledWindows, number: int, chunk: WindowChunk) -> pa.Table:
         signature, scaler, index = self.dataset.signature, self.dataset.scaler, self.dataset.index
         channels, rows = signature.sequences_per_window, signature.context
-        first = int(filled.starts[place]) + chunk.first_row
+        first = int(filled.starts[number]) + chunk.first_row
         owner = int(np.searchsorted(index.offsets, first, side="right") - 1)
         columns: dict[str, Any] = {
             "window": np.full(rows, len(self.tables), dtype=np.int32),
@@ -286,7 +286,7 @@ class ExampleCollector:
                 name in columns
             ):  # "window", "series" or "row", or the filled-in values of another column
                 continue
-            sequence, column = (place, i) if channels == 1 else (place * channels + i, -1)
+            sequence, column = (number, i) if channels == 1 else (number * channels + i, -1)
             for suffix, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
                 scaled = values[:, sequence, column].double().cpu().numpy()
                 columns[name + suffix] = scaled * scaler.size[name] + scaler.shift[name]
