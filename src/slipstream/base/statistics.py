@@ -22,6 +22,7 @@ LEVEL = 0.95
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 HIGHER_IS_BETTER = {"r2", "accuracy", "balanced_accuracy", "f1_macro", "auc"}
 NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 20
+"""The number of bootstrap resamples, and of those drawn at a time, to limit memory"""
 MIN_BLOCKS = 5
 """The minimum number of blocks of windows without shared rows for a meaningful interval"""
 

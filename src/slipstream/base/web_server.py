@@ -22,8 +22,11 @@ from slipstream.base.errors import UserError
 HEADERS_S = 10.0
 """How long a client may take to send a request's headers"""
 KEEP_ALIVE_S = 30
+"""How long a connection may stay idle between two requests"""
 BACKLOG = 1024
+"""The number of connections that may wait to be accepted"""
 MAX_CONNECTIONS = 2_000
+"""With more connections at a time, requests are answered with 503"""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -40,6 +40,7 @@ CERTAIN = (
 """Numbers in which MARK cannot separate thousands: 1,5 and 0,123 but not 1,199"""
 POINT = CERTAIN.replace("MARK", r"\.")
 HEAD_ROWS = 1000
+"""These first rows are tried alone: they show most text columns and decimal commas at once"""
 
 
 def find_mark(table: pa.Table) -> str | None:

@@ -35,7 +35,9 @@ from slipstream.data.table import SourceFile, concatenate_tables
 from slipstream.data.windows import Series, WindowChunk
 
 COUNT_ROWS = 1_000_000
+"""The number of target rows whose classes are counted at a time, to limit memory"""
 MAX_FILES = 100
+"""The number of files that a summary describes one by one"""
 
 
 @dataclass(frozen=True)

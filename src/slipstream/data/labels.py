@@ -48,7 +48,9 @@ NO_LABEL = [text for text in NULLS if text.lower() != "none"]
 """Cells that hold no label; "none" may well be a class"""
 WHOLE = r"^(?:\+?(\d+)|(-\d+))(?:\.0*)?$"
 MAX_CLASSES = 1000
+"""A column with more different labels is refused"""
 SCAN_ROWS = 1 << 20
+"""The number of rows whose labels are read at a time, to limit memory"""
 
 
 def encode_labels(

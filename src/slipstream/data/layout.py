@@ -36,6 +36,7 @@ _SYMBOL = (
 UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
 """A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
 LONGEST_UNIT = 20
+"""A longer text below a name is no unit"""
 MAX_NAMED = 5
 
 

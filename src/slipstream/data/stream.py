@@ -27,6 +27,7 @@ from slipstream.data.table import DataTable
 from slipstream.data.windows import WindowChunk
 
 SCAN_ROWS = 1 << 18
+"""The number of rows that each pass over the file holds at a time"""
 
 
 def refuse_unstreamable(data: Data) -> None:

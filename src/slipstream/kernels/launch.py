@@ -19,6 +19,7 @@ import torch
 from slipstream.base import machine
 
 MAX_THREADS = 16
+"""The number of kernels compiled at a time: a step has about a dozen"""
 MAX_WAIT_S = 60.0
 """How long to wait for other processes that build launchers"""
 _requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)

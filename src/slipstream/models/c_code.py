@@ -25,6 +25,7 @@ registers"""
 PER_LINE = 8
 POINTER_BYTES = 4
 """The size of a pointer on a 32-bit microcontroller"""
+# -128 is left out, so that values are symmetric about zero
 LARGEST_INT8 = 127
 
 

@@ -25,6 +25,7 @@ from slipstream.base.statistics import (
 Array = npt.NDArray[Any]
 
 NUM_BINS = 15
+"""The number of bins of the confidence, as is usual for the expected calibration error"""
 MAX_EXAMINED = 20_000
 """The number of answers that `find_worst` examines, the least likely first"""
 MAX_ANSWERS = 20_000

@@ -47,6 +47,7 @@ STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
 LOGISTIC_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Penalties to choose from, the strongest first: each starts from the solution of the one before"""
 MAX_ITERATIONS = 200
+"""The number of iterations that the optimizer of the logistic regression may take per penalty"""
 
 Batches = Iterable[tuple[Tensor, ...]]
 """Inputs [T, B, F], targets [B, H, C] and, where some are known, rows ahead [B, H, U]; or features

@@ -37,6 +37,7 @@ BASELINES = {
 COLLAPSED = 0.05
 """A unit of the latent with a smaller deviation is the same for every window"""
 NUM_EXAMPLES = 6
+"""The number of windows that are saved as examples"""
 EXAMPLES = "reconstructions.parquet"
 
 

@@ -40,6 +40,7 @@ DEFAULT_STEPS = 3
 CONSTANT = 1e-14
 """How far the mean of equal values may be from them, relative to their size"""
 MAX_ROWS = 200_000_000
+"""More rows than this are refused: `every` is then most likely a mistake, and memory would fill"""
 
 
 @dataclass(frozen=True)
