@@ -30,7 +30,7 @@ Watch = Callable[[Event], None]
 UNPUBLISHED = ".unpublished"
 """Suffix of a folder that is still being created"""
 MAX_COLLISIONS = 20
-"""How often other processes may remove a new hidden folder as a leftover before this one gives up"""
+"""How often other processes may remove a new hidden folder as a leftover before an error"""
 METRICS = "metrics.json"
 OPENING = ("start", "resume", "search")
 """Events that state when the run was opened, from which `at_s` counts, and the schema's version"""
