@@ -148,7 +148,7 @@ class Train(Section):
 
     @property
     def max_epochs(self) -> int:
-        """The most epochs that training can take."""
+        """The largest number of epochs that training can take."""
         return self.epochs + (0 if self.patience == "off" else self.exploit_epochs)
 
     @model_validator(mode="after")
@@ -225,7 +225,7 @@ class Augment(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that are on."""
+        """The kinds of augmentation that are on."""
         return tuple(kind for kind in KINDS if _is_on(getattr(self, kind)))
 
 
@@ -284,7 +284,7 @@ LAYER_WORDS = {
     "slipstream": "our own kernels",
     "torch": "PyTorch's layers",
 }
-"""What runs a recurrent layer, by its name in a plan"""
+"""The description of each implementation of recurrent layers, by its name in a plan"""
 
 
 class Engine(Section):
@@ -357,7 +357,7 @@ class Engine(Section):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What to tell the user about settings that were given by an older name."""
+        """Notes for the user on settings that were given by an older name."""
         return ()
 
     @model_validator(mode="wrap")
@@ -374,7 +374,7 @@ class Engine(Section):
 
 Value = Scalar | Scalars
 MAX_VALUE = 1e15
-"""Of a range: beyond it, neighbours are no longer told apart as numbers"""
+"""The largest bound of a range: beyond it, floats no longer distinguish neighbouring values well"""
 Choices = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
 
 
@@ -551,7 +551,7 @@ def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_recurrent(model: Model) -> list[str]:
-    """Note what pre-training sets of a recurrent model by itself, and what follows from it."""
+    """Note the settings that pre-training changes for a recurrent model, and their consequences."""
     names = [name for name in RECURRENT_DEFAULTS if getattr(model, name)]
     if not (model.spec.is_recurrent and names):
         return []

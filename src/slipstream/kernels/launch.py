@@ -22,22 +22,23 @@ from torch import Tensor
 from slipstream.base import machine
 
 MAX_THREADS = 16
+"""The number of kernels compiled at a time: a step has about a dozen"""
 MAX_WAIT_S = 60.0
-"""For other processes that build launchers"""
+"""How long to wait for other processes that build launchers"""
 _requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)
-"""While precompiling, the kernels so far"""
+"""The kernels requested so far while precompiling; None otherwise"""
 _trying = threading.Lock()
 
 
 def should_use_triton(tensor: Tensor) -> bool:
-    """Whether one of our kernels runs an operation on this tensor. Not within torch.compile, which
-    fuses plain operations by itself."""
+    """Return whether one of our kernels runs an operation on this tensor. Not within torch.compile,
+    which fuses plain operations by itself."""
     return tensor.is_cuda and not torch.compiler.is_compiling() and is_triton_usable(tensor.device)
 
 
 def is_triton_usable(device: torch.device) -> bool:
-    """Whether Triton is installed, the GPU is Turing or later, and a kernel compiles and runs on
-    it, which needs a C compiler."""
+    """Return whether Triton is installed, the GPU is Turing or later, and a kernel compiles and
+    runs on it, which needs a C compiler."""
     with _trying:  # `prepare_device` may be at it in another thread
         return _try_triton(device)
 
@@ -52,7 +53,7 @@ def _try_triton(device: torch.device) -> bool:
 
 
 def prepare_device(device: torch.device) -> None:
-    """Have the driver and the libraries ready that a first step would otherwise wait for."""
+    """Load the driver and the libraries that a first step would otherwise wait for."""
     if device.type != "cuda":
         return
     for dtype in (torch.float32, torch.float16):
@@ -125,7 +126,8 @@ def _load(device: int, kernels: Sequence[Any]) -> None:
 
 @contextmanager
 def _lock_cache() -> Iterator[None]:
-    """Let one process at a time build launchers in Triton's cache; wait for it a while at most."""
+    """Let one process at a time build launchers in Triton's cache; wait for the lock for a limited
+    time only."""
     from triton import knobs
 
     try:

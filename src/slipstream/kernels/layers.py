@@ -28,7 +28,8 @@ from slipstream.kernels.operands import (
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [..., D], weight [N, D] and bias [N] to [..., N]; under `vmap`, each lane by its own."""
+    """Apply weight [N, D] and bias [N] to x [..., D], giving [..., N]; under `vmap`, each lane has
+    its own."""
     if x.is_cuda and x.dim() > 1 and is_vmapped(x, weight, bias):
         apply: Any = _Linear.apply
         return call_under_vmap(apply, x, weight, bias)
@@ -56,8 +57,8 @@ class _Linear(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.bmm(grad, across).view(shape).to(dtype)
-        ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
-        d_weight, d_bias = multiply_in_fp32(grad.mT, rows), multiply_in_fp32(ones, grad)[:, 0]
+        ones_row = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
+        d_weight, d_bias = multiply_in_fp32(grad.mT, rows), multiply_in_fp32(ones_row, grad)[:, 0]
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype)
 
 
@@ -100,13 +101,13 @@ class _CausalConv(torch.autograd.Function):
         # stacked again rather than kept: the stack is `taps` times as large as the rows
         columns = _stack_taps(rows, shape[3], dilation).flatten(1, 2)
         d_weight = multiply_in_fp32(grad.mT, columns).unflatten(2, (shape[3], -1)).transpose(2, 3)
-        ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
-        d_bias = multiply_in_fp32(ones, grad)[:, 0]
+        ones_row = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
+        d_bias = multiply_in_fp32(ones_row, grad)[:, 0]
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
 
 
 def _stack_taps(rows: Tensor, taps: int, dilation: int) -> Tensor:
-    """[K, T, B, C] to [K, T, B, taps * C]: for each row, the rows that it reads, oldest first."""
+    """Stack the rows that each row reads, oldest first: [K, T, B, C] to [K, T, B, taps * C]."""
     T = rows.shape[1]
     before = min((taps - 1) * dilation, T)
     padded = F.pad(rows, (0, 0, 0, 0, before, 0))
@@ -115,7 +116,8 @@ def _stack_taps(rows: Tensor, taps: int, dilation: int) -> Tensor:
 
 
 def _add_taps(by_tap: Tensor, dilation: int) -> Tensor:
-    """The gradient of the rows [K, T, B, C] from that of the stack [K, T, B, taps, C]."""
+    """Return the gradient of the rows [K, T, B, C] from the gradient of the stack [K, T, B, taps,
+    C]."""
     _, T, _, taps, _ = by_tap.shape
     total = by_tap[..., taps - 1, :].contiguous()
     for tap in range(taps - 1):

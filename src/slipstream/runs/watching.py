@@ -22,7 +22,7 @@ from slipstream.runs.folder import Run
 
 WATCHED, PREVIEW = "watched", "preview.json"
 WATCHED_S = 10.0
-"""How long a touch counts"""
+"""How long after a touch of `watched` the run counts as watched"""
 
 
 def mark_watched(folder: Path) -> None:
@@ -32,7 +32,7 @@ def mark_watched(folder: Path) -> None:
 
 
 def is_watched(folder: Path) -> bool:
-    """Whether somebody has looked at the run in a folder just now."""
+    """Return whether the run in a folder is being watched."""
     try:
         return time.time() - (folder / WATCHED).stat().st_mtime < WATCHED_S
     except OSError:
@@ -40,7 +40,7 @@ def is_watched(folder: Path) -> bool:
 
 
 def write_preview(folder: Path, value: Any) -> None:
-    """Write what is shown, by a rename; it need not survive a crash, so nothing is flushed."""
+    """Write the preview by a rename, without flushing: it need not survive a crash."""
     temporary = folder / f".{PREVIEW}.{os.getpid()}.tmp"
     temporary.write_text(to_json(value, indent=None), encoding="utf-8")
     temporary.replace(folder / PREVIEW)

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from slipstream.models.onnx_graph import OnnxNetwork
 
 Axis = tuple[int, int] | None
-"""The layer whose units lie along an axis of a weight, and how many times; None for other axes"""
+"""The layer whose units lie along an axis of a weight, and how many times they are repeated; None
+for other axes"""
 RowState = dict[str, Array]
-"""What a network remembers of the rows so far, by name"""
+"""The state of a network after the rows so far, by name"""
 
 
 class RowEncoder(Protocol):
@@ -45,7 +46,7 @@ class GraphState(NamedTuple):
 
     name: str
     shape: Shape
-    """Of one sequence"""
+    """The shape for one sequence"""
 
 
 class Kind(ABC):
@@ -59,9 +60,9 @@ class Kind(ABC):
     """Matches the names of the weights that meet the inputs: a fine-tuned encoder permutes their
     columns; None where there is no encoder to pre-train"""
     added_weights: ClassVar[frozenset[str]] = frozenset()
-    """Weights of several axes that are added, not multiplied by"""
+    """Names of weights of several axes that are added, not multiplied"""
     row_encoder: ClassVar[type[RowEncoder] | None] = None
-    """Computes row after row; None where windows are read as a whole"""
+    """The class that computes row after row; None where windows are read as a whole"""
     c_template: ClassVar[str | None] = None
     """The C code of its layers: `NAME.c.j2` and `NAME_types.c.j2` in exporting/c/templates; None
     where there is none"""
