@@ -150,8 +150,10 @@ def _describe_custom(trained: TrainedRun) -> PortableRun:
     described = PortableMember(
         member.name, member.run, (model,), member.trained.describe_on_new_data(), widths
     )
-    what = trained.describe(on_folds=False)
-    return PortableRun(trained.run, trained.owner, (described,), (1.0,), widths, 0, what, hashes={})
+    description = trained.describe(on_folds=False)
+    return PortableRun(
+        trained.run, trained.owner, (described,), (1.0,), widths, 0, description, hashes={}
+    )
 
 
 def refuse_folder(folder: Path, *, force: bool) -> None:

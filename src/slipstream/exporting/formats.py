@@ -316,7 +316,7 @@ class WrittenExport:
     """None where the files compute rows one by one only"""
     inside: tuple[str, ...]
     """What the files do, in a few words each"""
-    others: Mapping[str, Runner] = field(default_factory=dict)
+    window_runners: Mapping[str, Runner] = field(default_factory=dict)
     """By file: what else has to compute the same"""
     rows: Mapping[str, PieceRunner] = field(default_factory=dict)
     """By file: what computes rows one by one, of models that were trained for a carried state"""
@@ -337,7 +337,7 @@ class ExportFormat(NamedTuple):
 
     module: str
     """Has `write(source: ExportSource, folder: Path) -> WrittenExport`"""
-    what: str
+    description: str
     needs_template: bool = False
     """Whether it holds only kinds with a C template"""
     takes_own_classes: bool = False
@@ -412,8 +412,8 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
     """Refuse options that are for other formats."""
     for setting in settings:
         if setting not in FORMATS[name].settings:
-            others = [key for key, other in FORMATS.items() if setting in other.settings]
-            owner = "is for " + _name_formats(others) if others else "is no option"
+            accepting = [key for key, format_ in FORMATS.items() if setting in format_.settings]
+            owner = "is for " + _name_formats(accepting) if accepting else "is no option"
             raise UserError(Option(setting.replace("_", "-")) + " " + owner, fix="remove it")
 
 
@@ -426,22 +426,22 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
     """Refuse a model that the format cannot hold."""
     chosen = FORMATS[name]
     if run.signature.state == "carried" and chosen.why_no_state:
-        others = [key for key, other in FORMATS.items() if not other.why_no_state]
+        accepting = [key for key, format_ in FORMATS.items() if not format_.why_no_state]
         raise UserError(
             f'{run.run.folder}: was trained with train.state = "carried", which '
             + Option("to", name)
             + f" does not hold: {chosen.why_no_state}; use "
-            + _name_formats(others)
+            + _name_formats(accepting)
         )
     for member in run.members:
         model = member.first.config.model
         if not chosen.holds(model):
-            others = [key for key, other in FORMATS.items() if other.holds(model)]
-            what = "a class of your own" if model.is_custom else f'"{model.kind}"'
-            what += "" if model.is_custom else f": {load_kind(model).why_no_c}"
+            accepting = [key for key, format_ in FORMATS.items() if format_.holds(model)]
+            kind = "a class of your own" if model.is_custom else f'"{model.kind}"'
+            kind += "" if model.is_custom else f": {load_kind(model).why_no_c}"
             raise UserError(
                 f"{member.run.folder}: "
                 + Option("to", name)
-                + f" does not know model.kind = {what}",
-                fix="use " + _name_formats(others) if others else None,
+                + f" does not know model.kind = {kind}",
+                fix="use " + _name_formats(accepting) if accepting else None,
             )

@@ -69,7 +69,7 @@ class MemberPredictor(nn.Module):
         self.signature, self.quantiles = signature, interface.signature.quantiles
         self.networks = nn.ModuleList(trained.models)
         if not shares_weights:
-            self.networks = nn.ModuleList(copy.deepcopy(one) for one in trained.models)
+            self.networks = nn.ModuleList(copy.deepcopy(network) for network in trained.models)
             for network in self.networks:
                 plain = ("persistent",) * len(member.config.model.sizes)
                 algorithms = plain if member.config.model.spec.is_recurrent else ()
@@ -132,7 +132,7 @@ class PhysicalModel(nn.Module):
         shares = list_shares(trained)
         pairs = [pair for pair in zip(trained.members, shares, strict=True) if pair[1]]
         self.members = nn.ModuleList(
-            MemberPredictor(one, interface, shares_weights=shares_weights) for one, _ in pairs
+            MemberPredictor(member, interface, shares_weights=shares_weights) for member, _ in pairs
         )
         self.shares = tuple(share for _, share in pairs)
         self.interface, self.dtype = interface, getattr(torch, interface.dtype)
@@ -204,8 +204,10 @@ def stand_in_for_recurrent_layers() -> Iterator[None]:
 
 def restore_recurrent_layers(program: ExportedProgram) -> ExportedProgram:
     """Put PyTorch's operations back."""
-    own = getattr(torch.ops, NAMESPACE)
-    originals = {getattr(own, name).default: getattr(torch.ops.aten, name).input for name in KINDS}
+    operations = getattr(torch.ops, NAMESPACE)
+    originals = {
+        getattr(operations, name).default: getattr(torch.ops.aten, name).input for name in KINDS
+    }
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target in originals:
             node.target = originals[node.target]
@@ -237,10 +239,12 @@ def _define_operations() -> torch.library.Library:
     return library
 
 
-def _make_results(input: Tensor, hx: Tensor | Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+def _make_results(
+    input: Tensor, hx: Tensor | Sequence[Tensor], *options: Any
+) -> tuple[Tensor, ...]:
     """Return tensors of the shapes of the outputs and of each state."""
     states = [hx] if isinstance(hx, Tensor) else hx
-    directions = 2 if rest[-2] else 1
+    directions = 2 if options[-2] else 1
     outputs = input.new_empty(*input.shape[:-1], states[0].shape[-1] * directions)
     return outputs, *(torch.empty_like(state) for state in states)
 
@@ -290,7 +294,7 @@ def make_runner(path: Path, interface: Interface) -> Runner:
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
         inputs = to_inputs(windows, interface.dtype)
         with torch.no_grad():
-            outputs = module(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+            outputs = module(**{name: torch.from_numpy(values) for name, values in inputs.items()})
         return {name: values.numpy() for name, values in outputs.items()}
 
     return run
@@ -298,7 +302,7 @@ def make_runner(path: Path, interface: Interface) -> Runner:
 
 def _make_shape(dims: list[str | int], interface: Interface) -> tuple[int, ...]:
     """Return the shape of one window's input; the time has the context's length."""
-    return tuple(interface.context if one == "time" else int(one) for one in dims[1:])
+    return tuple(interface.context if dim == "time" else int(dim) for dim in dims[1:])
 
 
 OWN_OPSET = 18

@@ -129,7 +129,7 @@ class LoadedEvaluation(NamedTuple):
     trained: TrainedRun
     on: str
     """The set, or "data" """
-    which: str
+    set_name: str
     """The set's name in the data sets"""
     dataset: Dataset
     folds: list[Dataset]
@@ -148,8 +148,10 @@ class LoadedEvaluation(NamedTuple):
     def count_windows(self) -> dict[str, int]:
         """Return the numbers of windows that are scored, and that are left out."""
         return {
-            "windows": sum(fold.num_windows[self.which] for fold in self.folds),
-            "windows_without_target": sum(fold.left_out.get(self.which, 0) for fold in self.folds),
+            "windows": sum(fold.num_windows[self.set_name] for fold in self.folds),
+            "windows_without_target": sum(
+                fold.left_out.get(self.set_name, 0) for fold in self.folds
+            ),
         }
 
 
@@ -165,10 +167,10 @@ def load_evaluation(
     """Load a run and one of its own sets, or new data; `options` are those of `load_trained`."""
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    which = on if data is None else "all"
+    set_name = on if data is None else "all"
     trained = load_trained(run, own_data=data is None, targets=True, **options)
     datasets = _load_datasets(trained, data, resample=resample, joins=joins)
-    dataset, predictors, members = trained.bind(datasets, [which])
+    dataset, predictors, members = trained.bind(datasets, [set_name])
     if len(dataset.folds) > len(predictors):
         raise UserError(
             f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have "
@@ -179,7 +181,7 @@ def load_evaluation(
     return LoadedEvaluation(
         trained,
         on if data is None else "data",
-        which,
+        set_name,
         dataset,
         folds,
         predictors[-count:],
@@ -215,7 +217,12 @@ def _load_datasets(
 def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> dict[str, Any]:
     """Score the model and the baselines on the windows of a set; what the model predicts is written
     to a file, if one is named."""
-    trained, which, dataset, folds = loaded.trained, loaded.which, loaded.dataset, loaded.folds
+    trained, set_name, dataset, folds = (
+        loaded.trained,
+        loaded.set_name,
+        loaded.dataset,
+        loaded.folds,
+    )
     plan, signature = trained.first.plan, dataset.signature
     coverage = [
         CoverageCounter(fold.half_widths or {}, signature.quantiles) for fold in loaded.predictors
@@ -232,11 +239,11 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         beside = _list_beside(trained, loaded.members, baselines)
         writers = [write] * len(folds)
         parts = (folds, loaders, loaded.predictors, coverage, beside, filters, writers)
-        sums = [_score_fold(_Fold(*part), which) for part in zip(*parts, strict=True)]
-        scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
+        sums = [_score_fold(_Fold(*part), set_name) for part in zip(*parts, strict=True)]
+        scores, *side_scores = (merge_sums(many).compute() for many in zip(*sums, strict=True))
     window_filter = filters[-1]
     names = [*beside[-1], *([UNFILTERED] if window_filter else [])]
-    metrics = {name: get_overall(other) for name, other in zip(names, others, strict=True)}
+    metrics = {name: get_overall(side) for name, side in zip(names, side_scores, strict=True)}
     return {
         **loaded.describe(),
         **get_overall(scores),
@@ -272,7 +279,7 @@ class _Fold(NamedTuple):
 def _make_loader(
     dataset: Dataset, series: Series | None, rows: int, *, with_time: bool
 ) -> ChunkLoader:
-    return lambda which: dataset.iter_chunks(which, series, rows=rows, with_time=with_time)
+    return lambda set_name: dataset.iter_chunks(set_name, series, rows=rows, with_time=with_time)
 
 
 def _list_beside(
@@ -295,7 +302,7 @@ def _name_member(member: Member) -> str:
     return f"{MEMBERS}/{member.name}"  # no baseline has a name like this
 
 
-def _score_fold(fold: _Fold, which: str) -> list[Any]:
+def _score_fold(fold: _Fold, set_name: str) -> list[Any]:
     """Return the sums of the model, of each predictor beside it, and where there is a filter of the
     model without it."""
     predictors = [fold.model.predict, *fold.beside.values()]
@@ -307,7 +314,7 @@ def _score_fold(fold: _Fold, which: str) -> list[Any]:
     }
 
     def count_coverage() -> Iterator[list[PredictionBatch]]:
-        for row in predict_side_by_side(predictors, fold.load_chunks, which):
+        for row in predict_side_by_side(predictors, fold.load_chunks, set_name):
             raw = [row[0]] if fold.filter else []
             for position, running_filter in filters.items():
                 row[position] = running_filter.apply(row[position])
@@ -419,14 +426,14 @@ def _score_streamed_fold(
     memory = dataset.memory
     assert memory is not None
     series = memory.series.to(first.plan.device)
-    (chunk,) = dataset.iter_chunks(loaded.which, series, rows=0)
-    none = torch.empty(0, dtype=torch.int64)
+    (chunk,) = dataset.iter_chunks(loaded.set_name, series, rows=0)
+    no_starts = torch.empty(0, dtype=torch.int64)
     if not fold.models:
-        return {WINDOW: _score_regime(loaded, fold.predict, dataset, chunk, none)}
+        return {WINDOW: _score_regime(loaded, fold.predict, dataset, chunk, no_starts)}
     window = make_state_predictor(first, fold, "windows")
-    regimes = {WINDOW: _score_regime(loaded, window, dataset, chunk, none)}
+    regimes = {WINDOW: _score_regime(loaded, window, dataset, chunk, no_starts)}
     if refusal is None:
-        early = torch.from_numpy(find_early_starts(dataset, loaded.which))
+        early = torch.from_numpy(find_early_starts(dataset, loaded.set_name))
         carried = make_state_predictor(first, fold, "carried")
         regimes[CARRIED] = _score_regime(loaded, carried, dataset, chunk, early)
     return regimes
@@ -563,7 +570,7 @@ class SeriesPositions:
         return np.searchsorted(self._offsets, rows, side="right") - 1
 
 
-def find_early_starts(dataset: Dataset, which: str) -> Ints:
+def find_early_starts(dataset: Dataset, set_name: str) -> Ints:
     """Return, as starts of windows that reach back too far, the rows of a set that come before the
     first full window of their piece: those of series that have windows in this set only."""
     assert dataset.memory is not None
@@ -577,9 +584,9 @@ def find_early_starts(dataset: Dataset, which: str) -> Ints:
     owners = {
         name: set(positions.find_series(starts + lead).tolist()) for name, starts in by_set.items()
     }
-    others = set().union(*(series for name, series in owners.items() if name != which))
-    firsts = begins[np.isin(begins, by_set[which])]
-    firsts = firsts[[int(s) in owners[which] - others for s in positions.find_series(firsts)]]
+    shared = set().union(*(series for name, series in owners.items() if name != set_name))
+    firsts = begins[np.isin(begins, by_set[set_name])]
+    firsts = firsts[[int(s) in owners[set_name] - shared for s in positions.find_series(firsts)]]
     early = [np.arange(first, first + lead) for first in firsts]
     rows = np.concatenate([np.empty(0, np.int64), *early])
     truth = dataset.memory.series.targets.numpy()
@@ -656,14 +663,16 @@ def compare_errors(
     root = math.sqrt if metric.endswith("mse") else float
     ratio = root(float(above.sum()) / max(float(below.sum()), 1e-300))
     units = positions.find_series(errors.rows)
-    what, count = "series", len(np.unique(units))
+    units_name, count = "series", len(np.unique(units))
     if count < MIN_UNITS:
         units = units * (int(errors.rows.max()) // context + 1) + errors.rows // context
-        what = f"blocks of {context:,} rows from {count} series; other series may differ by more"
+        units_name = (
+            f"blocks of {context:,} rows from {count} series; other series may differ by more"
+        )
     _, codes = np.unique(units, return_inverse=True)
     sums = np.stack([np.bincount(codes, weights=values) for values in (above, below)], axis=1)
     if len(sums) < MIN_UNITS:
-        return ErrorRatio(ratio, None, f"none: the rows make {len(sums)} {what}")
+        return ErrorRatio(ratio, None, f"none: the rows make {len(sums)} {units_name}")
     generator, samples = np.random.default_rng(0), []
     for _ in range(0, NUM_RESAMPLES, RESAMPLES_AT_ONCE):
         chances = np.full(len(sums), 1 / len(sums))
@@ -671,7 +680,7 @@ def compare_errors(
         samples.append(drawn_sums[:, 0] / np.maximum(drawn_sums[:, 1], 1e-300))
     ratios = np.concatenate(samples)
     ratios = np.sqrt(ratios) if root is math.sqrt else ratios
-    how = f"{NUM_RESAMPLES:,} resamples of {len(sums):,} {what}"
+    how = f"{NUM_RESAMPLES:,} resamples of {len(sums):,} {units_name}"
     return ErrorRatio(ratio, compute_percentile_interval(ratios), how)
 
 

@@ -203,16 +203,16 @@ def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
     present = np.all([rows >= 0 for rows in starts], axis=0)
 
     def select(folds: Sequence[Dataset]) -> dict[str, Tensor]:
-        own = folds[reference].memory
-        assert own is not None
+        memory = folds[reference].memory
+        assert memory is not None
         result = {}
-        for which, windows in own.starts.items():
+        for set_name, windows in memory.starts.items():
             fits = present[windows.numpy()]
             for fold, match in zip(folds, rows, strict=True):
-                if fold.memory is own or _has_same_windows(fold, folds[reference]):
+                if fold.memory is memory or _has_same_windows(fold, folds[reference]):
                     continue
-                fits &= ~_holds_seen_rows(windows, of, fold, match, SEEN_BEFORE.get(which, ()))
-            result[which] = windows[torch.from_numpy(fits)]
+                fits &= ~_holds_seen_rows(windows, of, fold, match, SEEN_BEFORE.get(set_name, ()))
+            result[set_name] = windows[torch.from_numpy(fits)]
         return result
 
     joint = [torch.from_numpy(member_starts) for member_starts in starts]
@@ -226,28 +226,28 @@ def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
     return JointData(_replace_starts(of, folds[-1].starts, tuple(folds)), joint)
 
 
-def _has_same_windows(dataset: Dataset, other: Dataset) -> bool:
+def _has_same_windows(dataset: Dataset, second: Dataset) -> bool:
     assert dataset.memory is not None
-    assert other.memory is not None
+    assert second.memory is not None
     starts = dataset.memory.starts
-    pairs = [(starts[which], windows) for which, windows in other.memory.starts.items()]
-    same_rows = np.array_equal(dataset.index.offsets, other.index.offsets)
+    pairs = [(starts[set_name], windows) for set_name, windows in second.memory.starts.items()]
+    same_rows = np.array_equal(dataset.index.offsets, second.index.offsets)
     return (
         same_rows
-        and dataset.signature.lead == other.signature.lead
+        and dataset.signature.lead == second.signature.lead
         and all(torch.equal(*pair) for pair in pairs)
     )
 
 
 def _holds_seen_rows(
-    starts: Tensor, of: Dataset, other: Dataset, rows: Ints, sets: Sequence[str]
+    starts: Tensor, of: Dataset, seen_in: Dataset, rows: Ints, sets: Sequence[str]
 ) -> Flags:
     """Return which windows have a target row that the other data set has in one of these sets."""
-    assert other.memory is not None
-    seen = np.zeros(other.index.num_rows + 1, dtype=bool)  # its last stands for a row it has not
-    first = [other.memory.starts[name].numpy() + other.signature.lead for name in sets]
+    assert seen_in.memory is not None
+    seen = np.zeros(seen_in.index.num_rows + 1, dtype=bool)  # its last stands for a row it has not
+    first = [seen_in.memory.starts[name].numpy() + seen_in.signature.lead for name in sets]
     for begin in first:
-        for ahead in range(other.signature.steps_out):
+        for ahead in range(seen_in.signature.steps_out):
             seen[begin + ahead] = True
     before = np.concatenate([[0], np.cumsum(seen[rows])])
     begin = starts.numpy() + of.signature.lead
@@ -260,26 +260,26 @@ def _replace_starts(
 ) -> Dataset:
     assert dataset.memory is not None
     memory = replace(dataset.memory, starts=starts)
-    counts = {which: len(windows) for which, windows in starts.items()}
+    counts = {set_name: len(windows) for set_name, windows in starts.items()}
     return replace(dataset, memory=memory, num_windows=counts, folds=folds)
 
 
 def describe_left_out(before: Dataset, joint: Dataset, sets: Sequence[str]) -> list[str]:
     """Note how many windows of each set are left out; refuse a set that has none any more."""
     notes = []
-    for which in sets:
+    for set_name in sets:
         was, now = (
-            sum(fold.num_windows[which] for fold in data.folds or (data,))
+            sum(fold.num_windows[set_name] for fold in data.folds or (data,))
             for data in (before, joint)
         )
-        if not all(fold.num_windows[which] for fold in joint.folds or (joint,)):
-            name = "" if which == "all" else f"{which} "
+        if not all(fold.num_windows[set_name] for fold in joint.folds or (joint,)):
+            name = "" if set_name == "all" else f"{set_name} "
             raise UserError(
                 f"the members have no {name}window in common: none has the same series and time "
                 "and a full context for each of them"
             )
         if now < was:
-            name = "" if which == "all" else f"{which} "
+            name = "" if set_name == "all" else f"{set_name} "
             notes.append(
                 f"{was - now:,} of {was:,} {name}windows are left out, because not every member "
                 "has them with a full context and unseen targets"

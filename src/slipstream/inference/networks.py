@@ -87,10 +87,10 @@ def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> A
 
 def split_channels(inputs: Array, count: int) -> Array:
     """Turn [T, N, others + C] into [T, N * C, others + 1], the own channel last."""
-    own = inputs[..., inputs.shape[-1] - count :, None]
-    others = inputs[..., None, : inputs.shape[-1] - count]
-    shared = np.broadcast_to(others, (*own.shape[:-1], others.shape[-1]))
-    joined = np.concatenate([shared, own], axis=-1)
+    channels = inputs[..., inputs.shape[-1] - count :, None]
+    further = inputs[..., None, : inputs.shape[-1] - count]
+    shared = np.broadcast_to(further, (*channels.shape[:-1], further.shape[-1]))
+    joined = np.concatenate([shared, channels], axis=-1)
     return joined.reshape(len(inputs), -1, joined.shape[-1])
 
 

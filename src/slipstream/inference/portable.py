@@ -201,9 +201,9 @@ def load_portable(
     if content is None:
         opened, owner = runs.find_model_run(opened)
         member, hashes = _load_member(opened, opened.folder.name, overrides, ensemble)
-        what = f"{owner}: {member.description}" if owner else member.description
+        description = f"{owner}: {member.description}" if owner else member.description
         widths = member.half_widths
-        return PortableRun(opened, owner, (member,), (1.0,), widths, 0, what, hashes)
+        return PortableRun(opened, owner, (member,), (1.0,), widths, 0, description, hashes)
     members = []
     hashes = {ENSEMBLE_FILE: compute_sha256(opened.folder / ENSEMBLE_FILE)}
     for number, described in enumerate(content["members"], start=1):
@@ -215,10 +215,10 @@ def load_portable(
     mixture: FoldMixture = content["folds"][-1]
     reference: int = content["reference"]
     targets = members[reference].first.signature.targets
-    weights, which = tuple(mixture.weights), "weighted mean"
+    weights, rule = tuple(mixture.weights), "weighted mean"
     if ensemble is False:
         weights = tuple(float(number == mixture.best) for number in range(len(members)))
-        which = "best"
+        rule = "best"
     reach = mixture.reach[MODEL if ensemble is False else ENSEMBLE]
     return PortableRun(
         run=opened,
@@ -227,7 +227,7 @@ def load_portable(
         weights=weights,
         half_widths=_to_arrays(reach, targets),
         reference=reference,
-        description=f"the {which} of {len(members)} runs",
+        description=f"the {rule} of {len(members)} runs",
         hashes=hashes,
     )
 
@@ -264,9 +264,11 @@ def _load_member(
     stacked = parse_weights(lanes.weights, lanes.path)
     fold = lanes.folds[-1]
     models = tuple(make(select_lane(stacked, lane), lanes.path) for lane in fold.lanes)
-    what = f"{lanes.description} of the last fold" if len(lanes.folds) > 1 else lanes.description
+    description = (
+        f"{lanes.description} of the last fold" if len(lanes.folds) > 1 else lanes.description
+    )
     return PortableMember(
-        name, run, models, what, _to_arrays(fold.reach, signature.targets)
+        name, run, models, description, _to_arrays(fold.reach, signature.targets)
     ), hashes
 
 

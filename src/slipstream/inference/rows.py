@@ -345,8 +345,8 @@ def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
     if not data.prepare:
         return signature.future
     steps = select_steps(plan_steps(data), signature.future)
-    own = [name for name in signature.future if name not in steps.written]
-    return tuple(dict.fromkeys([*own, *steps.list_sources()])) or signature.future
+    given = [name for name in signature.future if name not in steps.written]
+    return tuple(dict.fromkeys([*given, *steps.list_sources()])) or signature.future
 
 
 def describe_unknown_future(
@@ -356,8 +356,8 @@ def describe_unknown_future(
     if not left_out:
         return []
     names = ", ".join(list_known_ahead(data, signature))
-    what = f"windows of which the rows to predict lack {names} (data.future)"
-    return [f"left out {what}: {left_out:,} of {left_out + num_windows:,}"]
+    windows = f"windows of which the rows to predict lack {names} (data.future)"
+    return [f"left out {windows}: {left_out:,} of {left_out + num_windows:,}"]
 
 
 def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:

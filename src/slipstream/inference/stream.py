@@ -146,8 +146,8 @@ class RowParser:
         if number in self.missing:
             return math.nan
         if abs(number) > LARGEST:
-            what = "infinite" if math.isinf(number) else number
-            raise UserError(f'the row has a value in the column "{name}" that is {what}')
+            size = "infinite" if math.isinf(number) else number
+            raise UserError(f'the row has a value in the column "{name}" that is {size}')
         return number
 
     def _read_array(self, row: Any) -> Floats:
@@ -447,8 +447,8 @@ def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> 
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"the state is not one of this stream ({error!r})") from None
     has_same_shapes = inputs.shape == state.inputs.shape and rows.shape == state.rows.shape
-    for own, other in zip(state.networks, networks, strict=True):
-        has_same_shapes = has_same_shapes and _list_shapes(own) == _list_shapes(other)
+    for expected, loaded in zip(state.networks, networks, strict=True):
+        has_same_shapes = has_same_shapes and _list_shapes(expected) == _list_shapes(loaded)
     if not has_same_shapes:
         raise UserError("the state is not one of this stream: its arrays have other shapes")
     return MemberState(
@@ -722,8 +722,8 @@ class Stream:
     def _find_name(self, id: Any) -> str:
         name = self._parser.name_series(id)
         if name not in self._series:
-            which = f'the series "{name}" has' if name else "the stream has"
-            raise UserError(f"{which} had no row; push one first")
+            subject = f'the series "{name}" has' if name else "the stream has"
+            raise UserError(f"{subject} had no row; push one first")
         return name
 
     def _start(self) -> StreamSeries:
@@ -763,22 +763,23 @@ class Stream:
         before, step = series.time, self.signature.step
         if before is None or row.time is None:
             return False
-        which = f' of series "{row.series}"' if row.series else ""
+        of_series = f' of series "{row.series}"' if row.series else ""
         if before.is_date != row.time.is_date:
-            raise UserError(f"times{which} are numbers in some rows and dates in others")
+            raise UserError(f"times{of_series} are numbers in some rows and dates in others")
         since = row.time.since(before)
         if since <= 0:
-            what = "the same time as" if since == 0 else "earlier than"
+            order = "the same time as" if since == 0 else "earlier than"
             raise UserError(
-                f"the row{which} has {what} the row before it; push rows in time order, and each "
-                "series by its id"
+                f"the row{of_series} has {order} the row before it; push rows in time order, "
+                "and each series by its id"
             )
         if step is None or abs(since - step) <= self._data.gap_tolerance * step:
             return False
         if not self._resets:
             raise UserError(
-                f"the row{which} comes {since:g} after the one before it, but the model's rows are "
-                f'{step:g} apart; push the rows between, or start anew: gaps="reset", or reset()'
+                f"the row{of_series} comes {since:g} after the one before it, but the model's rows "
+                f"are {step:g} apart; push the rows between, or start anew: "
+                'gaps="reset", or reset()'
             )
         return True
 
@@ -807,10 +808,10 @@ class Stream:
         """Return the weighted mean of what the members predict, in the order of the reference."""
         total = np.zeros(1)
         for member, weight, value in zip(self._members, self._weights, values, strict=True):
-            own = member.member.first.signature
-            if not own.classes:
-                if own.quantiles != self.signature.quantiles:
-                    value = select_median(value, own.quantiles)[..., None]
-                value = value[:, [own.targets.index(name) for name in self.signature.targets]]
+            signature = member.member.first.signature
+            if not signature.classes:
+                if signature.quantiles != self.signature.quantiles:
+                    value = select_median(value, signature.quantiles)[..., None]
+                value = value[:, [signature.targets.index(name) for name in self.signature.targets]]
             total = total + weight * value
         return total

@@ -189,8 +189,8 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         if key not in loaded:
             replay = Replay(read_limits(member.run))
             loaded[key] = read_own_data(member.config, trained, replay, table)
-        own = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
-        signature = loaded[key].signature.model_copy(update=own)
+        outputs = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
+        signature = loaded[key].signature.model_copy(update=outputs)
         dataset = replace(loaded[key], signature=signature)
         if dataset.memory is None and len(members) > 1:
             raise UserError(
@@ -235,10 +235,10 @@ class TrainedRun:
         if not self.mixtures:
             trained = self.first.trained
             by_fold = f"{trained.description}, fold by fold"
-            what = by_fold if on_folds else trained.describe_on_new_data()
-            return f"{self.owner}: {what}" if self.owner else what
-        which = "weighted mean" if self.uses == ENSEMBLE else "best"
-        return f"the {which} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+            predictor = by_fold if on_folds else trained.describe_on_new_data()
+            return f"{self.owner}: {predictor}" if self.owner else predictor
+        rule = "weighted mean" if self.uses == ENSEMBLE else "best"
+        return f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
 
     def bind(self, datasets: Sequence[Dataset], sets: Sequence[str]) -> BoundRun:
         """Bring it together with each member's data; an ensemble predicts the windows that all
@@ -320,11 +320,11 @@ def bind_members(
     device = members[reference].plan.device
     placed: dict[int, Series] = {}
     folds: list[list[Predictor]] = [[] for _ in members[reference].trained.folds]
-    for member, own, lookup in zip(members, datasets, starts, strict=True):
-        assert own.memory is not None
-        series = own.memory.series
+    for member, member_data, lookup in zip(members, datasets, starts, strict=True):
+        assert member_data.memory is not None
+        series = member_data.memory.series
         placed.setdefault(id(series), series.to(member.plan.device))
-        convert = _make_converter(own, dataset)
+        convert = _make_converter(member_data, dataset)
         for fold, predictors in zip(member.trained.folds, folds, strict=True):
             source = _MemberWindows(placed[id(series)], lookup.to(device))
             predictors.append(_translate(fold.predict, source, convert))
@@ -345,22 +345,22 @@ def _translate(
     """Return the predictor for windows of the reference."""
 
     def predict_joint(_: Series, starts: Tensor) -> Tensor:
-        own = source.starts[starts].to(source.series.values.device)
-        return convert(predict(source.series, own).to(starts.device))
+        member_starts = source.starts[starts].to(source.series.values.device)
+        return convert(predict(source.series, member_starts).to(starts.device))
 
     return predict_joint
 
 
-def _make_converter(own: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
+def _make_converter(member_data: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
     """Return a function from a member's predictions to those of the joint data set: the order of
     targets, their scaling, quantiles and channels."""
-    of, to = own.signature, joint.signature
+    of, to = member_data.signature, joint.signature
     if to.classes:
         return lambda raw: raw  # numbered alike, and never independent channels
     order = [of.targets.index(name) for name in to.targets]
-    sizes = [own.scaler.size[name] / joint.scaler.size[name] for name in to.targets]
+    sizes = [member_data.scaler.size[name] / joint.scaler.size[name] for name in to.targets]
     shifts = [
-        (own.scaler.shift[name] - joint.scaler.shift[name]) / joint.scaler.size[name]
+        (member_data.scaler.shift[name] - joint.scaler.shift[name]) / joint.scaler.size[name]
         for name in to.targets
     ]
     same_scale = all(size == 1 and not shift for size, shift in zip(sizes, shifts, strict=True))
@@ -396,10 +396,10 @@ def find_baselines(
         pairs = zip(folds, loaders, strict=True)
         return [fit_baselines(fold, load) for fold, load in pairs], []
     try:
-        (own,) = load_own_sets([trained.first])
+        (dataset,) = load_own_sets([trained.first])
     except UserError as error:
         return [{}], [f"no baselines: the run has saved none, and its data are needed ({error})"]
-    last = own.select_fold(own.folds[-1]) if own.folds else own
+    last = dataset.select_fold(dataset.folds[-1]) if dataset.folds else dataset
     series = None if last.memory is None else last.memory.series.to(device)
     rows = trained.first.config.engine.buffer_rows
-    return [fit_baselines(last, lambda which: last.iter_chunks(which, series, rows=rows))], []
+    return [fit_baselines(last, lambda set_name: last.iter_chunks(set_name, series, rows=rows))], []

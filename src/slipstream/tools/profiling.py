@@ -142,8 +142,8 @@ def _filter_stderr() -> Iterator[None]:
             os.dup2(real, 2)
             os.close(real)
             buffer.seek(0)
-            rest = [line for line in buffer if not line.startswith(b"USDT:")]
-            os.write(2, b"".join(rest))
+            kept = [line for line in buffer if not line.startswith(b"USDT:")]
+            os.write(2, b"".join(kept))
 
 
 def parse_trace(chrome: bytes) -> Trace:
@@ -221,22 +221,22 @@ def _classify(name: str, rules: Iterable[tuple[str, str]]) -> str:
 def compute_self_time(spans: Iterable[Span]) -> Iterator[Span]:
     """Yield the spans of one thread, cut so that every moment belongs to the innermost one."""
     stack: list[Span] = []
-    at = 0.0
+    reached = 0.0
     for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
         while stack and stack[-1].end <= span.begin:
             top = stack.pop()
-            if top.end > at:
-                yield top._replace(begin=max(at, top.begin))
-                at = top.end
-        if stack and span.begin > at:
-            yield stack[-1]._replace(begin=max(at, stack[-1].begin), end=span.begin)
-        at = max(at, span.begin)
+            if top.end > reached:
+                yield top._replace(begin=max(reached, top.begin))
+                reached = top.end
+        if stack and span.begin > reached:
+            yield stack[-1]._replace(begin=max(reached, stack[-1].begin), end=span.begin)
+        reached = max(reached, span.begin)
         stack.append(span)
     while stack:
         top = stack.pop()
-        if top.end > at:
-            yield top._replace(begin=max(at, top.begin))
-            at = top.end
+        if top.end > reached:
+            yield top._replace(begin=max(reached, top.begin))
+            reached = top.end
 
 
 def merge_intervals(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -366,12 +366,12 @@ def _measure_window(context: RunContext) -> tuple[float, float]:
     chunk = next(context.dataset.iter_chunks("train", None, rows=context.config.engine.buffer_rows))
     batch = windows.gather(chunk.series, chunk.starts[:1])
     model = copy.deepcopy(context.model).to("cpu")
-    own = {p.data_ptr() for p in model.parameters()}
+    weights = {p.data_ptr() for p in model.parameters()}
     saved = 0.0
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in weights:
             saved += tensor.numel() * tensor.element_size()
         return tensor
 
@@ -438,18 +438,18 @@ def compute_shares(trace: Trace, *, wall_ms: float, on_gpu: bool) -> dict[str, A
     count = len(trace.steps)
     kernels = [span for span in trace.device if span.kind != "copy"]
     busy = merge_intervals((span.begin, span.end) for span in kernels)
-    every = merge_intervals((span.begin, span.end) for span in trace.device)
-    kernel_us, every_us = (sum(e - b for b, e in spans) for spans in (busy, every))
+    working = merge_intervals((span.begin, span.end) for span in trace.device)
+    kernel_us, working_us = (sum(e - b for b, e in spans) for spans in (busy, working))
     by_kind: dict[str, float] = defaultdict(float)
     for span in kernels:
         by_kind[span.kind] += span.end - span.begin
     overlap = kernel_us / max(sum(by_kind.values()), 1e-9)
-    device_ms = every_us / 1e3 / count
+    device_ms = working_us / 1e3 / count
     scale = min(1.0, wall_ms / device_ms)  # the profiler may slow the device itself
     kind_ms = {kind: us / 1e3 / count * overlap * scale for kind, us in by_kind.items()}
-    copy_ms = (every_us - kernel_us) / 1e3 / count * scale
+    copy_ms = (working_us - kernel_us) / 1e3 / count * scale
     idle_ms = max(wall_ms - sum(kind_ms.values()) - copy_ms, 0.0)
-    causes = _find_idle_causes(trace, every)
+    causes = _find_idle_causes(trace, working)
     total = max(sum(causes.values()), 1e-9)
     return {
         "kernels": dict(sorted(kind_ms.items(), key=lambda item: -item[1])),
@@ -459,26 +459,26 @@ def compute_shares(trace: Trace, *, wall_ms: float, on_gpu: bool) -> dict[str, A
     }
 
 
-def _find_idle_causes(trace: Trace, every: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _find_idle_causes(trace: Trace, working: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Return what the host did while the device had nothing to do, in microseconds.
 
     Idleness that begins while the host waits for the device counts as waiting, up to the next
     kernel: nothing was queued behind it.
     """
-    gaps, at = [], trace.begin
-    for first, last in [*every, (trace.end, trace.end)]:
-        if first > at:
-            gaps.append((at, first))
-        at = max(at, last)
+    gaps, reached = [], trace.begin
+    for first, last in [*working, (trace.end, trace.end)]:
+        if first > reached:
+            gaps.append((reached, first))
+        reached = max(reached, last)
     host = list(compute_self_time(trace.host))
     loading = merge_intervals((span.begin, span.end) for span in trace.host if span.kind == "data")
     waiting = [(span.begin, span.end) for span in host if span.kind == "wait"]
     causes = {"data": 0.0, "wait": 0.0, "launch": 0.0}
     for first, last in gaps:
         data = sum(max(0.0, min(last, e) - max(first, b)) for b, e in loading)
-        rest = last - first - data
+        remainder = last - first - data
         causes["data"] += data
-        causes["wait" if any(b <= first <= e for b, e in waiting) else "launch"] += rest
+        causes["wait" if any(b <= first <= e for b, e in waiting) else "launch"] += remainder
     return causes
 
 
@@ -530,18 +530,18 @@ def _judge_gpu(facts: StepFacts) -> tuple[str, str]:
         ("launch-bound", launch, launches),
         ("copy-bound", facts.copy_ms, "the GPU does nothing but receive data"),
     ]
-    name, ms, what = max(causes, key=lambda cause: cause[1])
+    name, ms, cause = max(causes, key=lambda cause: cause[1])
     share = ms / facts.wall_ms
     if share >= MIN_IDLE:
-        return name, f"for {share:.0%} of a step {what}"
+        return name, f"for {share:.0%} of a step {cause}"
     return _judge_work(facts)
 
 
 def _judge_work(facts: StepFacts) -> tuple[str, str]:
     """Return what keeps a busy processor busy."""
     low = facts.floor
-    others = max(low.arithmetic_ms, low.chain_ms)
-    if low.memory_ms >= max(MIN_MEMORY * facts.wall_ms, MEMORY_LEAD * others):
+    longest = max(low.arithmetic_ms, low.chain_ms)
+    if low.memory_ms >= max(MIN_MEMORY * facts.wall_ms, MEMORY_LEAD * longest):
         updating = facts.kernels.get("optimizer", 0.0) / facts.wall_ms
         return "memory-bound", (
             f"a step moves more memory than it computes: {format_ms(low.memory_ms)} for the "
@@ -903,4 +903,4 @@ def _list_untried(config: Config, facts: StepFacts) -> list[dict[str, Any]]:
         remark = "four rows per time step: a chain a quarter as long, and another model"
         gain = 1 / (1 - 0.75 * recurrent)
         advice.append({"setting": "model.patch = 4", "gain": gain, "remark": remark})
-    return [one | {"tried": False} for one in advice]
+    return [entry | {"tried": False} for entry in advice]

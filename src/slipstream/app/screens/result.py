@@ -648,7 +648,7 @@ def list_exports(request: Request) -> Response:
     for name, format_ in FORMATS.items():
         values: dict[str, Any] = {
             "to": name,
-            "what": format_.what,
+            "what": format_.description,
             "settings": list(format_.settings),
         }
         if newest := jobs.get(name):

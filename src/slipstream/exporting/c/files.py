@@ -81,13 +81,13 @@ def write_selftest(
         "future": (),
         "expected": _format_rows(expected, double=True),
         "spread": _format_rows(spread[None], double=True)[0],
-        "window_arguments": "".join(f", {names[one]}[n]" for one in extra),
+        "window_arguments": "".join(f", {names[kind]}[n]" for kind in extra),
         # a step that prepares or filters gives other numbers than a window
         "compares_steps": not (layout.prepared or layout.parts.filter_past),
         "prepared_rows": (),
     }
-    for one in extra:
-        values[names[one]] = _format_rows(getattr(windows, one), double=double)
+    for kind in extra:
+        values[names[kind]] = _format_rows(getattr(windows, kind), double=double)
     if series is not None:
         deviations = measure_spreads(signature.inputs, scaler)[None]
         if not double:
@@ -122,7 +122,7 @@ def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, li
     if layout.prepared is None:
         run = _drop_steps(run)
     expected = _predict_rows(run, start, columns)
-    known = [one for one in expected if one is not None]
+    known = [prediction for prediction in expected if prediction is not None]
     if not known:
         raise UserError("no series is long enough for the self-test of the C code")
     first = len(expected) - len(known)
@@ -175,7 +175,7 @@ def _widen_limit(
 def _round_to_float(piece: SeriesPiece) -> SeriesPiece:
     """Return the numbers that the C code reads."""
     rows, static, future = (
-        None if one is None else one.astype(np.float32).astype(np.float64) for one in piece
+        None if values is None else values.astype(np.float32).astype(np.float64) for values in piece
     )
     assert rows is not None
     return SeriesPiece(rows, static, future)
@@ -187,7 +187,7 @@ def _drop_steps(run: PortableRun) -> PortableRun:
     config = member.first.config
     data = config.data.model_copy(update={"prepare": ()})
     bare = config.model_copy(update={"data": data})
-    models = tuple(replace(one, config=bare) for one in member.models)
+    models = tuple(replace(model, config=bare) for model in member.models)
     return replace(run, members=(replace(member, models=models),))
 
 
@@ -211,16 +211,16 @@ def _predict_rows(
 
 
 def _get_values(prediction: StreamPrediction) -> npt.NDArray[Any]:
-    every = (prediction.probabilities, prediction.quantiles, prediction.point)
-    return next(one for one in every if one is not None)
+    candidates = (prediction.probabilities, prediction.quantiles, prediction.point)
+    return next(values for values in candidates if values is not None)
 
 
 def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
     """Return the initializer of each first-axis entry, flat."""
     flat = values.reshape(len(values), -1)
     if not double:
-        return ["{" + ", ".join(format_floats(one)) + "}" for one in flat.astype(np.float32)]
-    return ["{" + ", ".join(map(format_c_double, one)) + "}" for one in flat.tolist()]
+        return ["{" + ", ".join(format_floats(row)) + "}" for row in flat.astype(np.float32)]
+    return ["{" + ", ".join(map(format_c_double, row)) + "}" for row in flat.tolist()]
 
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -307,7 +307,9 @@ class CLibrary:
         result = self._make_out(len(rows), self._num_outputs)
         for number, window in enumerate(rows):
             self.reset()
-            beside = [np.repeat(one[number : number + 1], len(window), axis=0) for one in extra]
+            beside = [
+                np.repeat(values[number : number + 1], len(window), axis=0) for values in extra
+            ]
             out, complete = self.step(window, *beside)
             if complete[-1]:
                 result[number] = out[-1]
@@ -352,10 +354,10 @@ class CLibrary:
         call = getattr(self._library, f"{self._name}_{function}")
         call.argtypes = [ctypes.c_void_p] * (len(first) + len(arrays))
         call.restype = ctypes.c_int
-        places = [(one.ctypes.data, one[:1].nbytes) for one in arrays]
+        addresses = [(array.ctypes.data, array[:1].nbytes) for array in arrays]
         results = np.zeros(len(arrays[0]), dtype=np.int32)
         for number in range(len(results)):
-            results[number] = call(*first, *(begin + number * size for begin, size in places))
+            results[number] = call(*first, *(begin + number * size for begin, size in addresses))
         return results
 
 
@@ -433,7 +435,9 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     (folder / "main.c").write_text(main, encoding="utf-8")
     return WrittenExport(
         run=None if is_carried else make_runner(library.predict, library, source.interface),
-        others={} if is_carried else _list_others(library, layout, source.interface),
+        window_runners={}
+        if is_carried
+        else _list_window_runners(library, layout, source.interface),
         rows=_list_rows(library, layout, source) if is_carried else {},
         inside=describe_inside(layout),
         limit=limit,
@@ -524,7 +528,9 @@ def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict
     return {f"{settings.name}_step": run}
 
 
-def _list_others(library: CLibrary, layout: CLayout, interface: Interface) -> dict[str, Runner]:
+def _list_window_runners(
+    library: CLibrary, layout: CLayout, interface: Interface
+) -> dict[str, Runner]:
     """Return what has to compute the same: rows one by one, from a reset on. A step that prepares
     or filters computes something else."""
     if layout.prepared or layout.parts.filter_past:
@@ -548,7 +554,7 @@ def make_converter(
     library: CLibrary, interface: Interface
 ) -> Callable[[npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
     """Return a function from predictions [N, outputs] to all outputs by name."""
-    shape = [int(one) for one in interface.get_output_shape(interface.output)[1:]]
+    shape = [int(size) for size in interface.get_output_shape(interface.output)[1:]]
     numbers = [*shape[:2], 1]
 
     def convert(flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:

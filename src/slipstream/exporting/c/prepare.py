@@ -72,8 +72,8 @@ def explain_refusals(model: PortableModel, plan: StepPlan) -> Iterator[str]:
 def _write_steps(model: PortableModel, plan: StepPlan, name: str) -> PreparedColumns:
     signature = model.signature
     sources = plan.list_sources()
-    own = (n for n in signature.inputs if n not in plan.written or n in sources)
-    columns = tuple(dict.fromkeys((*own, *sources)))
+    direct = (n for n in signature.inputs if n not in plan.written or n in sources)
+    columns = tuple(dict.fromkeys((*direct, *sources)))
     code = Statements()
     variables = {
         column: code.assign(f"isinf(row[{i}]) ? NAN : (double)row[{i}]")

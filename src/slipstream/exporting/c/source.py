@@ -67,8 +67,8 @@ def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> It
             for step in steps.steps:
                 limits = model.limits.get(str(step.number))
                 frame = step.apply(frame, StepInputs(data.context, limits))
-            every = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
-            yield SeriesRows(frame.name, raw, np.stack(every, axis=1))
+            inputs = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
+            yield SeriesRows(frame.name, raw, np.stack(inputs, axis=1))
 
 
 BYTES = {"float": 4, "int32_t": 4, "double": 8}
@@ -191,7 +191,7 @@ def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> li
     if shape.holds:
         result.append(value._replace(name="last", length=inputs))
     if parts.carried:
-        cells = sum(one.total for one in list_cells(shape))
+        cells = sum(cell.total for cell in list_cells(shape))
         count = parts.networks * signature.sequences_per_window
         result.append(StructMember(f"{settings.name}_cells", "cells", count, cells))
     else:
@@ -208,7 +208,7 @@ def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> 
     """Return the members of the memory that calls share, beside rows and outputs."""
     result = [StructMember("float", name, count) for name, count in shape.list_work().items()]
     if not shape.is_flat and parts.has_window:
-        cells = sum(one.total for one in list_cells(shape))
+        cells = sum(cell.total for cell in list_cells(shape))
         result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
         if shape.model.pool == "attention":
             result += [StructMember("float", "largest"), StructMember("float", "weights")]
@@ -238,9 +238,9 @@ def measure_sizes(
 
 def _measure(members: Iterable[StructMember]) -> int:
     """Return the bytes of a struct; members of 8 bytes have to come first."""
-    every = list(members)
-    total = sum(one.total for one in every)
-    return total + total % 8 if any(one.num_bytes == 8 for one in every) else total
+    ordered = list(members)
+    total = sum(member.total for member in ordered)
+    return total + total % 8 if any(member.num_bytes == 8 for member in ordered) else total
 
 
 def format_defines(defines: Mapping[str, int]) -> str:
@@ -313,7 +313,7 @@ def _list_columns(layout: CLayout) -> Iterator[str]:
         yield "Predictions, in physical units:"
         yield from _list_named(layout, signature.targets)
     if signature.quantiles:
-        levels = ", ".join(f"{one:g}" for one in signature.quantiles)
+        levels = ", ".join(f"{level:g}" for level in signature.quantiles)
         yield f"Each has the quantiles {levels}."
     if signature.output_range is not None:
         low, high = signature.output_range
@@ -336,8 +336,8 @@ def _describe_steps(layout: CLayout) -> Iterator[str]:
         inside = "; ".join(step.where for step in layout.prepared.steps)
         yield f"Inside {name}_step, in double: {inside}."
     elif steps := layout.model.config.data.prepare:
-        every = [name_step(number, step) for number, step in enumerate(steps, start=1)]
-        yield f"NOT inside, to be done to the rows before: {'; '.join(every)}."
+        names = [name_step(number, step) for number, step in enumerate(steps, start=1)]
+        yield f"NOT inside, to be done to the rows before: {'; '.join(names)}."
     else:
         yield "Inside: scaling, the network, predictions in physical units."
     if layout.parts.filter_past:
@@ -430,7 +430,7 @@ def make_source(
     holds = first.config.data.missing == "forward"
     carried = settings.carried and explain_no_steps(first.config.model) is None
     shape = NetworkShape(first.config.model, first.signature, holds, carried)
-    networks = [add_network(arrays, shape, one.weights, i) for i, one in enumerate(models)]
+    networks = [add_network(arrays, shape, model.weights, i) for i, model in enumerate(models)]
     prepared = _prepare(first, settings)
     design = None
     if settings.filtered:
@@ -447,15 +447,15 @@ def make_source(
     constants = arrays.num_bytes + scaling.pop("num_bytes") + shape.layers.num_bytes
     constants += 8 * (prepared.num_constants if prepared else 0)
     constants += 0 if design is None else design.sections.nbytes + design.weights.nbytes
-    constants += sum(one.nbytes for one in (half_widths or {}).values())
+    constants += sum(widths.nbytes for widths in (half_widths or {}).values())
     sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
     layout = CLayout(first, shape, settings, parts, sizes, prepared, about or About())
     values = {
         "arrays": "\n".join(arrays.lines),
         "networks": networks,
-        "cells": [one.text for one in list_cells(shape)],
-        "state": [one.text for one in list_state(shape, settings, parts)],
-        "work": [one.text for one in list_scratch(shape, settings, parts)],
+        "cells": [member.text for member in list_cells(shape)],
+        "state": [member.text for member in list_state(shape, settings, parts)],
+        "work": [member.text for member in list_scratch(shape, settings, parts)],
         "carried": parts.carried,
         "has_window": parts.has_window,
         "about": describe_model(layout),
@@ -490,7 +490,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
     value = f"const {name}_value *"
     reads_ahead = signature.future_shape[0] > 0
     extra = [*(["constants"] if signature.static else []), *(["future"] if reads_ahead else [])]
-    params = ", ".join(f"{value}{one}" for one in extra)
+    params = ", ".join(f"{value}{argument}" for argument in extra)
     return {
         "p": name,
         "version": metadata.version("slipstream"),
@@ -529,7 +529,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "extra_params": params,
         "comma_extra_params": f", {params}" if params else "",
         "extra_arguments": ", ".join(extra),
-        "comma_extra_arguments": "".join(f", {one}" for one in extra),
+        "comma_extra_arguments": "".join(f", {argument}" for argument in extra),
         **shape.layers.values,
     }
 
@@ -566,7 +566,9 @@ def _list_scaling(model: PortableModel) -> dict[str, Any]:
         low, high = signature.output_range
         result |= {"output_low": format_c_double(low), "output_high": format_c_double(high)}
         for name, edge, outwards in (("lowest", low, -math.inf), ("highest", high, math.inf)):
-            scaled = [(edge - scaler.shift[one]) / scaler.size[one] for one in signature.targets]
+            scaled = [
+                (edge - scaler.shift[target]) / scaler.size[target] for target in signature.targets
+            ]
             rounded = np.nextafter(np.array(scaled, dtype=np.float32), np.float32(outwards))
             result[name] = "{" + ", ".join(format_floats(rounded)) + "}"
         result["num_bytes"] += 8 * len(signature.targets)

@@ -50,17 +50,17 @@ def split_channels(graph: GraphBuilder, inputs: Scaled, signature: Signature) ->
     count = signature.sequences_per_window
     if count == 1:
         return inputs
-    others = len(signature.inputs) - count
-    own = graph.reshape(graph.slice(inputs.rows, others, others + count, axis=2), 0, -1, 1)
-    if others:
-        shared = graph.unsqueeze(graph.slice(inputs.rows, 0, others, axis=2), 2)
+    num_shared = len(signature.inputs) - count
+    rows = graph.reshape(graph.slice(inputs.rows, num_shared, num_shared + count, axis=2), 0, -1, 1)
+    if num_shared:
+        shared = graph.unsqueeze(graph.slice(inputs.rows, 0, num_shared, axis=2), 2)
         shared = graph.add("Tile", shared, graph.integers(1, 1, count, 1))
-        own = graph.concatenate(graph.reshape(shared, 0, -1, others), own, axis=2)
+        rows = graph.concatenate(graph.reshape(shared, 0, -1, num_shared), rows, axis=2)
     static = inputs.static
     if static is not None:
         tiled = graph.add("Tile", graph.unsqueeze(static, 1), graph.integers(1, count, 1))
         static = graph.reshape(tiled, -1, signature.static_width)
-    return Scaled(own, static)
+    return Scaled(rows, static)
 
 
 def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
@@ -134,9 +134,9 @@ def _leave_out(graph: GraphBuilder, by_column: str, count: int, value: float) ->
     """Set a value for the first columns of [S, F], those known ahead."""
     if not count:
         return by_column
-    rest = graph.slice(by_column, count, np.iinfo(np.int32).max, axis=1)
+    further = graph.slice(by_column, count, np.iinfo(np.int32).max, axis=1)
     fill = graph.constant(np.array(value, dtype=np.float32))
-    return graph.add("Pad", rest, graph.integers(0, count, 0, 0), fill, mode="constant")
+    return graph.add("Pad", further, graph.integers(0, count, 0, 0), fill, mode="constant")
 
 
 def _restore(network: OnnxNetwork, out: str, centre: str, spread: str | None) -> str:
@@ -277,13 +277,13 @@ class InputReader:
     def _scale(
         self, name: str, columns: Sequence[str], available: Sequence[str], scaler: Scaler
     ) -> str:
-        sizes = tuple((scaler.shift[one], scaler.size[one]) for one in columns)
+        sizes = tuple((scaler.shift[column], scaler.size[column]) for column in columns)
         key = (name, tuple(columns), sizes)
         if key not in self._scaled:
             value = name
             if tuple(columns) != tuple(available):
-                places = self._graph.integers(*(available.index(one) for one in columns))
-                value = self._graph.add("Gather", value, places, axis=-1)
+                positions = self._graph.integers(*(available.index(column) for column in columns))
+                value = self._graph.add("Gather", value, positions, axis=-1)
             dtype = np.dtype(self._interface.dtype)
             self._scaled[key] = scale(self._graph, value, columns, scaler, dtype)
         return self._scaled[key]
@@ -325,7 +325,7 @@ def _add_intervals(graph: GraphBuilder, run: PortableRun, interface: Interface) 
         point = _select_median(graph, "prediction", interface.signature, interface.dtype)
     else:
         point = graph.unsqueeze("prediction", 3)
-    widths = np.stack([(run.half_widths or {})[one] for one in interface.levels], axis=-1)
+    widths = np.stack([(run.half_widths or {})[level] for level in interface.levels], axis=-1)
     reach = graph.constant(widths.astype(interface.dtype))
     for name, kind in (("lower", "Sub"), ("upper", "Add")):
         _limit(graph, graph.add(kind, point, reach), interface, name)
@@ -338,7 +338,7 @@ def _select_median(graph: GraphBuilder, value: str, signature: Signature, dtype:
     if not share:
         return below
     above = graph.slice(value, high, high + 1, axis=3)
-    shares = [graph.constant(np.array(one, dtype=dtype)) for one in (1 - share, share)]
+    shares = [graph.constant(np.array(factor, dtype=dtype)) for factor in (1 - share, share)]
     return graph.add("Add", *map(partial(graph.add, "Mul"), (below, above), shares))
 
 
@@ -393,11 +393,11 @@ def _list_shares(run: PortableRun) -> list[float]:
 
 def _convert(graph: GraphBuilder, value: str, model: PortableModel, run: PortableRun) -> str:
     """Bring predictions [B, H, C, Q] to the targets, quantiles and scaling of the reference."""
-    own, joint, scaler = model.signature, run.signature, run.first.scaler
-    if own.quantiles != joint.quantiles:
-        value = _select_median(graph, value, own, "float32")
-    if own.targets != joint.targets:
-        order = graph.integers(*(own.targets.index(name) for name in joint.targets))
+    signature, joint, scaler = model.signature, run.signature, run.first.scaler
+    if signature.quantiles != joint.quantiles:
+        value = _select_median(graph, value, signature, "float32")
+    if signature.targets != joint.targets:
+        order = graph.integers(*(signature.targets.index(name) for name in joint.targets))
         value = graph.add("Gather", value, order, axis=2)
     size = np.array([[model.scaler.size[n] / scaler.size[n]] for n in joint.targets])
     shift = np.array(
@@ -417,14 +417,16 @@ def to_model(
 ) -> ModelProto:
     """Return the graph as a model that is checked; metadata are JSON texts."""
 
-    def declare(one: Shape) -> Any:
-        return helper.make_tensor_value_info(one.name, ELEMENTS[np.dtype(one.dtype)], one.dims)
+    def declare(shape: Shape) -> Any:
+        return helper.make_tensor_value_info(
+            shape.name, ELEMENTS[np.dtype(shape.dtype)], shape.dims
+        )
 
     proto = helper.make_graph(
         graph.nodes,
         "slipstream",
-        [declare(one) for one in inputs],
-        [declare(one) for one in outputs],
+        [declare(shape) for shape in inputs],
+        [declare(shape) for shape in outputs],
         list(graph.constants.values()),
     )
     model = helper.make_model(

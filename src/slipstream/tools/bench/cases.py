@@ -58,7 +58,7 @@ class Case:
         """Every setting, for the record; of paths only the names of the files."""
         settings: dict[str, Any] = configs.to_json_values(self.config.model_dump())
         path = settings["data"]["path"]
-        names = [Path(one).name for one in ([path] if isinstance(path, str) else path or [])]
+        names = [Path(file).name for file in ([path] if isinstance(path, str) else path or [])]
         settings["data"]["path"] = names
         del settings["out"]
         return settings
@@ -70,10 +70,10 @@ class Case:
         sizes = "/".join(map(str, dict.fromkeys(model.sizes)))
         layers = f" x {model.layers}" if model.layers > 1 and len(set(model.sizes)) == 1 else ""
         width = f" {sizes}{layers}" if model.spec.has_hidden else ""
-        both = "bidirectional " if model.bidirectional else ""
+        direction = "bidirectional " if model.bidirectional else ""
         kind = model.kind.upper() if len(model.kind) < 5 else model.kind
         rows = f"{data.context} rows x {len(self.dataset.signature.inputs)}"
-        return f"{both}{kind}{width}, {rows}, batch {self.config.train.batch}"
+        return f"{direction}{kind}{width}, {rows}, batch {self.config.train.batch}"
 
 
 def _define(kind: str, hidden: int | list[int], shape: tuple[int, int, int], **model: Any) -> Any:

@@ -125,8 +125,10 @@ class PlainRecurrent(nn.Module):
         model, core = config.model, like.core
         cell = CELLS[model.kind]
         width = core.layers[0].input_size
-        depth, both = len(model.sizes), model.bidirectional
-        self.body = cell(width, model.sizes[0], depth, bidirectional=both, dropout=model.dropout)
+        depth, bidirectional = len(model.sizes), model.bidirectional
+        self.body = cell(
+            width, model.sizes[0], depth, bidirectional=bidirectional, dropout=model.dropout
+        )
         self.shape = (-1, like.steps, like.targets, like.quantiles)
         with torch.no_grad():
             for i, layer in enumerate(core.layers):
@@ -148,7 +150,7 @@ def build_network(config: Config, dataset: Dataset) -> nn.Module:
     """Build the network with the first weights of ours, as a script would write it if it can."""
     with torch.random.fork_rng([]):
         torch.manual_seed(hash_seed(config.seed))
-        ours = build(config.model, dataset.signature)
+        network = build(config.model, dataset.signature)
     model = config.model
     is_usual = (
         model.spec.is_recurrent
@@ -156,17 +158,17 @@ def build_network(config: Config, dataset: Dataset) -> nn.Module:
         and len(set(model.sizes)) == 1
         and not (dataset.signature.static_width or model.layer_norm or dataset.signature.masked)
     )
-    return PlainRecurrent(config, ours) if is_usual else ours
+    return PlainRecurrent(config, network) if is_usual else network
 
 
 class PeerBatchSampler:
     """Yields the same batches as ours, one epoch after the other."""
 
-    def __init__(self, config: Config, dataset: Dataset, which: str, *, shuffle: bool) -> None:
+    def __init__(self, config: Config, dataset: Dataset, set_name: str, *, shuffle: bool) -> None:
         assert dataset.memory is not None
         batch = cast(int, config.train.batch)
         seed = config.order_seed if shuffle else None
-        self.sampler = EpochSampler(dataset.memory.starts[which], batch, batch, seed)
+        self.sampler = EpochSampler(dataset.memory.starts[set_name], batch, batch, seed)
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -181,12 +183,12 @@ class PeerBatchSampler:
 
 
 def build_loader(
-    config: Config, dataset: Dataset, peer: PeerSettings, which: str = "train"
+    config: Config, dataset: Dataset, peer: PeerSettings, set_name: str = "train"
 ) -> DataLoader[Any]:
     assert dataset.memory is not None
     return DataLoader(
         WindowDataset(dataset.memory.series),
-        batch_sampler=PeerBatchSampler(config, dataset, which, shuffle=which == "train"),
+        batch_sampler=PeerBatchSampler(config, dataset, set_name, shuffle=set_name == "train"),
         num_workers=peer.workers,
         persistent_workers=peer.workers > 0,
         pin_memory=peer.pinned and machine.choose_device(config.engine.device).type == "cuda",

@@ -113,8 +113,8 @@ def _measure_steps(
     machine.warm_up(device)
     peers = {peer.name: peer for peer in list_peers(on_gpu=on_gpu)}
     precisions = ("tf32", "fp16", "bf16") if on_gpu else ()
-    ours = [BASELINE, CLASSIC, *(f"Slipstream, {precision}" for precision in precisions), AUTO]
-    until, names = budget.spent_s + share_s, [*peers, *ours]
+    variants = [BASELINE, CLASSIC, *(f"Slipstream, {precision}" for precision in precisions), AUTO]
+    until, names = budget.spent_s + share_s, [*peers, *variants]
     times: dict[str, list[float]] = {name: [] for name in names}
     first: dict[str, StepTimings] = {}
     problems: dict[str, str] = {}
@@ -178,10 +178,10 @@ def _build_rows(
     problems: dict[str, str],
     fp32_losses: list[float],
 ) -> Iterator[ResultRow]:
-    ours = {"fp32": fp32_losses}
+    own_losses = {"fp32": fp32_losses}
     for name, timings in first.items():
         if name == f"Slipstream, {timings.precision}":
-            ours[timings.precision] = timings.losses
+            own_losses[timings.precision] = timings.losses
     for name, repeats in times.items():
         if not repeats:
             why = problems.get(name, "left out: give more --minutes")
@@ -189,10 +189,12 @@ def _build_rows(
             continue
         row = ResultRow(case.name, name, "ms per step", repeats)
         speed = {"windows_per_s": 1e3 * case.batch / row.median}
-        yield replace(row, extra=speed | compare_losses(name, first[name], ours))
+        yield replace(row, extra=speed | compare_losses(name, first[name], own_losses))
 
 
-def compare_losses(name: str, timings: StepTimings, ours: dict[str, list[float]]) -> dict[str, Any]:
+def compare_losses(
+    name: str, timings: StepTimings, own_losses: dict[str, list[float]]
+) -> dict[str, Any]:
     """Compare a variant's first losses with ours in its precision, and ours with fp32.
 
     fp32 also stands in for a precision of ours that failed. Other tools in fp16 are compared by the
@@ -200,9 +202,11 @@ def compare_losses(name: str, timings: StepTimings, ours: dict[str, list[float]]
     are skipped, after which the losses differ.
     """
     precision, losses = timings.precision, timings.losses[:FIRST_STEPS]
-    against = precision if name != f"Slipstream, {precision}" and precision in ours else "fp32"
+    against = (
+        precision if name != f"Slipstream, {precision}" and precision in own_losses else "fp32"
+    )
     count = 1 if precision == "fp16" and not name.startswith("Slipstream, ") else FIRST_STEPS
-    expected = ours[against][:count]
+    expected = own_losses[against][:count]
     apart = max(abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=False))
     return {
         "precision": precision,
@@ -362,7 +366,10 @@ def _time_command(command: list[str]) -> TimedJob:
 def _build_job_rows(case: Case, jobs: dict[str, list[TimedJob]]) -> Iterator[ResultRow]:
     target = max(job.best_loss for timed in jobs.values() for job in timed)
     for name, timed in jobs.items():
-        reached = [next(at for at, loss in job.validations if loss <= target) for job in timed]
+        reached = [
+            next(elapsed_s for elapsed_s, loss in job.validations if loss <= target)
+            for job in timed
+        ]
         job_s = sorted(job.seconds for job in timed)[len(timed) // 2]
         best = min(job.best_loss for job in timed)
         extra = {"target_loss": target, "job_s": job_s, "best_loss": best}

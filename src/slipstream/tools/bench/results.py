@@ -167,10 +167,10 @@ def compare_results(old: Path, new: Path) -> BenchResult:
     rows, missing = [], set(old_rows)
     for row in after["rows"]:
         key = (row["case"], row["way"], row["unit"])
-        other = old_rows.get(key)
+        old_row = old_rows.get(key)
         missing.discard(key)
-        if other and other["repeats"] and row["repeats"]:
-            rows.append(_compare_rows(other, row))
+        if old_row and old_row["repeats"] and row["repeats"]:
+            rows.append(_compare_rows(old_row, row))
     if not rows:
         raise UserError(f"{old} and {new} have no case and variant in common")
     num_moved = sum(row.extra["moved"] for row in rows)

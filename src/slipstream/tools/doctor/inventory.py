@@ -83,7 +83,9 @@ def _find_torch_requirement() -> str:
     requirements: list[str] = []
     with suppress(importlib.metadata.PackageNotFoundError):  # run from its source
         requirements = importlib.metadata.requires("slipstream") or []
-    return next((one for one in requirements if one.startswith("torch")), "torch")
+    return next(
+        (requirement for requirement in requirements if requirement.startswith("torch")), "torch"
+    )
 
 
 def _describe_cuda() -> dict[str, Any]:
@@ -106,8 +108,8 @@ def format_cudnn_version(number: int | None) -> str | None:
     """Format 91002 as 9.10.2; before version 9, 8902 was 8.9.2."""
     if number is None:
         return None
-    major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
+    major, remainder = divmod(number, 10_000 if number >= 90_000 else 1_000)
+    return f"{major}.{remainder // 100}.{remainder % 100}"
 
 
 def _list_gpus(known: list[dict[str, Any]], cuda: dict[str, Any]) -> list[dict[str, Any]]:
