@@ -27,7 +27,7 @@ TAGS = {
 }
 """The Hub's names of tasks"""
 METRICS = ("mae", "rmse", "r2", "log_loss", "balanced_accuracy", "accuracy")
-"""Those of the test set that the card's metadata list"""
+"""Metrics of the test set in the card's metadata"""
 
 
 def write_card(
@@ -146,7 +146,7 @@ def _describe_model(source: ExportSource) -> str:
 
 
 def _describe_results(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the test set's metrics beside those of the baselines."""
+    """Yield the test metrics of the model and of the baselines."""
     layout, content = choose_layout(summary), dict(summary)
     windows = format_count(summary["windows"][layout.subset], "window")
     yield f"On the {layout.description} ({windows}), {layout.units}:"
@@ -197,7 +197,7 @@ def _describe_interface(source: ExportSource) -> Iterator[str]:
 
 
 def _describe_data(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the model was trained on."""
+    """Yield a description of the training data."""
     data, windows = summary["data"], summary["windows"]
     facts = [f"{format_count(data['rows'], 'row')} in {data['series']:,} series"]
     if data.get("range"):
@@ -282,7 +282,7 @@ def _format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Ite
 
 
 def _quote(name: str) -> str:
-    """Return a column's name as code; one with a backquote as it is."""
+    """Return a column's name as Markdown code; a name with a backquote stays unchanged."""
     return name if "`" in name else f"`{name}`"
 
 

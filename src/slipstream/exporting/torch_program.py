@@ -33,7 +33,7 @@ from slipstream.scoring.ensemble import to_half_widths
 
 
 class ColumnScaler(nn.Module):
-    """Physical values [..., N] to scaled ones of some of their columns, in float32."""
+    """Selects columns of physical values [..., N] and scales them, in float32."""
 
     places: Tensor
     shift: Tensor
@@ -194,7 +194,7 @@ KINDS = {"lstm": ("Tensor[]", "Tensor, Tensor, Tensor"), "gru": ("Tensor", "Tens
 
 @contextmanager
 def stand_in_for_recurrent_layers() -> Iterator[None]:
-    """Trace our operations in the place of PyTorch's."""
+    """Replace PyTorch's recurrent operations by stand-ins while the model is traced."""
     _define_operations()
     with warnings.catch_warnings(), _RecurrentStandIns():
         # of the weights that nn.LSTM keeps in a list as well
@@ -226,7 +226,7 @@ class _RecurrentStandIns(TorchFunctionMode):
 
 
 def _is_packed(args: tuple[Any, ...]) -> bool:
-    """Whether these are the arguments for a packed sequence, whose second is its lengths."""
+    """Return whether the arguments are for a packed sequence: they begin with data and lengths."""
     return not isinstance(args[3], bool)
 
 
@@ -288,7 +288,7 @@ def trace(model: PhysicalModel) -> ExportedProgram:
 
 
 def make_runner(path: Path, interface: Interface) -> Runner:
-    """Load the program again, and return a function from windows to what it computes."""
+    """Load the written program and return a function that runs it on windows."""
     module = torch.export.load(path).module()
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
@@ -306,7 +306,7 @@ def _make_shape(dims: list[str | int], interface: Interface) -> tuple[int, ...]:
 
 
 OWN_OPSET = 18
-"""The oldest that PyTorch's exporter writes"""
+"""The oldest opset that PyTorch's exporter writes"""
 
 
 def write_own_class(source: ExportSource, path: Path) -> None:
@@ -348,7 +348,7 @@ def write_own_class(source: ExportSource, path: Path) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress what PyTorch's exporter prints, logs and warns about itself."""
+    """Suppress the messages of PyTorch's exporter: prints, logs and warnings."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

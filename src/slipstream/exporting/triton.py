@@ -21,7 +21,7 @@ from slipstream.exporting.onnx.sessions import make_runner
 REPOSITORY, VERSION, CONFIG = "models", "1", "config.pbtxt"
 MAX_BATCH = 256
 MAX_DELAY_US = 2_000
-"""How long a request waits for others"""
+"""How long a request waits for others to form a batch"""
 MAX_SEQUENCES = 1_024
 IDLE_US = 60_000_000
 """How long a sequence may pause before its state is dropped"""
@@ -59,7 +59,7 @@ def name_model(name: str) -> str:
 
 
 def _move(file: Path, model: Path) -> Path:
-    """Move a graph to where Triton looks for it."""
+    """Move a graph to its path in the model repository."""
     to = model / VERSION / onnx_files.MODEL_FILE
     to.parent.mkdir(parents=True)
     return file.rename(to)

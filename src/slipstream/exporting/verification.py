@@ -1,7 +1,7 @@
 """Run an export on every window of the test set and compare it with the model.
 
-The relative difference is a number's distance from the model's, divided by the target's spread in
-training: what a prediction is good for is measured by that, wherever the target's zero lies.
+The relative difference is the distance between the two numbers divided by the target's spread in
+training. Unlike a share of the value, it does not depend on where the target's zero lies.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CARRIED_WINDOWS = 32
 
 
 class VerificationData(NamedTuple):
-    """The data sets of a run's members, and which of their windows count."""
+    """The data sets of a run's members, and the set of windows for the verification."""
 
     trained: TrainedRun
     datasets: list[Dataset]
@@ -109,8 +109,8 @@ def iter_reference(
 
 
 def iter_pieces(source: VerificationData, interface: Interface) -> Iterator[ReferencePiece]:
-    """Yield the rows from each place where the state is zero to the last window after it, with the
-    predictions of every window."""
+    """Yield each segment, from the row where the state is zero to its last window, with the
+    predictions of all its windows."""
     rows = source.trained.first.config.engine.buffer_rows
     with source.trained.first.plan.flags():
         for chunk in source.joint.iter_chunks(source.set_name, None, rows=rows):
@@ -150,7 +150,7 @@ def read_start(source: VerificationData, count: int) -> SeriesPiece:
 
 
 def read_examples(source: VerificationData, interface: Interface, count: int) -> ReferenceBatch:
-    """Return some of the windows, spread evenly over the first rows that are loaded at a time."""
+    """Return this many windows, evenly spread over the first chunk of rows."""
     rows = source.trained.first.config.engine.buffer_rows
     chunk = next(iter(source.joint.iter_chunks(source.set_name, None, rows=rows)))
     places = np.unique(np.linspace(0, len(chunk.starts) - 1, count).round().astype(np.int64))
@@ -200,11 +200,11 @@ def _read_piece(chunk: WindowChunk, dataset: Dataset, begin: int, end: int) -> S
 
 
 class _MemberReader(NamedTuple):
-    """What a member reads: its series and scaler, and where its windows start."""
+    """A member's data set, and where its windows start."""
 
     dataset: Dataset
     starts: Tensor | None
-    """By the row that the reference's window starts at; None where they are the same"""
+    """The member's window start for each row where the reference's window starts; None if equal"""
 
     def select(self, chunk: WindowChunk) -> tuple[Series, Tensor]:
         if self.starts is None:
@@ -214,7 +214,7 @@ class _MemberReader(NamedTuple):
 
 
 def _make_readers(source: VerificationData) -> list[_MemberReader]:
-    """Return the members' readers, those with the longest context first."""
+    """Return the members' readers, the longest context first."""
     trained = source.trained
     if not trained.mixtures:
         return [_MemberReader(source.datasets[0], None)]
@@ -258,7 +258,7 @@ def _read_windows(
 
 
 def _take(missing: set[str], columns: Collection[str]) -> list[str]:
-    """Return those of the columns that are missing, and strike them off."""
+    """Return the columns that are still missing, and remove them from `missing`."""
     here = [name for name in columns if name in missing]
     missing -= set(here)
     return here
@@ -308,21 +308,26 @@ def split_batch(batch: ReferenceBatch, size: int) -> Iterator[ReferenceBatch]:
     """Yield a batch in parts of this size; the last may be smaller."""
     for begin in range(0, len(batch.windows.rows), size):
         part = slice(begin, begin + size)
-        windows = (None if values is None else values[part] for values in batch.windows)
+        rows, static, future = batch.windows
+        windows = PhysicalWindows(
+            rows[part],
+            None if static is None else static[part],
+            None if future is None else future[part],
+        )
         outputs = {name: values[part] for name, values in batch.outputs.items()}
         # the truth is compared once, with the whole batch
-        yield ReferenceBatch(PhysicalWindows(*windows), outputs)  # type: ignore[arg-type]
+        yield ReferenceBatch(windows, outputs)
 
 
 BATCH = 256
-"""Windows at a time, where a run does not say"""
+"""Windows of a batch where `train.batch` is "auto\""""
 OTHER_BATCHES = (1, 7)
 OTHER_WINDOWS = 50
 """Windows that are run in batches of other sizes as well"""
 
 
 class Differences:
-    """The largest differences so far."""
+    """The largest differences between the export and the model so far."""
 
     def __init__(self, interface: Interface, scaler: Scaler, limit: float = LIMIT) -> None:
         signature = interface.signature
@@ -341,7 +346,7 @@ class Differences:
         wanted: dict[str, Floats],
         read: Floats | float = 0.0,
     ) -> None:
-        """Compare a batch; what is not a number counts as infinitely far. `read` is the largest
+        """Compare a batch; NaN counts as an infinite difference. `read` is the largest
         scaled number that the model reads of each window."""
         for name, values in wanted.items():
             exported = np.asarray(outputs[name], dtype=np.float64)
@@ -445,7 +450,7 @@ class ExportComparison:
         self.errors = ErrorComparison(interface, scaler)
 
     def compare_windows(self, run: Runner) -> list[int]:
-        """Run all windows; return the sizes of batches."""
+        """Run all windows and compare them; return the batch sizes that were used."""
         requested = self.source.trained.first.config.train.batch
         batch = requested if isinstance(requested, int) else BATCH
         sizes: set[int] = set()
@@ -467,11 +472,11 @@ class ExportComparison:
         return sorted(sizes)
 
     def compare_rows(self) -> None:
-        """Run whole pieces of series row by row, where the format has such a way to run."""
+        """Run whole segments row by row and compare them, where the format can."""
         if not self.written.rows:
             return
         for reference in iter_pieces(self.source, self.interface):
-            rows = reference.piece.rows[:, None]  # each of them counts from there on
+            rows = reference.piece.rows[:, None]  # a row affects all later predictions
             read = np.maximum.accumulate(self._measure_inputs(PhysicalWindows(rows, None, None)))
             for name, run in self.written.rows.items():
                 outputs_by_row = run(reference.piece)
@@ -483,7 +488,7 @@ class ExportComparison:
                 self.errors.add(reference, outputs)
 
     def _measure_inputs(self, windows: PhysicalWindows) -> Floats:
-        """Return the largest scaled number of each window [B]: rounding is a share of that, too."""
+        """Return the largest scaled number of each window [B]; rounding errors grow with it."""
         scaler, interface = self.source.joint.scaler, self.interface
         columns = (interface.inputs, interface.static, interface.future)
         largest = np.zeros(len(windows.rows))

@@ -23,20 +23,21 @@ from slipstream.scoring.batch import PredictionBatch
 
 Floats = npt.NDArray[np.float64]
 MAX_NUMBERS = 20_000_000
-"""Errors that weights are fitted to; of more, an even sample"""
+"""Errors up to which weights are fitted to all of them; above, to an even sample"""
 ROUNDS = 200
 """Steps from one set of weights to a better one, where there is no closed form"""
 MIN_PROBABILITY = 1e-12
-"""What a true class that a member holds for impossible counts as"""
+"""The lowest probability that a true class counts with, since the logarithm of 0 is infinite"""
 NO_WEIGHT = 1e-6
 """Weights below it are rounding errors"""
 SMALLEST = 1e-9
-"""Relative to their mean, what is added to errors' products: copies of a model share a weight"""
+"""Added to the diagonal of the errors' products, relative to its mean, so that copies of a model
+share a weight"""
 
 
 class MemberErrors:
-    """What the members' weights are fitted to, over the validation set: the errors of numbers, in
-    standard deviations, or the probabilities of the true classes."""
+    """The members' errors on the validation set, to which weights are fitted: in standard
+    deviations, or for classes the probabilities of the true class."""
 
     def __init__(self, dataset: Dataset, num_members: int) -> None:
         signature, scaler = dataset.signature, dataset.scaler
@@ -62,12 +63,12 @@ class MemberErrors:
 
 
 def _read_errors(batch: PredictionBatch, signature: Signature) -> Tensor:
-    """[B, H, C]"""
+    """Return the errors of a batch [B, H, C]."""
     return batch.errors(signature.quantiles)
 
 
 def _read_probabilities(batch: PredictionBatch, _: Signature) -> Tensor:
-    """[B, H, 1]"""
+    """Return the probabilities of the true classes of a batch [B, H, 1]."""
     assert batch.truth is not None
     likely = torch.softmax(batch.prediction.double(), dim=-1)
     return likely.gather(-1, batch.truth.long()[..., None])[..., 0]
@@ -137,7 +138,7 @@ def fit_to_classes(probabilities: Floats) -> Floats:
 
 
 SEEN_BEFORE = {"val": ("train",), "test": ("train", "val")}
-"""By set: those of the other members whose target rows it may not hold"""
+"""By set: the sets of other members whose target rows it must not hold"""
 
 
 class JointData(NamedTuple):
@@ -145,7 +146,7 @@ class JointData(NamedTuple):
 
     dataset: Dataset
     starts: list[Tensor]
-    """By member: the start of its own window for each row that one of these may start at"""
+    """By member: the start of its own window for each row where a joint window may start"""
 
 
 def match_rows(of: Dataset, among: Dataset) -> Ints:
@@ -171,7 +172,7 @@ def match_rows(of: Dataset, among: Dataset) -> Ints:
 
 
 def find_starts(of: Dataset, among: Dataset, rows: Ints) -> Ints:
-    """Return for each row that a window of one data set may start at, where the other's window
+    """Return for each row where a window of one data set may start, where the other's window
     starts that ends with the same context row; -1 where it has none, or lacks rows that it reads
     ahead. `rows` match the rows."""
     result = np.full(len(rows), -1, dtype=np.int64)
@@ -242,9 +243,9 @@ def _has_same_windows(dataset: Dataset, second: Dataset) -> bool:
 def _holds_seen_rows(
     starts: Tensor, of: Dataset, seen_in: Dataset, rows: Ints, sets: Sequence[str]
 ) -> Flags:
-    """Return which windows have a target row that the other data set has in one of these sets."""
+    """Return which windows have a target row that `seen_in` has in one of these sets."""
     assert seen_in.memory is not None
-    seen = np.zeros(seen_in.index.num_rows + 1, dtype=bool)  # its last stands for a row it has not
+    seen = np.zeros(seen_in.index.num_rows + 1, dtype=bool)  # the last entry is for absent rows
     first = [seen_in.memory.starts[name].numpy() + seen_in.signature.lead for name in sets]
     for begin in first:
         for ahead in range(seen_in.signature.steps_out):

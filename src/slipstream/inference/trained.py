@@ -1,4 +1,4 @@
-"""Load what a run predicts with, a model or an ensemble of runs, together with its data."""
+"""Load a run for predictions, a model or an ensemble of runs, together with its data."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def verify_own_data(
 
 
 def has_changed(run: Run, config: Config, dataset: Dataset) -> bool:
-    """Say whether the data's fingerprint differs from that of training, if the two are comparable:
-    other windows have another fingerprint, and so has the same data when it is streamed."""
+    """Return whether the data's fingerprint differs from the training data's; False where the two
+    are not comparable, because windows or streaming differ."""
     origin = files.read_origin(run)
     changed = configs.list_differences(files.load_run_config(run), config)
     same_windows = not any(
@@ -150,7 +150,7 @@ class Member:
         resample: bool,
         joins: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """Load new data; `joins` are tables to join instead of those that the config names."""
+        """Load new data; `joins` are tables to join instead of the config's."""
         trained = self.trained
         return load_new_data(
             self.config,
@@ -179,7 +179,7 @@ def load_member(
 
 
 def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]:
-    """Load the data that each member was trained on; those with the same settings share them."""
+    """Load the training data of each member; members with the same settings share one data set."""
     loaded: dict[str, Dataset] = {}
     result = []
     for member in members:
@@ -202,36 +202,36 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
 
 
 class BoundRun(NamedTuple):
-    """What a run predicts with, for the windows of one data set."""
+    """The predictors of a run for the windows of one data set."""
 
     dataset: Dataset
     folds: list[FoldPredictor]
-    """One for every fold; the last is for new data"""
+    """One predictor for every fold; the last one is for new data"""
     members: list[list[Predictor]]
-    """Of an ensemble: by fold, what each member predicts"""
+    """By fold, the predictors of an ensemble's members"""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a run predicts with: one member, or those of an ensemble with their weights."""
+    """A run that predicts: one member, or the weighted members of an ensemble."""
 
     run: Run
     owner: str
-    """What the model is to the run; empty where it is the run's own"""
+    """The relation of the model to the run, such as a search's best trial; "" for its own model"""
     members: list[Member]
     reference: int = 0
-    """The member whose windows and scaling predictions have"""
+    """The member that defines the windows and the scaling of the predictions"""
     mixtures: tuple[FoldMixture, ...] = ()
-    """Of an ensemble: one for every fold"""
+    """The weights of an ensemble in every fold; empty for a single run"""
     uses: str = ENSEMBLE
 
     @property
     def first(self) -> Member:
-        """The reference."""
+        """The reference member."""
         return self.members[self.reference]
 
     def describe(self, *, on_folds: bool) -> str:
-        """Say what predicts, on new data or fold by fold."""
+        """Describe the predictor, for new data or fold by fold."""
         if not self.mixtures:
             trained = self.first.trained
             by_fold = f"{trained.description}, fold by fold"
@@ -241,7 +241,7 @@ class TrainedRun:
         return f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
 
     def bind(self, datasets: Sequence[Dataset], sets: Sequence[str]) -> BoundRun:
-        """Bring it together with each member's data; an ensemble predicts the windows that all
+        """Combine the run with each member's data; an ensemble predicts the windows that all
         members have."""
         if not self.mixtures:
             return BoundRun(datasets[0], self.first.trained.folds, [])
@@ -267,7 +267,7 @@ def load_trained(
     ensemble: bool | None,
     allow_code: bool,
 ) -> TrainedRun:
-    """Load a run; of repeats or an ensemble, `ensemble` chooses between the mean and the best."""
+    """Load a run; `ensemble` chooses between the mean and the best of repeats or members."""
 
     def load(member: Run, name: str, ensemble: bool | None = None) -> Member:
         config = load_changed_config(member, overrides, own_data=own_data, targets=targets)
@@ -295,7 +295,7 @@ def note_left_out(
     reference: int,
     sets: Sequence[str],
 ) -> Dataset:
-    """Return the data set with the notes of all members, and on the windows that are left out."""
+    """Return the data set with the notes of all members, and notes on left out windows."""
     notes = list(datasets[reference].notes)
     for member, dataset in zip(members, datasets, strict=True):
         notes += [f"{member.name}: {note}" for note in dataset.notes if note not in notes]
@@ -306,8 +306,8 @@ def note_left_out(
 def bind_members(
     members: Sequence[Member], datasets: Sequence[Dataset], reference: int
 ) -> tuple[Dataset, list[list[Predictor]]]:
-    """Return the reference's data set with the windows that all members have, and by fold what each
-    member predicts for these, in the reference's scaling."""
+    """Return the reference's data set with the windows that all members have, and by fold the
+    members' predictors for these windows, in the reference's scaling."""
     dataset, starts = join_datasets(datasets, reference)
     quantiles = {member.trained.signature.quantiles for member in members}
     ranges = {member.trained.signature.output_range for member in members}
@@ -336,7 +336,7 @@ class _MemberWindows(NamedTuple):
 
     series: Series
     starts: Tensor
-    """By the row that the reference's window starts at"""
+    """The member's window start for each row where the reference's window starts"""
 
 
 def _translate(
@@ -384,10 +384,10 @@ def find_baselines(
     loaders: Sequence[ChunkLoader],
     device: torch.device,
 ) -> tuple[list[dict[str, Baseline]], list[str]]:
-    """Return the baselines for each of these folds, and notes on those that there are not.
+    """Return the baselines for each of these folds, and notes on missing ones.
 
-    Runs that were stopped, and those of version 0.1, have not saved any. They are fitted to the
-    folds themselves where these are the run's own, else to the run's data if they can be read.
+    Stopped runs and runs of version 0.1 have saved no baselines. These are fitted to the folds if
+    the folds are the run's own data, else to the run's data if it can be read.
     """
     saved = load_baselines(trained.run, folds[-1].signature, device)
     if saved is not None:

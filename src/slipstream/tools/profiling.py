@@ -1,4 +1,4 @@
-"""Find where the time of a step goes, and say so in words first."""
+"""Find where the time of a step goes, and report it in words first."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Trace:
     steps: list[tuple[float, float]]
-    """Begin and end of each, on the host"""
+    """Begin and end of each step on the host"""
     device: list[Span]
     host: list[Span]
-    """Of the training thread"""
+    """Spans of the training thread"""
     operations: list[dict[str, Any]]
     """By name: calls and milliseconds per step, first on the device, then on the host"""
 
@@ -110,7 +110,7 @@ class Trace:
 
 
 def record_trace(trial: TimedWorkload, steps: int) -> tuple[Trace, bytes]:
-    """Run some steps under the profiler; return the trace, and the same in Chrome's format."""
+    """Run some steps under the profiler; return the trace, parsed and in Chrome's format."""
     activities = [ProfilerActivity.CPU]
     if trial.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -182,8 +182,8 @@ def _build_device_span(event: dict[str, Any]) -> Span:
 
 
 def _build_host_spans(events: list[dict[str, Any]]) -> Iterator[Span]:
-    """Yield spans with their kinds: their own, else that of the enclosing span, else that of the
-    forward operation whose gradient they compute."""
+    """Yield spans with their kinds: by the span's name, else the kind of the enclosing span, else
+    the kind of the forward operation whose gradient the span computes."""
     events = sorted(events, key=lambda e: (e["ts"], -e["dur"]))
     forward: dict[int, str] = {}
     around: list[Span] = []
@@ -219,7 +219,7 @@ def _classify(name: str, rules: Iterable[tuple[str, str]]) -> str:
 
 
 def compute_self_time(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the spans of one thread, cut so that every moment belongs to the innermost one."""
+    """Yield the spans of one thread, cut so that every moment belongs to the innermost span."""
     stack: list[Span] = []
     reached = 0.0
     for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
@@ -272,7 +272,7 @@ def _sum_by_name(spans: list[Span], steps: int) -> list[dict[str, Any]]:
 
 
 CHAIN_US, CHAIN_WIDTH = 1.05, 128
-"""One step of an LSTM of this width whose weights stay on chip, H200: 0.85 to 1.25 us were seen"""
+"""Microseconds of one LSTM step of this width with weights on chip; 0.85 to 1.25 on an H200"""
 CHAIN_CLOCK_MHZ = 1980.0
 BACKWARD = 1.3
 """Time of a recurrent step in the backward pass, relative to the forward pass"""
@@ -287,7 +287,8 @@ MIN_BATCH_GAIN = 2.5
 MAX_EXTRA_CORES = 0.5
 """By how many cores threads and other processes together may exceed the available ones"""
 MIN_MEMORY, MEMORY_LEAD = 0.1, 1.5
-"""The least share of memory traffic, and how far it must exceed arithmetic and chain"""
+"""The share of the step from which memory traffic is the bottleneck, if it also exceeds arithmetic
+and chain by this factor"""
 MIN_FAULTS = 0.5
 """Major page faults per step from which the job counts as swapping"""
 
@@ -299,7 +300,7 @@ class Floor(NamedTuple):
     memory_ms: float
     """0 where all data of the step fit into the cache"""
     chain_ms: float
-    """0 where the model has none, or its speed is unknown"""
+    """0 for a model without recurrent steps, or on a GPU whose speed is unknown"""
 
     @property
     def ms(self) -> float:
@@ -400,12 +401,12 @@ def _compute_chain_ms(context: RunContext, plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Everything that decides the verdict. Times are milliseconds per step."""
+    """The measurements that decide the verdict. Times are milliseconds per step."""
 
     on_gpu: bool
     wall_ms: float
     kernels: dict[str, float]
-    """Time by kind of work: of the GPU, or of the CPU without one"""
+    """Time by kind of work, on the GPU or, without one, on the CPU"""
     idle: dict[str, float]
     """GPU: time by cause (data, wait, launch). CPU: data, and other time outside of operations"""
     copy_ms: float
@@ -432,7 +433,7 @@ class StepFacts:
 
 
 def compute_shares(trace: Trace, *, wall_ms: float, on_gpu: bool) -> dict[str, Any]:
-    """Compute the facts that a trace contains, scaled to a step without the profiler."""
+    """Compute the times of a step from a trace, scaled to a step without the profiler."""
     if not on_gpu:
         return _compute_host_shares(trace, wall_ms)
     count = len(trace.steps)
@@ -460,7 +461,7 @@ def compute_shares(trace: Trace, *, wall_ms: float, on_gpu: bool) -> dict[str, A
 
 
 def _find_idle_causes(trace: Trace, working: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return what the host did while the device had nothing to do, in microseconds.
+    """Return the microseconds in which the device was idle, by the host's activity at the time.
 
     Idleness that begins while the host waits for the device counts as waiting, up to the next
     kernel: nothing was queued behind it.
@@ -497,7 +498,7 @@ def _compute_host_shares(trace: Trace, wall_ms: float) -> dict[str, Any]:
 
 
 def find_bottleneck(facts: StepFacts) -> tuple[str, str]:
-    """Return the name of the bottleneck, and what it means here."""
+    """Return the name of the bottleneck, and an explanation with this job's figures."""
     if facts.faults >= MIN_FAULTS:
         return "swap", (
             f"{format_number(facts.faults, figures=3)} times a step, memory that the job needs has "
@@ -538,7 +539,7 @@ def _judge_gpu(facts: StepFacts) -> tuple[str, str]:
 
 
 def _judge_work(facts: StepFacts) -> tuple[str, str]:
-    """Return what keeps a busy processor busy."""
+    """Return the bottleneck of a processor that is always busy, and an explanation."""
     low = facts.floor
     longest = max(low.arithmetic_ms, low.chain_ms)
     if low.memory_ms >= max(MIN_MEMORY * facts.wall_ms, MEMORY_LEAD * longest):
@@ -683,7 +684,7 @@ def plot_timeline(trace: Trace, folder: Path, *, title: str, wall_ms: float) -> 
 
 
 def _choose_step(trace: Trace) -> tuple[float, float]:
-    """Return the begin of the step of median length and that of the next one."""
+    """Return the begin and the end of the step of median length."""
     starts = [begin for begin, _ in trace.steps]
     if len(starts) == 1:
         return trace.begin, trace.end
@@ -802,21 +803,21 @@ def _count_major_faults() -> int:
 
 
 class SettingChange(NamedTuple):
-    """A change to try."""
+    """A change of settings that may make the step faster."""
 
     name: str
     setting: str
-    """As the user would write it"""
+    """The setting as the user would write it"""
     sections: dict[str, dict[str, Any]]
     remark: str = ""
     windows_factor: int = 1
-    """How many times as many windows a step then has"""
+    """Windows of the changed step relative to the unchanged one"""
     resets_engine: bool = False
     """Whether all other engine settings are dropped"""
 
 
 Trials = list[tuple[SettingChange, float]]
-"""Changes, and how many times as fast they are, in windows per second"""
+"""Each change with its speed relative to the unchanged step, in windows per second"""
 
 
 def count_steps(workload: TrainingWorkload) -> int:
@@ -826,7 +827,7 @@ def count_steps(workload: TrainingWorkload) -> int:
 
 
 def try_changes(config: Config, dataset: Dataset, facts: StepFacts, tell: Tell) -> Trials:
-    """Measure the gain of each change; leave out those that fail."""
+    """Measure the gain of each change; leave out changes that fail."""
     trials = []
     for change in _list_changes(config, dataset, facts):
         tell(f"trying {change.setting} ...")
@@ -882,7 +883,7 @@ def _list_changes(config: Config, dataset: Dataset, facts: StepFacts) -> Iterato
 
 
 def recommend(trials: Trials, config: Config, facts: StepFacts) -> list[dict[str, Any]]:
-    """Return the changes that help most, then those that would change the model."""
+    """Return the changes that help most, then changes that would alter the model."""
     useful = sorted((trial for trial in trials if trial[1] >= MIN_GAIN), key=lambda t: -t[1])
     advice = [_describe(change, gain) for change, gain in useful] + _list_untried(config, facts)
     return advice[:MAX_CHANGES]

@@ -22,14 +22,14 @@ class PreparedColumns:
     """The steps before a model, in C."""
 
     columns: tuple[str, ...]
-    """Of the rows that come in"""
+    """The columns of the rows before `data.prepare`"""
     steps: tuple[Step[Any], ...]
     num_state: int
     num_constants: int
     pad_rows: int
-    """How often the first row is repeated before it"""
+    """How many copies of the first row come before it"""
     values: dict[str, Any]
-    """What the template names"""
+    """The variables of the template"""
 
 
 def prepare_in_c(model: PortableModel, name: str) -> PreparedColumns:

@@ -39,7 +39,7 @@ from slipstream.models.shapes import count_products
 
 Floats = npt.NDArray[np.float64]
 MAX_ROWS = 1_000_000
-"""Rows of a table on disk, which may be larger than memory, that are compared"""
+"""Rows compared of a table on disk, which may be larger than memory"""
 
 
 class SeriesRows(NamedTuple):
@@ -47,9 +47,9 @@ class SeriesRows(NamedTuple):
 
     name: str
     raw: Floats
-    """[rows, columns] that come in"""
+    """[rows, columns] before `data.prepare`"""
     prepared: Floats
-    """[rows, inputs] that the model reads, without rows that are padded"""
+    """[rows, inputs] after `data.prepare`, without padding"""
 
 
 def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> Iterator[SeriesRows]:
@@ -76,7 +76,7 @@ BYTES = {"float": 4, "int32_t": 4, "double": 8}
 
 @dataclass(frozen=True)
 class CSettings:
-    """How a model is written."""
+    """Options of the C code."""
 
     name: str = "slip"
     """The prefix of files, functions and constants"""
@@ -85,9 +85,9 @@ class CSettings:
     double: bool = False
     """Whether rows and predictions are double: float would lose digits of some column"""
     carried: bool = True
-    """Whether a step carries the network's state, where that is possible, instead of a window"""
+    """Whether a step carries the network's state instead of a window, where the model can"""
     after_prepare: bool = False
-    """Whether rows come as they are after the steps of `data.prepare`"""
+    """Whether the caller passes rows to which `data.prepare` has been applied"""
     filtered: bool = True
     """Whether a step filters its predictions, where the run does"""
 
@@ -98,7 +98,7 @@ class CSettings:
 
 @dataclass(frozen=True)
 class CSizes:
-    """What a model takes on a 32-bit microcontroller, without its code."""
+    """Memory and operations of a model on a 32-bit microcontroller, without its code."""
 
     flash_bytes: int
     """Constant arrays and tables"""
@@ -114,7 +114,7 @@ class CSizes:
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step does beside the network."""
+    """The parts of a step function beside the network."""
 
     networks: int
     carried: bool
@@ -125,20 +125,20 @@ class StepParts:
     filter_past: int = 0
     """Numbers that `predict.filter` keeps of the past"""
     has_window: bool = True
-    """Whether windows are computed at all, which a model for a carried state was not trained on"""
+    """Whether the code has a function for windows; a model trained for a carried state has none"""
 
 
 class About(NamedTuple):
-    """What the header says of a model's origin."""
+    """The model's origin, as the header states it."""
 
     run: str = ""
     units: Mapping[str, str] = {}
-    """Of columns, where they are known"""
+    """Units by column, where they are known"""
 
 
 @dataclass(frozen=True)
 class CLayout:
-    """Everything that decides what the C code looks like, but for the weights."""
+    """All facts that decide the C code, except for the weights."""
 
     model: PortableModel
     shape: NetworkShape
@@ -155,9 +155,9 @@ class StructMember(NamedTuple):
     kind: str
     name: str
     length: int = 0
-    """Of an array; 0 for a single value"""
+    """Length of an array; 0 for a single value"""
     num_bytes: int = 4
-    """Of one value"""
+    """Size of one value"""
 
     @property
     def text(self) -> str:
@@ -218,7 +218,7 @@ def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> 
 def measure_sizes(
     shape: NetworkShape, settings: CSettings, parts: StepParts, constants: int, num_weights: int
 ) -> CSizes:
-    """Return the sizes of a model whose constants take so many bytes."""
+    """Return the sizes of a model with this many bytes of constants."""
     signature = shape.signature
     outputs = signature.steps_out * signature.model_targets * signature.outputs
     rows = shape.rows_at_once * signature.model_inputs
@@ -406,7 +406,7 @@ class CSource:
 
     layout: CLayout
     values: Mapping[str, Any]
-    """What the templates name"""
+    """The variables of the templates"""
 
     @property
     def files(self) -> dict[str, str]:
@@ -485,7 +485,7 @@ def _prepare(model: PortableModel, settings: CSettings) -> PreparedColumns | Non
 
 
 def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
-    """Return what the templates have to know of the shapes."""
+    """Return the template variables that depend on the shapes."""
     signature, model, name = shape.signature, shape.model, settings.name
     value = f"const {name}_value *"
     reads_ahead = signature.future_shape[0] > 0

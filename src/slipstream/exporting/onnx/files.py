@@ -64,7 +64,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
 
 
 def describe_inside(source: ExportSource) -> tuple[str, ...]:
-    """List what the graph does between physical rows and physical predictions."""
+    """List the operations of the graph between physical rows and physical predictions."""
     run, signature = source.run, source.interface.signature
     model = run.first.config.model
     parts = ["scaling of the inputs"]

@@ -23,7 +23,7 @@ from slipstream.models.onnx_graph import ELEMENTS, GraphBuilder, OnnxNetwork
 
 
 class Scaled(NamedTuple):
-    """What a network reads: rows [T, S, F] and the numbers beside them [S, K], if any."""
+    """The inputs of a network: rows [T, S, F], and static and future numbers [S, K], if any."""
 
     rows: str
     static: str | None
@@ -64,7 +64,7 @@ def split_channels(graph: GraphBuilder, inputs: Scaled, signature: Signature) ->
 
 
 def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
-    """Scaled rows [T, B, F] to scaled predictions [B, H, C, Q], or logits."""
+    """Turn scaled rows [T, B, F] into scaled predictions [B, H, C, Q], or logits."""
     graph, signature = network.graph, network.signature
     rows, static = split_channels(graph, inputs, signature)
     rows, centre, spread = _normalize(network, rows)
@@ -78,7 +78,7 @@ def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
 
 
 def predict_from(network: OnnxNetwork, features: str, static: str | None) -> str:
-    """Features [S, D] to predictions [S, H, targets of a sequence, Q]."""
+    """Turn features [S, D] into predictions [S, H, targets of a sequence, Q]."""
     graph, signature = network.graph, network.signature
     joined = features if static is None else graph.concatenate(features, static, axis=-1)
     out = network.linear(joined, "head.linear")
@@ -88,7 +88,7 @@ def predict_from(network: OnnxNetwork, features: str, static: str | None) -> str
 
 
 def _decode_rows_ahead(network: OnnxNetwork, features: str, static: str) -> str:
-    """What rows that are known ahead add to the outputs of each, flat."""
+    """Return the contribution of each row that is known ahead to the outputs, flat."""
     graph, signature = network.graph, network.signature
     (rows, columns), width = signature.future_shape, signature.static_width
     fixed = width - rows * columns
@@ -102,7 +102,7 @@ def _decode_rows_ahead(network: OnnxNetwork, features: str, static: str) -> str:
 
 
 def merge_channels(graph: GraphBuilder, out: str, signature: Signature) -> str:
-    """[B * C, H, 1, Q] to [B, H, C, Q]."""
+    """Turn [B * C, H, 1, Q] into [B, H, C, Q]."""
     count = signature.sequences_per_window
     if count == 1:
         return out
@@ -111,7 +111,7 @@ def merge_channels(graph: GraphBuilder, out: str, signature: Signature) -> str:
 
 
 def _normalize(network: OnnxNetwork, rows: str) -> tuple[str, str | None, str | None]:
-    """Return the rows, and what was subtracted from each window and what it was divided by."""
+    """Return the normalized rows, and the centre and the spread of each window."""
     graph, kind, future = network.graph, network.model.normalize, len(network.signature.future)
     if kind == "none":
         return rows, None, None
@@ -131,7 +131,7 @@ def _normalize(network: OnnxNetwork, rows: str) -> tuple[str, str | None, str | 
 
 
 def _leave_out(graph: GraphBuilder, by_column: str, count: int, value: float) -> str:
-    """Set a value for the first columns of [S, F], those known ahead."""
+    """Replace the first `count` columns of [S, F], which are known ahead, by a constant."""
     if not count:
         return by_column
     further = graph.slice(by_column, count, np.iinfo(np.int32).max, axis=1)
@@ -164,7 +164,7 @@ def _restore(network: OnnxNetwork, out: str, centre: str, spread: str | None) ->
 
 
 def _pool(network: OnnxNetwork, tokens: str) -> str:
-    """Tokens [T, S, D] to features [S, D]."""
+    """Pool tokens [T, S, D] into features [S, D]."""
     graph, model = network.graph, network.model
     match model.pool:
         case "attention":
@@ -184,7 +184,7 @@ def _pool(network: OnnxNetwork, tokens: str) -> str:
 
 
 def sort_quantiles(graph: GraphBuilder, out: str, signature: Signature) -> str:
-    """Put the quantiles of predictions [B, H, C, Q] in order, as those of a network need not be."""
+    """Put the quantiles of predictions [B, H, C, Q] in order; a network may swap them."""
     count = len(signature.quantiles)
     if count < 2:
         return out
@@ -201,7 +201,7 @@ def clamp(graph: GraphBuilder, out: str, signature: Signature, scaler: Scaler) -
 
 
 OPSET, IR_VERSION = 17, 8
-"""Of 2022: current browsers, MATLAB and onnxruntime since 1.13 read them"""
+"""Versions of 2022, which browsers, MATLAB and onnxruntime since 1.13 can read"""
 
 
 class Shape(NamedTuple):
@@ -244,14 +244,14 @@ def list_networks(graph: GraphBuilder, run: PortableRun) -> list[tuple[PortableM
 
 
 class InputReader:
-    """Selects and scales what each network reads; equal scalings are computed once."""
+    """Selects and scales the columns of each network; equal scalings are computed once."""
 
     def __init__(self, graph: GraphBuilder, interface: Interface) -> None:
         self._graph, self._interface = graph, interface
         self._scaled: dict[tuple[Any, ...], str] = {}
 
     def read(self, model: PortableModel) -> Scaled:
-        """Return the rows [T, B, F] and the numbers beside them [B, K] of one network."""
+        """Return the rows [T, B, F] and the static and future numbers [B, K] of one network."""
         graph, interface, signature = self._graph, self._interface, model.signature
         rows = self._scale("rows", signature.inputs, interface.inputs, model.scaler)
         if signature.context < interface.context:
@@ -382,7 +382,7 @@ def _average(graph: GraphBuilder, run: PortableRun, predictions: Sequence[str]) 
 
 
 def _list_shares(run: PortableRun) -> list[float]:
-    """Return the share of each network in the mean."""
+    """Return the weight of each network in the mean."""
     return [
         weight / len(member.models)
         for member, weight in zip(run.members, run.weights, strict=True)
@@ -442,7 +442,7 @@ def to_model(
 
 
 def explain_no_step_graph(run: PortableRun) -> str | None:
-    """Say why a run has no graph of one row; None where it has one."""
+    """Return the reason why a run has no graph for single rows; None where it has one."""
     reasons = (explain_no_steps(member.first.config.model) for member in run.members)
     return next(filter(None, reasons), None)
 

@@ -1,4 +1,4 @@
-"""Graphs of ONNX at work: a session of onnxruntime, and runners for windows, rows and series.
+"""Run ONNX graphs: sessions of onnxruntime, and runners for windows, rows and series.
 
 A server imports this module, and the package onnx only where a graph is changed.
 """
@@ -17,7 +17,7 @@ from slipstream.exporting.formats import Interface, PieceRunner, Runner, SeriesP
 from slipstream.inference.rows import PhysicalWindows
 
 STATE = "state_"
-"""Names of states begin so"""
+"""The prefix of the names of states"""
 
 
 def open_session(model: bytes | Path, threads: int = 1) -> onnxruntime.InferenceSession:
@@ -30,7 +30,7 @@ def open_session(model: bytes | Path, threads: int = 1) -> onnxruntime.Inference
 
 
 def make_runner(path: Path, interface: Interface) -> Runner:
-    """Return a function from windows to what the file computes."""
+    """Return a function that runs the file on windows."""
     session = open_session(path)
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
@@ -67,8 +67,8 @@ class StepSession:
 
 
 def make_step_runner(path: Path, interface: Interface) -> Runner:
-    """Return a function from windows to what the file computes of their rows, one at a time from
-    zero states."""
+    """Return a function that runs the file on the rows of windows, one at a time from zero
+    states."""
     session = StepSession(path, interface)
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
@@ -82,7 +82,7 @@ def make_step_runner(path: Path, interface: Interface) -> Runner:
 
 
 def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
-    """Return a function from the rows of a series to what the file computes after each."""
+    """Return a function that runs the file on the rows of a series, one output after each row."""
     session = StepSession(path, interface)
 
     def list_inputs(piece: SeriesPiece) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
@@ -107,10 +107,10 @@ def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
 
 
 def make_pass_runner(path: Path, interface: Interface) -> PieceRunner:
-    """Return a function from the rows of a series to what the graph of windows computes at each.
+    """Return a function that runs the graph of windows on a series, one output for each row.
 
-    A copy of the graph goes on with every row where the file takes the last one; all else is the
-    same, so that one pass stands for the windows that end with each row.
+    The graph of windows selects the last row; a copy of it keeps all rows instead. One pass over
+    the series then gives the outputs of the windows that end with each row.
     """
     import onnx
 

@@ -39,7 +39,7 @@ from slipstream.tools.bench.results import (
 )
 
 AUTO, CLASSIC, BASELINE = (f"Slipstream, {preset}" for preset in ("auto", "classic", "baseline"))
-"""Slipstream by itself, and with its presets for the usual advice and the naive loop"""
+"""Slipstream's own choice, and its presets for the usual advice and the naive loop"""
 PLAIN = "plain loop"
 AT_BEST = "Lightning at its best"
 USUAL = "Lightning as people run it"
@@ -47,7 +47,7 @@ STARTUP_S = 6.0
 """How long a command takes beside its steps"""
 VALIDATION = re.compile(r"^epoch \d+: .*validation ([0-9.e+-]+)")
 Variants = dict[str, PeerSettings | None]
-"""By name; None is Slipstream"""
+"""Settings of each framework by its name; None for Slipstream"""
 ROUNDS, REPEATS = 2, 3
 FIRST_STEPS = 3
 WARM_S = 0.1
@@ -151,7 +151,7 @@ def _time_peer(case: Case, peer: PeerSettings, steps: int) -> StepTimings:
 
 
 def _get_engine_settings(name: str, case: Case) -> dict[str, Any]:
-    """Return the settings of one of our own variants."""
+    """Return the engine settings of one of Slipstream's variants."""
     value = name.partition(", ")[2]
     if name not in (CLASSIC, BASELINE):
         return {"precision": value, "plan": "measure"}
@@ -195,11 +195,12 @@ def _build_rows(
 def compare_losses(
     name: str, timings: StepTimings, own_losses: dict[str, list[float]]
 ) -> dict[str, Any]:
-    """Compare a variant's first losses with ours in its precision, and ours with fp32.
+    """Compare a variant's first losses with Slipstream's in the same precision, or in fp32.
 
-    fp32 also stands in for a precision of ours that failed. Other tools in fp16 are compared by the
-    loss before any update: their loss scale begins so high that the first updates may overflow and
-    are skipped, after which the losses differ.
+    Slipstream's own variants are compared with its fp32 losses, and so is a precision in which
+    Slipstream failed. Other tools in fp16 are compared by the loss before any update: their loss
+    scale begins so high that the first updates may overflow and are skipped, after which the losses
+    differ.
     """
     precision, losses = timings.precision, timings.losses[:FIRST_STEPS]
     against = (
@@ -286,8 +287,8 @@ def measure_jobs(
 ) -> tuple[list[ResultRow], list[str]]:
     """Time whole commands as often as possible; cut the epochs where even one round does not fit.
 
-    `rows` are the timed steps, by which each framework's fastest variant is chosen. Notes come
-    along.
+    `rows` are the timed steps, which decide each framework's fastest variant. Return the rows of
+    the jobs, and notes.
     """
     timed = [row for row in rows if row.case == case.name and row.repeats]
     variants = _choose_variants(case, timed)
@@ -316,7 +317,7 @@ def measure_jobs(
 
 
 def _choose_variants(case: Case, timed: Sequence[ResultRow]) -> Variants:
-    """Choose our presets, and of each peer the variant with the fastest steps."""
+    """Choose Slipstream's presets, and the variant of each peer with the fastest steps."""
     on_gpu = machine.choose_device(case.config.engine.device).type == "cuda"
     peers = {peer.name: peer for peer in list_peers(on_gpu=on_gpu)}
     variants: Variants = {AUTO: None, CLASSIC: None}

@@ -1,4 +1,4 @@
-"""Finds what is wrong with a machine, and the fix: pure functions of an examination."""
+"""Finds a machine's problems and their fixes: pure functions of an examination."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from slipstream.base.text import format_count, format_ms
 
 GB = 1e9
 SHM_BYTES = 1 * GB
-"""Workers pass batches through it; Docker's default is 64 MB."""
+"""Workers pass batches through shared memory; Docker's default is 64 MB"""
 DISK_BYTES = 2 * GB
 MEMORY_BYTES, MEMORY_SHARE = 1 * GB, 0.1
 SWAPPED_BYTES = 0.5 * GB

@@ -25,7 +25,7 @@ from slipstream.tools.doctor import trials
 TIMEOUT_S = 60.0
 """How long a technique may take in a process of its own"""
 TIMED_OUT = "no end after"
-"""How the reason begins where a technique was still running when the time was up"""
+"""The start of the reason where a technique ran out of time"""
 
 
 class NotApplicable(Exception):
@@ -36,18 +36,18 @@ class NotApplicable(Exception):
 class Technique:
     name: str
     setting: str
-    """The setting that requests it"""
+    """The setting that requests the technique"""
     fix: str
-    """What the user types where it fails"""
+    """The command or setting that helps where the technique fails"""
     run: Callable[[torch.device], tuple[float | None, str] | tuple[float, str, float]]
     """Returns milliseconds per step, where they mean something, a remark, and the milliseconds of
     the alternative, where there is one; or raises"""
     device: str | None = None
-    """The only kind of device that it applies to"""
+    """The kind of device that the technique needs; None for any"""
     capability: tuple[int, int] = (0, 0)
-    """The compute capability that it needs"""
+    """The compute capability that the technique needs"""
     isolated: bool = False
-    """Whether it may hang or crash, and so runs in a process of its own"""
+    """Whether the technique may hang or crash, and so runs in a process of its own"""
 
     def check(self, device: torch.device) -> None:
         """Refuse a device to which the technique does not apply."""
@@ -94,7 +94,7 @@ class IsolatedTrial:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Kill the process and all that it has started, if it still runs."""
+        """Kill the process and its children, if it still runs."""
         if not self.ended:
             machine.kill_process_group(self._process.pid)
         with suppress(subprocess.TimeoutExpired):
@@ -158,7 +158,7 @@ def _build_result(technique: Technique, outcome: Mapping[str, Any]) -> dict[str,
 
 
 def try_by_name(name: str, device: str) -> dict[str, Any]:
-    """Try one technique by its name: what the isolated process does."""
+    """Try the technique of this name; the main function of an isolated process."""
     return try_technique(
         next(technique for technique in TECHNIQUES if technique.name == name), torch.device(device)
     )
