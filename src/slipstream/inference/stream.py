@@ -622,8 +622,7 @@ class Stream:
 
     @property
     def passed_ahead(self) -> tuple[str, ...]:
-        """The columns of `data.future` that `push` has to be given, which no step makes from
-        times."""
+        """The columns of `data.future` that `push` needs: no step makes them from times."""
         lacking = [member.member.first for member in self._members if member.future is None]
         return tuple(dict.fromkeys(name for model in lacking for name in model.signature.future))
 
