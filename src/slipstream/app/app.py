@@ -148,7 +148,7 @@ def serve(workspace: Workspace, *, host: str, port: int, browser: bool) -> None:
     url = f"{format_url(bound)}/?token={access.token}"
     os.chdir(workspace.folder)  # paths in configs are relative to it, as for the commands
     app = create_app(workspace, access)
-    state = app.app.state  # type: ignore[attr-defined]
+    state = app.app.state
     tasks = set()
 
     def announce() -> None:

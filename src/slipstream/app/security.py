@@ -22,7 +22,8 @@ from urllib.parse import parse_qsl, urlencode
 from slipstream.base.web_server import is_loopback
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.applications import Starlette
+    from starlette.types import Message, Receive, Scope, Send
 
 POLICY = "; ".join(
     (
@@ -99,7 +100,7 @@ class Access:
 class Security:
     """Checks every request before the application sees it, and adds headers to every response."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: Starlette, access: Access) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
