@@ -1,4 +1,4 @@
-"""The application: one table of routes, and what happens to errors."""
+"""The application: one table of routes, and the responses to errors."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def _register_server(folder: Path, root: Path) -> Path:
 
 
 def warn_about_network(host: str) -> None:
-    """Say what another address than loopback means."""
+    """Warn that an address other than loopback can be reached from the network."""
     sys.stderr.write(
         f"slipstream: warning: {host} can be reached from the network, without encryption. Whoever "
         "has the URL with its token can read the folder's runs and data and start jobs on this "

@@ -28,7 +28,7 @@ from slipstream.reporting.wording import format_metric
 from slipstream.runs import list_worker_folders, to_json, write_text
 
 ANNOTATIONS = "ui.json"
-"""In the run's folder: what the user wrote about it"""
+"""The file in a run's folder with the user's tags and note"""
 WATCHED = (
     "",
     "config.toml",
@@ -111,7 +111,7 @@ def _list_folders(root: Path, place: Path) -> list[Path]:
 
 
 def _sign(folder: Path) -> Signature:
-    """Return what changes when a run's small files do."""
+    """Return a value that changes whenever one of a run's small files does."""
     times = []
     for name in WATCHED:
         try:

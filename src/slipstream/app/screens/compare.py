@@ -1,4 +1,4 @@
-"""What the charts of Compare draw: loss curves, and predictions of one series."""
+"""The screen Compare: loss curves, metrics, and predictions of one series."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MAX_CHOICES = 200
 
 
 def show(request: Request) -> Response:
-    """The page of some runs, or what to choose from where there are fewer than two."""
+    """The page of the chosen runs, or a list to choose from where there are fewer than two."""
     workspace = get_workspace(request)
     folders, missing = find_folders(workspace, request.query_params.getlist("run"))
     values: dict[str, Any] = {
@@ -47,7 +47,7 @@ def show(request: Request) -> Response:
 
 
 def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """Return the folders of runs by their ids, and the ids of those that are gone."""
+    """Return the folders of runs by their ids, and the ids of runs that are gone."""
     names = list(dict.fromkeys(names))
     if len(names) > MAX_RUNS:
         raise UserError(f"{len(names)} runs; choose at most {MAX_RUNS} to compare")
@@ -61,14 +61,14 @@ def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, 
 
 
 def list_choices(workspace: Workspace, chosen: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the runs to choose from: those that are chosen, then the newest."""
+    """Return the runs to choose from: the chosen ones, then the newest."""
     rows = workspace.rows.list(workspace.folder, workspace.places)
     rows.sort(key=lambda row: row["id"] not in chosen)
     return rows[: max(MAX_CHOICES, len(chosen))]
 
 
 def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what the page shows of a comparison."""
+    """Return the data of the page for a comparison."""
     labels = list(comparison.settings[0])[1:] if comparison.settings else _list_labels(comparison)
     ids = list(folders)
     by_label = dict(zip(labels, ids, strict=True))
@@ -106,8 +106,8 @@ def _list_labels(comparison: Comparison) -> list[str]:
 def _iter_metrics(
     comparison: Comparison, labels: Sequence[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each metric's name and one cell per run, the best of them marked; there is none where
-    the errors cannot be compared."""
+    """Yield each metric's name and one cell per run, the best marked; no cell is marked where the
+    errors cannot be compared."""
     rows = comparison.metrics
     for metric in dict.fromkeys(row["metric"] for row in rows):
         by_run = {row["run"]: row for row in rows if row["metric"] == metric}
@@ -142,7 +142,8 @@ def _describe_seeds(row: Mapping[str, Any]) -> str:
 def _iter_paired(
     rows: Sequence[Mapping[str, Any]], ids: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the paired metrics, each with its runs and the places of their intervals in a plot."""
+    """Yield the paired metrics, each with its runs and the positions of their intervals in a
+    plot."""
     for metric in dict.fromkeys(row["metric"] for row in rows):
         own_rows = [row for row in rows if row["metric"] == metric]
         bounds = [
@@ -202,7 +203,7 @@ MAX_SERIES = 5_000
 
 
 def list_curves(request: Request) -> Response:
-    """The losses of runs after each epoch; of several models the mean, lowest and highest."""
+    """The losses of runs after each epoch; for several models the mean, lowest and highest."""
     folders, _ = find_folders(get_workspace(request), request.query_params.getlist("run"))
     return reply({"curves": {name: _read_curve(folder) for name, folder in folders.items()}})
 
@@ -226,7 +227,7 @@ def _read_curve(folder: Path) -> list[dict[str, Any]]:
 
 
 class Contents(NamedTuple):
-    """What a file of predictions has."""
+    """The targets, steps and x axis of a file of predictions."""
 
     series: tuple[str, ...]
     targets: tuple[str, ...]
@@ -247,7 +248,7 @@ class Line(NamedTuple):
 
 
 def list_predictions(request: Request) -> Response:
-    """The predictions of runs for one series, at most so many points between two ends."""
+    """The predictions of runs for one series between two ends, with a limited number of points."""
     from slipstream.reporting.pairing import find_predictions
 
     query = request.query_params
@@ -327,7 +328,7 @@ def _list_contents(file: PredictionFile) -> Contents:
 
 @lru_cache(maxsize=64)
 def _read_line(file: PredictionFile, series: str, target: str, step: int) -> Line:
-    """Read one series; of a forecast, what was predicted so many steps ahead."""
+    """Read one series; for a forecast, the predictions at one distance ahead."""
     import numpy as np
 
     from slipstream.data.predictions import LABEL, ROW, STEP, name_probability
