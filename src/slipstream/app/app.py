@@ -173,7 +173,7 @@ def _read_ahead(workspace: Workspace) -> None:
     """Read the runs before the first page asks for them."""
     path = workspace.store.root / "rows.json"
     workspace.rows.load(path)
-    workspace.rows.list(workspace.folder, workspace.places)
+    workspace.rows.list(workspace.folder, workspace.run_folders)
     workspace.rows.save(path)
 
 

@@ -57,6 +57,6 @@ class Workspace:
             return False
 
     @property
-    def places(self) -> tuple[Path, ...]:
+    def run_folders(self) -> tuple[Path, ...]:
         """The folders whose runs are listed."""
         return (self.folder / OUT, self.folder)

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from slipstream.reporting.runs import RunTable
 
 LOW_PRIORITY = 10
-"""What is added to the niceness of a follower"""
+"""The niceness that a follower adds"""
 
 
 def evaluate(

@@ -62,7 +62,7 @@ def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, 
 
 def list_choices(workspace: Workspace, chosen: Sequence[str]) -> list[dict[str, Any]]:
     """Return the runs to choose from: the chosen ones, then the newest."""
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     rows.sort(key=lambda row: row["id"] not in chosen)
     return rows[: max(MAX_CHOICES, len(chosen))]
 
@@ -155,12 +155,12 @@ def _iter_paired(
         low, high = min([0.0, *bounds]), max([0.0, *bounds])
         margin = 0.06 * (high - low) or 1.0
 
-        def place(value: float, low: float = low - margin, high: float = high + margin) -> float:
+        def locate(value: float, low: float = low - margin, high: float = high + margin) -> float:
             return round(100 * (value - low) / (high - low), 2)
 
         yield {
             "metric": format_metric(metric),
-            "zero": place(0.0),
+            "zero": locate(0.0),
             "runs": [
                 {
                     "id": ids.get(row["run"], row["run"]),
@@ -168,7 +168,7 @@ def _iter_paired(
                     "difference": format_bounds(row, "difference", "difference_"),
                     "verdict": row.get("verdict", ""),
                     "places": [
-                        place(row[key])
+                        locate(row[key])
                         for key in ("difference_low", "difference", "difference_high")
                     ]
                     if "difference_low" in row
@@ -253,8 +253,10 @@ def list_predictions(request: Request) -> Response:
 
     query = request.query_params
     folders, _ = find_folders(get_workspace(request), query.getlist("run"))
-    places = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
-    files = {name: file for name, path in places.items() if (file := _open(path))}
+    paths_by_run = {
+        name: path for name, folder in folders.items() if (path := find_predictions(folder))
+    }
+    files = {name: file for name, path in paths_by_run.items() if (file := _open(path))}
     contents = {name: _list_contents(file) for name, file in files.items()}
     if not contents:
         return reply({"series": [], "targets": [], "steps": 0, "x": [], "lines": {}})
@@ -367,15 +369,17 @@ def _draw(
     x, truth = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     values_by_run, truth_of = {}, ""
     for name, line in lines.items():
-        places = np.searchsorted(rows, line.rows)
-        x[places] = line.x
-        known = np.isfinite(truth[places])
-        if not is_same_truth(truth[places][known], line.truth[known]):
+        positions = np.searchsorted(rows, line.rows)
+        x[positions] = line.x
+        known = np.isfinite(truth[positions])
+        if not is_same_truth(truth[positions][known], line.truth[known]):
             truth_of = next(iter(lines))  # each run has true values of its own
         elif not truth_of:
-            truth[places] = line.truth
+            truth[positions] = line.truth
         values_by_run[name] = np.full(len(rows), np.nan)
-        values_by_run[name][places] = line.predicted - line.truth if show_errors else line.predicted
+        values_by_run[name][positions] = (
+            line.predicted - line.truth if show_errors else line.predicted
+        )
     within = np.ones(len(rows), dtype=bool)
     if low is not None and high is not None:
         inside = np.flatnonzero((x >= low) & (x <= high))

@@ -73,10 +73,10 @@ async def ensure(
     """Run tasks that have not run yet; return an answer with the progress while they run."""
     workspace = get_workspace(request)
     try:
-        shares = await asyncio.gather(*(workspace.tables.ensure(table, *task) for task in tasks))
+        progress = await asyncio.gather(*(workspace.tables.ensure(table, *task) for task in tasks))
     except UserError as error:
         raise settings.shorten_paths(error, workspace) from None
-    going = [share for share in shares if share is not None]
+    going = [part for part in progress if part is not None]
     return reply({"progress": min(going)}, 202) if going else None
 
 
@@ -208,7 +208,7 @@ async def show(request: Request) -> Response:
         "data.html",
         files=files,
         limit=limit,
-        place=service.PLACE,
+        place=service.UPLOADS,
         endings=",".join((*ENDINGS, *PACKED)),
     )
 

@@ -162,7 +162,7 @@ def _find_train_share(config: Config, rows: int) -> float:
 def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
     """Return the newest finished runs of this machine and device."""
     earlier: list[EarlierRun] = []
-    for row in workspace.rows.list(workspace.folder, workspace.places):
+    for row in workspace.rows.list(workspace.folder, workspace.run_folders):
         if row["state"] == FINISHED and row["kind"] == "train":
             path = workspace.folder / row["id"] / "metrics.json"
             try:

@@ -354,8 +354,8 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
 
 
 def _rank(known: Sequence[str]) -> Any:
-    places = {name: place for place, name in enumerate(known)}
-    return lambda name: places.get(name, len(places))
+    ranks = {name: rank for rank, name in enumerate(known)}
+    return lambda name: ranks.get(name, len(ranks))
 
 
 Findings = dict[str, Any]

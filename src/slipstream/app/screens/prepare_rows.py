@@ -287,8 +287,8 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
     loaded = load_series(config, source)
     raw, index = loaded.raw, loaded.raw.index
     names = index.series_names
-    place = names.index(series) if series in names else 0
-    begin, end = int(index.offsets[place]), int(index.offsets[place + 1])
+    position = names.index(series) if series in names else 0
+    begin, end = int(index.offsets[position]), int(index.offsets[position + 1])
     for name in raw.column_names:  # a missing value is refused when it is read
         raw.read_column(name)
     sets = find_sets(loaded)
@@ -300,7 +300,7 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
     return {
         "series": list(names[:MAX_SERIES]),
         "num_series": len(names),
-        "shown": names[place],
+        "shown": names[position],
         "rows": index.num_rows,
         "target": target,
         "classes": list(loaded.signature.classes),
@@ -382,9 +382,9 @@ def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
     counts = set()
     for begin, end in zip(raw.index.offsets, raw.index.offsets[1:], strict=False):
         time = raw.time[begin:end]
-        places = [bisect.bisect_left(time, mark) for mark in marks]
-        places = [*places, len(time)][:3]
-        counts.add((places[0], places[1] - places[0], places[2] - places[1]))
+        positions = [bisect.bisect_left(time, mark) for mark in marks]
+        positions = [*positions, len(time)][:3]
+        counts.add((positions[0], positions[1] - positions[0], positions[2] - positions[1]))
     if len(counts) > 1:
         raise UserError(
             "data.split.rows counts the same rows in every series, but these dates lie at "

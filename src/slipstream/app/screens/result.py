@@ -414,9 +414,14 @@ def _describe_lanes(summary: dict[str, Any]) -> dict[str, Any] | None:
     groups: dict[str, list[dict[str, Any]]] = {}
     for lane, value in zip(lanes, values, strict=True):
         name = f"fold {lane['fold']}" if lane.get("fold") is not None else "repeats"
-        place = None if value is None else round(100 * (value - low) / (high - low), 2)
+        position = None if value is None else round(100 * (value - low) / (high - low), 2)
         text = format_number(value, column.decimals)
-        point = {"seed": lane.get("seed"), "place": place, "text": text, "best": lane.get("best")}
+        point = {
+            "seed": lane.get("seed"),
+            "place": position,
+            "text": text,
+            "best": lane.get("best"),
+        }
         point["label"] = lane.get("label") or ""
         groups.setdefault(name, []).append(point)
     return {

@@ -33,8 +33,8 @@ BINS = 120
 MAX_WORST = 24
 MAX_BLOCKS = 2_000
 """Blocks up to which all are resampled; above, a sample of them is precise enough"""
-WAY = 1 << 40
-"""Blocks of rows that a series may have"""
+MAX_STARTS = 1 << 40
+"""Rows of a series that a key can tell apart"""
 
 
 class Blocks(NamedTuple):
@@ -119,7 +119,7 @@ def _merge_windows(part: Predictions, error: Array, span: int) -> Blocks:
     first = np.concatenate([[0], np.flatnonzero(change) + 1])
     last = np.append(first[1:], len(part)) - 1
     mean = np.add.reduceat(error, first) / (last - first + 1)
-    key = part.codes[first] * WAY + starts[first] // span
+    key = part.codes[first] * MAX_STARTS + starts[first] // span
     known = np.isfinite(mean)
     total, count = np.where(known, mean, 0.0), known.astype(float)
     worst = np.where(known, mean, np.inf)
@@ -143,7 +143,7 @@ def _group(blocks: Blocks) -> Blocks:
     sums = [np.add.reduceat(column, first) for column in (blocks.total, blocks.windows)]
     largest = np.maximum.reduceat(blocks.worst, first)
     sizes = np.diff(np.append(first, len(blocks.key)))
-    # the first window of each place that is as bad as its worst
+    # the first window of each block that is as bad as its worst
     worst = np.flatnonzero(blocks.worst == np.repeat(largest, sizes))
     heads = worst[np.searchsorted(worst, first)]
     return Blocks(blocks.key[first], *sums, *(column[heads] for column in blocks[3:]))
@@ -153,19 +153,19 @@ def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:
     """Return the worst windows, at most one of two neighbouring blocks."""
     used: set[int] = set()
     result: list[dict[str, Any]] = []
-    for place in np.argsort(-blocks.worst, kind="stable").tolist():
-        key = int(blocks.key[place])
+    for block in np.argsort(-blocks.worst, kind="stable").tolist():
+        key = int(blocks.key[block])
         if not used.isdisjoint((key - 1, key, key + 1)):
             continue
         used.add(key)
         size = file.shape.x_size
-        worst = float(blocks.worst[place])
+        worst = float(blocks.worst[block])
         result.append(
             {
-                "series": key // WAY,
-                "row": int(blocks.start[place]),
-                "low": float(blocks.low[place]) / size,
-                "high": float(blocks.high[place]) / size,
+                "series": key // MAX_STARTS,
+                "row": int(blocks.start[block]),
+                "low": float(blocks.low[block]) / size,
+                "high": float(blocks.high[block]) / size,
                 "error": worst if np.isfinite(worst) else None,
             }
         )

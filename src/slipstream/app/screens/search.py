@@ -57,7 +57,7 @@ def _list_rows(config: Config | None) -> list[dict[str, Any]]:
 def show_pretraining(request: Request) -> Response:
     """The form of pre-training, and the encoders there are."""
     workspace = get_workspace(request)
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     encoders = [row for row in rows if row["kind"] == "pretrain"]
     return show_form(request, forms.PRETRAIN, "pretrain_form.html", encoders=encoders)
 
@@ -161,7 +161,7 @@ LIMITS = ("trials", "minutes")
 def list_searches(request: Request) -> Response:
     """The searches of the folder."""
     workspace = get_workspace(request)
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] == KIND]
     return render(request, "searches.html", searches=searches, command="slipstream tune CONFIG")
 

@@ -195,8 +195,8 @@ def load_base(workspace: Workspace, session: str) -> Config:
 
 def build_command(workspace: Workspace, session: str, options: Sequence[str]) -> list[str]:
     """Return the command of a try; its paths are relative to the folder of the app."""
-    place = f"{FOLDER}/{session}"
-    command = ["train", f"{place}/{BASE}", "--out", place]
+    folder = f"{FOLDER}/{session}"
+    command = ["train", f"{folder}/{BASE}", "--out", folder]
     for option in options:
         command += ["--set", str(option)]
     return command + (["--allow-code"] if workspace.allow_code else [])
@@ -367,7 +367,7 @@ def _is_own(config: str) -> bool:
 
 
 def _list_runs(workspace: Workspace) -> list[dict[str, Any]]:
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     return [row for row in rows if row["kind"] == "train"][:MAX_RUNS]
 
 

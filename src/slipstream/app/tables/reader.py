@@ -538,11 +538,11 @@ def answer(line: str, send: Callable[[Any], None]) -> None:
     """Run the task of a line, and send its result or its error."""
     last = 0.0
 
-    def report(share: float) -> None:
+    def report(progress: float) -> None:
         nonlocal last
-        if share >= last + 0.01:
-            last = share
-            send({"progress": share})
+        if progress >= last + 0.01:
+            last = progress
+            send({"progress": progress})
 
     try:
         send({"result": run_task(json.loads(line), report)})

@@ -255,7 +255,7 @@ MAX_UPLOADS = 4
 """Uploads at the same time"""
 WRITE_BYTES = 1 << 20
 MAX_NAME = 80
-PLACE = "data"
+UPLOADS = "data"
 """The folder of uploads, below the app's folder"""
 PART = ".upload-"
 STALE_S = 3600.0
@@ -319,19 +319,19 @@ class Uploads:
             raise _refuse(size, limit)
         self._count += 1
         try:
-            place = resolve_below(self.folder, PLACE)
-            place.mkdir(exist_ok=True)
-            _remove_stale(place)
-            part = place / f"{PART}{secrets.token_hex(8)}"
+            folder = resolve_below(self.folder, UPLOADS)
+            folder.mkdir(exist_ok=True)
+            _remove_stale(folder)
+            part = folder / f"{PART}{secrets.token_hex(8)}"
             try:
                 await _write(part, chunks, limit)
-                target = await asyncio.to_thread(_publish, part, place, name)
+                target = await asyncio.to_thread(_publish, part, folder, name)
             finally:
                 with suppress(OSError):
                     part.unlink(missing_ok=True)
         finally:
             self._count -= 1
-        return f"{PLACE}/{target.name}"
+        return f"{UPLOADS}/{target.name}"
 
 
 def _refuse(size: int, limit: int) -> UploadError:
@@ -391,12 +391,12 @@ async def _watch_speed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             arrival.cancel()
 
 
-def _publish(part: Path, place: Path, name: str) -> Path:
+def _publish(part: Path, folder: Path, name: str) -> Path:
     """Give a finished upload its name, or the next free one."""
     stem, dot, endings = name.partition(".")
     number = 1
     while True:
-        target = place / (name if number == 1 else f"{stem}-{number}{dot}{endings}")
+        target = folder / (name if number == 1 else f"{stem}-{number}{dot}{endings}")
         try:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
@@ -406,9 +406,9 @@ def _publish(part: Path, place: Path, name: str) -> Path:
         return target
 
 
-def _remove_stale(place: Path) -> None:
+def _remove_stale(folder: Path) -> None:
     """Remove the unfinished uploads of servers that were killed."""
-    for path in place.glob(f"{PART}*"):
+    for path in folder.glob(f"{PART}*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > STALE_S:
                 path.unlink()
