@@ -419,6 +419,7 @@ def has_spare_memory() -> bool:
 
 
 SLOW_POLL_S = 0.25
+"""Seconds between two looks for the run's folder after the first ten seconds of a job"""
 CHECK_S = 1.0
 """Seconds between two checks of memory and servers"""
 LOCK_S = 2.0

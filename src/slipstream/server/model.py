@@ -238,6 +238,7 @@ class TablePass:
 PADDINGS = (1, 2, 4, 8)
 """Multiples to which the number of windows in a call may have to be padded"""
 TRIAL_SIZES = (1, 2, 3, 5)
+"""Batch sizes that are compared to find the padding"""
 SLOW_S = 0.01
 """A model that takes longer for one window has nothing to gain from batches"""
 CSV_NAME = "request.csv"

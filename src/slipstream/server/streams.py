@@ -221,6 +221,7 @@ def _find_begins(unknown: Flags, gaps: Flags, num_before: int) -> Ints:
 
 
 VERSION = 1
+"""Version of the file of streams; a file of another version is refused"""
 HEADER = "streams.json"
 
 

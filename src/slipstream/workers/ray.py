@@ -332,6 +332,7 @@ def release_locks(folder: Path, *, died: bool = False) -> None:
 
 
 ANY_BUNDLE = -1
+"""Ray's number for any free bundle of a placement group"""
 POLL_S = 0.5
 PATIENCE_S = 3.0
 """A wait for resources that is longer is shown"""

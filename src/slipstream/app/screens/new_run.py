@@ -22,6 +22,7 @@ from slipstream.config import SIMULATED, Config
 from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
+"""A request with larger numbers is refused: no table has as many rows"""
 
 
 def show(request: Request) -> Response:

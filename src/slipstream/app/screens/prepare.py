@@ -362,6 +362,7 @@ Findings = dict[str, Any]
 INSPECT_S = 120.0
 """The time limit of an inspection"""
 MAX_FINDINGS = 16
+"""Entries of each cache; the oldest ones are dropped"""
 CHECKED_TRAIN = {"objective", "loss", "quantiles", "repeats"}
 """Settings of `[train]` that decide whether the data can be trained on"""
 _known: OrderedDict[tuple[Any, ...], Findings] = OrderedDict()

@@ -36,6 +36,7 @@ KIND = "model.kind"
 BUDGET = ("train.epochs",)
 """Settings that a run made from a try takes from the base instead"""
 FEW_EPOCHS = 3
+"""Epochs of a try at first, so that its result appears within seconds"""
 TIME_LIMIT_S = 30
 """Seconds of training after which a try is cut off"""
 FIXED = (f"train.minutes={TIME_LIMIT_S / 60:g}", "train.repeats=1", "name=try")

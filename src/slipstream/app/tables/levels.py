@@ -21,6 +21,7 @@ from slipstream.base.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 BASE, RATIO = 32, 4
+"""Rows of a pair in the first level, and how many times as many each further level has"""
 FEWEST = 256
 """The smallest number of pairs of the last level"""
 WIDTH = 8

@@ -426,6 +426,7 @@ def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
 
 MAX_SERIES = 5_000
 PART_ROWS = 1 << 18
+"""Rows at a time, so that all columns of a part fit into memory"""
 
 
 def correlate(cached: CachedTable, report: Report) -> dict[str, Any]:

@@ -29,6 +29,7 @@ IDLE_S = 120.0
 """How long a process waits for another task"""
 TASK_S = 3600.0
 MAX_LINE = 64 << 20
+"""Bytes of an answer, which is one line; asyncio's own limit is 64 kB"""
 
 
 class ReaderPool:
@@ -254,11 +255,13 @@ SLOW_S, MIN_BYTES = 30.0, 64 << 10
 MAX_UPLOADS = 4
 """Uploads at the same time"""
 WRITE_BYTES = 1 << 20
+"""Bytes that are collected before they are written: chunks of a request are small"""
 MAX_NAME = 80
 UPLOADS = "data"
 """The folder of uploads, below the app's folder"""
 PART = ".upload-"
 STALE_S = 3600.0
+"""Age from which an unfinished upload is taken for one of a killed server"""
 
 
 class UploadError(UserError):
