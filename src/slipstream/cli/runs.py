@@ -208,7 +208,7 @@ def follow(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Send what a run logs to a tracker, while it trains or afterwards.
+    """Send a run's log to a tracker, while it trains or afterwards.
 
     Training is not touched: this process reads the run's log. It ends with the run; run it again
     after a resume, and it goes on where it was.

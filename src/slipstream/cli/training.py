@@ -65,7 +65,7 @@ def train(
     ] = None,
     advise: Annotated[
         bool,
-        typer.Option("--advise", help="Then try what often helps, for a few seconds each."),
+        typer.Option("--advise", help="Then try changes that often help, for a few seconds each."),
     ] = False,
     resume: Resume = None,
     force: Force = False,
