@@ -444,26 +444,19 @@ _current: Path | None = None
 """The folder of the job that runs in this process"""
 
 
-_workers: list[subprocess.Popen[bytes]] = []
-"""Workers that this process has started and that have not ended: held, so that Python does not
-complain about them, and asked at times, so that ended ones leave the table of processes"""
-
-
 def start_worker(folder: Path, device: str, *, warm: bool) -> subprocess.Popen[bytes]:
     """Start a worker that outlives this process."""
     log = folder / ".slipstream" / "workers" / f"{device.replace(':', '-')}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "slipstream", "ui-worker", str(folder), device]
     with log.open("wb") as output:
-        worker = subprocess.Popen(
+        return subprocess.Popen(
             command + (["--warm"] if warm else []),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
             start_new_session=True,
         )
-    _workers[:] = [*(started for started in _workers if started.poll() is None), worker]
-    return worker
 
 
 def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> int:
