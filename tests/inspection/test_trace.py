@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.tools import columns
-from slipstream.tools.columns import PLACES, SAMPLE, RunningCourse, Sample
+from slipstream.tools.columns import MAX_BINS, SAMPLE, RunningCourse, Sample
 
 
 @pytest.mark.slow
@@ -21,17 +21,17 @@ def test_the_course_is_the_range_and_mean_of_each_stretch(sizes, seed):
     for part in np.split(values, np.cumsum(sizes)[:-1]):
         course.add(part)
     assert course.num_rows == len(values)
-    assert course.num_places <= PLACES
-    for place in range(course.num_places):
-        part = values[place * course.stride : (place + 1) * course.stride]
+    assert course.num_bins <= MAX_BINS
+    for number in range(course.num_bins):
+        part = values[number * course.stride : (number + 1) * course.stride]
         known = part[~np.isnan(part)]
         if len(known):
-            assert course.low[place] == known.min()
-            assert course.high[place] == known.max()
-            assert course.compute_means()[place] == pytest.approx(known.mean())
+            assert course.low[number] == known.min()
+            assert course.high[number] == known.max()
+            assert course.compute_means()[number] == pytest.approx(known.mean())
         else:
-            assert np.isnan(course.low[place])
-            assert np.isnan(course.compute_means()[place])
+            assert np.isnan(course.low[number])
+            assert np.isnan(course.compute_means()[number])
 
 
 @given(st.lists(st.integers(0, 9000), min_size=1, max_size=8))

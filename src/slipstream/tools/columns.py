@@ -1,4 +1,4 @@
-"""What a column holds: its type, its times, its course."""
+"""Statistics of a table's columns, collected batch by batch: types, times, courses, samples."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, pa.ChunkedArray]
 
 HEAD_ROWS = 200
-"""Rows by which the columns of the time are found"""
+"""Rows that are examined to find the columns of the time"""
 FORMAT_ROWS = 20_000
-"""Rows by which the format is found where the first ones leave it open"""
+"""Rows that decide between formats where the first `HEAD_ROWS` rows fit several"""
 NAMES = re.compile(r"(^|[^a-z])(time|date|datetime|timestamp|t|seconds|zeit|datum)([^a-z]|$)", re.I)
 PARTS = (
     (("year", "yyyy"), "%Y"),
@@ -42,17 +42,17 @@ CLOCKS = {r"^\d{1,2}:\d{2}:\d{2}$": "%H:%M:%S", r"^\d{1,2}:\d{2}$": "%H:%M"}
 CLOCKS |= {r"^\d{1,2}\.\d{2}\.\d{2}$": "%H.%M.%S", r"^\d{1,2}:\d{2}:\d{2}[.,]\d+$": "%H:%M:%S.%f"}
 MICROSECONDS = 1e6
 GAP = 1.5
-"""A step that is this many times the usual one is a gap, as by `data.gap_tolerance`"""
+"""A step longer than this many usual steps is a gap: the default of `data.gap_tolerance`"""
 MAX_DISORDER = 100_000
-"""Rows out of order that are remembered"""
+"""Rows out of order whose numbers are kept"""
 MAX_TIMES = 5_000_000
-"""Rows whose times are remembered, to find out what sorting them gives"""
+"""Rows whose times are kept, so that the steps after sorting can be computed"""
 MIN_RISING = 0.9
 """Share of the first steps that go one way in a column of numbers that is taken for the time"""
 MAX_UNREADABLE = 0.1
-"""Share of the first cells that may be no times in a column that is named like one"""
+"""Share of the first cells that may be unreadable in a column named like a time"""
 SURE_NAMES = re.compile(r"^(time|date|datetime|timestamp|zeit|datum)([ _(\[].*)?$", re.I)
-"""Names of a time whose rows may be in any order"""
+"""Names that mean the time even where the rows are in no order"""
 
 
 class TimeSource(NamedTuple):
@@ -60,14 +60,14 @@ class TimeSource(NamedTuple):
 
     columns: tuple[str, ...]
     format: str | None
-    """Of text that is not ISO 8601"""
+    """The format of the text; None for ISO 8601 and for numbers"""
     is_date: bool
-    """Whether they are dates and times, not numbers"""
+    """Whether the columns hold dates and times, not numbers"""
     other_format: str | None = None
-    """A second format that the first rows have, with day and month swapped"""
+    """A second format that fits the first rows, with day and month swapped"""
 
     def read(self, batch: Columns, decimal: str | None) -> Floats:
-        """Return the times of a batch, in seconds or in the column's unit; NaN where none reads."""
+        """Return the times of a batch, in seconds or in the column's unit; NaN for unreadable cells."""
         values = batch[self.columns[0]]
         if not self.is_date:
             return to_floats(values, decimal)
@@ -90,6 +90,7 @@ def to_floats(values: pa.ChunkedArray, decimal: str | None) -> Floats:
 
 
 def join_text(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return the cells of several columns joined by a blank, without surrounding blanks."""
     texts = [pc.utf8_trim_whitespace(part.cast(pa.string())) for part in parts]
     return texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, " ")
 
@@ -105,7 +106,7 @@ def find_time(batch: Columns, decimal: str | None) -> TimeSource | None:
 
 def _find_text(head: Columns, batch: Columns) -> TimeSource | None:
     """Find text that reads as times, or as dates beside a column of times of day."""
-    texts = {name: join_text([one]) for name, one in head.items() if is_text(one.type)}
+    texts = {name: join_text([values]) for name, values in head.items() if is_text(values.type)}
     clocks = {name: mark for name, text in texts.items() if (mark := _find_clock(text))}
     for name, text in texts.items():
         formats = find_formats(text) if name not in clocks and len(text) else []
@@ -113,54 +114,54 @@ def _find_text(head: Columns, batch: Columns) -> TimeSource | None:
             formats = _find_most(text)
         if not formats:
             continue
-        other = None
+        other_format = None
         if len(formats) > 1:
             formats = _rank_formats(join_text([batch[name].slice(0, FORMAT_ROWS)]), formats)
-            other = formats[1] if len(formats) > 1 else None
+            other_format = formats[1] if len(formats) > 1 else None
         first = formats[0]
         if clocks and first in (None, "%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d"):
             clock, mark = next(iter(clocks.items()))
             date = _find_date_format(text) if first is None else first
             if date is not None:
-                other = other and f"{other} {mark}"
-                return TimeSource((name, clock), f"{date} {mark}", True, other)
-        return TimeSource((name,), first, True, other)
+                other_format = other_format and f"{other_format} {mark}"
+                return TimeSource((name, clock), f"{date} {mark}", True, other_format)
+        return TimeSource((name,), first, True, other_format)
     return None
 
 
 def _find_most(text: pa.ChunkedArray) -> list[str | None]:
-    """Return the format that most cells have, where some are no times."""
-    for at in sorted({0, len(text) // 2, len(text) - 1} if len(text) else ()):
-        for one in find_formats(text.slice(at, 1)):
-            if parse_known_times(text, one).null_count <= MAX_UNREADABLE * len(text):
-                return [one]
+    """Return the format that fits nearly all cells in a list; an empty list without one."""
+    for position in sorted({0, len(text) // 2, len(text) - 1} if len(text) else ()):
+        for candidate in find_formats(text.slice(position, 1)):
+            if parse_known_times(text, candidate).null_count <= MAX_UNREADABLE * len(text):
+                return [candidate]
     return []
 
 
 def _rank_formats(text: pa.ChunkedArray, formats: Sequence[str | None]) -> list[str | None]:
-    """Return the formats that fit the most cells, the likeliest first: that of which the fewest
-    rows run backwards, and whose steps are the most even. 01/02/2024 is in January or in
-    February."""
+    """Return the formats that fit the most cells, the likeliest first: the one with the fewest
+    backward steps, then the one with the most even steps. 01/02/2024 is in January or February."""
     ranked = []
-    for place, one in enumerate(formats):
-        times = parse_known_times(text, one)
+    for rank, candidate in enumerate(formats):
+        times = parse_known_times(text, candidate)
         micros = times.drop_null().cast(pa.int64()).to_numpy()
         steps = np.diff(micros).astype(np.float64)
         uneven = float(np.abs(steps - np.median(steps)).mean()) if len(steps) else 0.0
         ways = min(int((steps < 0).sum()), int((steps > 0).sum()))  # the latest may come first
-        ranked.append((times.null_count, ways, uneven, place, one))
+        ranked.append((times.null_count, ways, uneven, rank, candidate))
     ranked.sort(key=lambda entry: entry[:4])
     fewest = ranked[0][0]
-    return [one for missing, *_, one in ranked if missing == fewest]
+    return [candidate for missing, *_, candidate in ranked if missing == fewest]
 
 
 def _find_date_format(text: pa.ChunkedArray) -> str | None:
-    """The format of ISO dates without a time of day."""
+    """Return the format of ISO dates without a time of day; None for any other text."""
     is_date = pc.all(pc.match_substring_regex(text, r"^\d{4}-\d{2}-\d{2}$")).as_py()
     return "%Y-%m-%d" if is_date else None
 
 
 def _find_clock(text: pa.ChunkedArray) -> str | None:
+    """Return the format of a column of times of day; None where a cell is none."""
     for pattern, mark in CLOCKS.items():
         if len(text) and pc.all(pc.match_substring_regex(text, pattern)).as_py():
             return mark
@@ -172,7 +173,7 @@ def _find_parts(head: Columns) -> TimeSource | None:
     names = {name.strip().lower(): name for name in head}
     columns, marks = [], []
     for known, mark in PARTS:
-        name = next((names[one] for one in known if one in names), None)
+        name = next((names[part] for part in known if part in names), None)
         if name is None:
             break
         columns.append(name)
@@ -187,8 +188,8 @@ def _find_parts(head: Columns) -> TimeSource | None:
 
 
 def _find_number(head: Columns, decimal: str | None) -> TimeSource | None:
-    """Find a column of numbers that is named like a time and goes one way; one that is named
-    exactly so may have its rows in any order, if no two are the same."""
+    """Find a column of numbers that is named like a time and rises or falls throughout. A column
+    whose name leaves no doubt may be in any order if its numbers are distinct."""
     for name, values in head.items():
         if not NAMES.search(name) or pa.types.is_dictionary(values.type):
             continue
@@ -196,7 +197,7 @@ def _find_number(head: Columns, decimal: str | None) -> TimeSource | None:
         steps = np.diff(numbers)
         if not steps.any() or np.isnan(numbers).any():
             continue
-        # series that take turns share their times
+        # a step of zero counts as rising: series whose rows alternate share their times
         is_ordered = max((steps >= 0).mean(), (steps < 0).mean()) >= MIN_RISING
         is_sure = SURE_NAMES.match(name) and len(np.unique(numbers)) == len(numbers) > 2
         if is_ordered or is_sure:
@@ -205,10 +206,10 @@ def _find_number(head: Columns, decimal: str | None) -> TimeSource | None:
 
 
 class SortedTimes(NamedTuple):
-    """What the times are within each series once its rows are sorted."""
+    """The step, gaps and repeated times within each series once its rows are sorted."""
 
     step: float | None
-    """The usual one"""
+    """The median step"""
     gaps: int
     repeated: int
     """Rows with the time of another row"""
@@ -216,7 +217,7 @@ class SortedTimes(NamedTuple):
 
 @dataclass
 class TimeOrder:
-    """The steps of the time from row to row."""
+    """Running statistics of the time's steps from row to row."""
 
     num_rows: int = 0
     unreadable: int = 0
@@ -224,27 +225,27 @@ class TimeOrder:
     repeated: int = 0
     gaps: int = 0
     step: float | None = None
-    """The usual one, by the first rows"""
+    """The median step of the first batch"""
     low: float = np.inf
     high: float = -np.inf
     disorder: list[int] = field(default_factory=list)
-    """Rows whose time is not after that of the row above: the first of them"""
+    """Rows whose time is not later than the row above, up to `MAX_DISORDER` of them"""
     last: float = np.nan
     file_starts: list[int] = field(default_factory=list)
-    """The first rows of files"""
+    """The number of each file's first row"""
     times: list[Floats] = field(default_factory=list)
-    """Of all rows, unless there are too many"""
+    """The times of all rows; empty above `MAX_TIMES` rows"""
 
     def start_file(self) -> None:
         self.last = np.nan
         self.file_starts.append(self.num_rows)
 
     def sort(self, starts: Sequence[int]) -> SortedTimes | None:
-        """Return what the times are once the rows from each start to the next are sorted; None
-        where that is not known."""
+        """Return the steps after sorting the rows from each start to the next by time; None where
+        a time is unreadable or there are too many rows."""
         if self.unreadable or not self.num_rows or self.num_rows > MAX_TIMES:
             return None
-        if set(self.disorder) <= set(starts):  # they are sorted
+        if set(self.disorder) <= set(starts):  # every series is sorted already
             steps = np.diff(np.concatenate(self.times))
             steps = np.delete(steps, np.asarray(starts[1:], dtype=np.int64) - 1)
         else:
@@ -281,49 +282,49 @@ class TimeOrder:
             self.last = float(times[-1])
 
 
-PLACES = 512
-"""Places of a course; when they are used up, each comes to stand for twice as many rows"""
+MAX_BINS = 512
+"""Bins of a course; once all are used, neighbours are merged and a bin holds twice the rows"""
 SAMPLE = 10_000
-"""Values of a sample at most"""
+"""The largest number of values in a sample"""
 BARS = "▁▂▃▄▅▆▇█"
 
 
 def _empty() -> Floats:
-    return np.full(PLACES, np.nan)
+    return np.full(MAX_BINS, np.nan)
 
 
 @dataclass
 class RunningCourse:
-    """The lowest, the highest and the mean value of each stretch of rows."""
+    """The lowest, the highest and the mean value of each bin: `stride` consecutive rows."""
 
     stride: int = 1
-    """Rows of one place"""
+    """Rows of one bin"""
     num_rows: int = 0
     low: Floats = field(default_factory=_empty)
     high: Floats = field(default_factory=_empty)
-    total: Floats = field(default_factory=lambda: np.zeros(PLACES))
-    count: Floats = field(default_factory=lambda: np.zeros(PLACES))
+    total: Floats = field(default_factory=lambda: np.zeros(MAX_BINS))
+    count: Floats = field(default_factory=lambda: np.zeros(MAX_BINS))
 
     def add(self, values: Floats) -> None:
         """Add rows; NaN where a value is missing."""
         if not len(values):
             return
-        while (self.num_rows + len(values) - 1) // self.stride >= PLACES:
+        while (self.num_rows + len(values) - 1) // self.stride >= MAX_BINS:
             self._halve()
         rows = np.arange(self.num_rows, self.num_rows + len(values))
-        places = rows // self.stride
-        starts = np.flatnonzero(np.diff(places, prepend=-1))
-        at = places[starts]
+        bins = rows // self.stride
+        starts = np.flatnonzero(np.diff(bins, prepend=-1))
+        bins_met = bins[starts]
         known = ~np.isnan(values)
-        self.low[at] = np.fmin(self.low[at], np.fmin.reduceat(values, starts))
-        self.high[at] = np.fmax(self.high[at], np.fmax.reduceat(values, starts))
-        self.total[at] += np.add.reduceat(np.where(known, values, 0.0), starts)
-        self.count[at] += np.add.reduceat(known.astype(np.float64), starts)
+        self.low[bins_met] = np.fmin(self.low[bins_met], np.fmin.reduceat(values, starts))
+        self.high[bins_met] = np.fmax(self.high[bins_met], np.fmax.reduceat(values, starts))
+        self.total[bins_met] += np.add.reduceat(np.where(known, values, 0.0), starts)
+        self.count[bins_met] += np.add.reduceat(known.astype(np.float64), starts)
         self.num_rows += len(values)
 
     def _halve(self) -> None:
-        """Have every place stand for twice as many rows."""
-        half = PLACES // 2
+        """Merge neighbouring bins, so that each holds twice as many rows."""
+        half = MAX_BINS // 2
         for name, merge in (("low", np.fmin), ("high", np.fmax), ("total", np.add)):
             values = getattr(self, name)
             values[:half] = merge(values[::2], values[1::2])
@@ -333,18 +334,18 @@ class RunningCourse:
         self.stride *= 2
 
     @property
-    def num_places(self) -> int:
+    def num_bins(self) -> int:
         return -(-self.num_rows // self.stride)
 
     def compute_means(self) -> Floats:
-        """Return the mean of each place that is used, NaN where all of it is missing."""
-        count = self.count[: self.num_places]
+        """Return the mean of each used bin, NaN where all of its values are missing."""
+        count = self.count[: self.num_bins]
         with np.errstate(invalid="ignore"):
-            return np.where(count > 0, self.total[: self.num_places] / np.maximum(count, 1), np.nan)
+            return np.where(count > 0, self.total[: self.num_bins] / np.maximum(count, 1), np.nan)
 
     def is_constant(self, share: float) -> bool:
-        """Whether the first rows, up to this share of all, hold one value."""
-        end = max(int(share * self.num_places), 1)
+        """Return whether this share of the rows, from the first on, holds one value."""
+        end = max(int(share * self.num_bins), 1)
         low, high = self.low[:end], self.high[:end]
         known = ~np.isnan(low)
         return bool(known.any() and np.nanmin(low) == np.nanmax(high))
@@ -360,14 +361,14 @@ class RunningCourse:
         size = high - low if high > low else 1.0
         levels = np.nan_to_num((points - low) / size * (len(BARS) - 1)).round().astype(int)
         return "".join(
-            " " if math.isnan(one) else BARS[level]
-            for one, level in zip(points, levels, strict=True)
+            " " if math.isnan(point) else BARS[level]
+            for point, level in zip(points, levels, strict=True)
         )
 
 
 @dataclass
 class Sample:
-    """Values that are evenly spread over all rows."""
+    """At most `SAMPLE` values, taken at even distances from all rows."""
 
     stride: int = 1
     num_rows: int = 0
@@ -384,57 +385,57 @@ class Sample:
             self.size, self.stride = len(self.parts[0]), 2 * self.stride
 
     def get_values(self) -> Floats:
-        """Return the known values."""
+        """Return the values of the sample that are not missing."""
         values = np.concatenate(self.parts) if self.parts else np.empty(0)
         return values[~np.isnan(values)]
 
 
 NUMBER, TIME, TEXT, BOOLEAN, EMPTY = "number", "time", "text", "boolean", "empty"
 MAX_DISTINCT = 5_000
-"""Different texts that are counted; of more, it is only known that there are many"""
+"""Distinct texts up to which they are counted"""
 MAX_RUNS, MAX_STARTS = 20_000, 0.2
-"""Runs of a column, and their share of the rows, from which on it does not tell series apart"""
+"""Runs of a column, and their share of the rows, above which it cannot be a series id"""
 MIN_TEXTS = 10_000
-"""Texts after which a column that has held no number is taken to hold none"""
-FEW_OTHERS = 5
-"""Different texts among numbers that may all mean "missing\""""
+"""Texts after which a column without any number is no longer searched for numbers"""
+MAX_MARKS = 5
+"""Distinct texts among numbers up to which all of them may mean "missing\""""
 TRAINING = 0.7
 """The share of rows that the default split trains on"""
 
 
 def looks_like_number(text: str) -> bool:
-    """Whether a text is a number with a decimal comma or separators between thousands."""
+    """Return whether a text is a number with a decimal comma or thousands separators."""
     return re.match(columns.LOOKS, text) is not None
 
 
 def parse_cells(
     clean: pa.ChunkedArray, decimal: str | None
 ) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
-    """Return the numbers of cells, null where there is none, and the cells that are others."""
+    """Return each cell as a number, null where it is none, and the cells that hold other text."""
     cells = columns.normalize_decimals(clean, decimal)
     try:
         return cells.cast(pa.float64()), clean.slice(0, 0)
     except pa.ArrowInvalid:
         is_number = pc.match_substring_regex(cells, columns.NUMBER)
-    others = clean.filter(pc.invert(is_number).fill_null(False))
+    not_numbers = clean.filter(pc.invert(is_number).fill_null(False))
     numbers = pc.if_else(is_number, cells, pa.scalar(None, pa.string())).cast(pa.float64())
-    return numbers, others
+    return numbers, not_numbers
 
 
 @dataclass
 class Runs:
-    """Stretches of rows in which a column does not change, as an id's do."""
+    """Runs of rows in which a column keeps its value, as a series id does."""
 
     positions: list[int] = field(default_factory=list)
-    """First rows, among all rows of all files"""
+    """The first row of each run, counted over all files"""
     values: list[Any] = field(default_factory=list)
     is_open: bool = True
-    """Whether they are few enough for a column that tells series apart"""
+    """Whether the runs are few enough for a series id; False stops the counting"""
     num_rows: int = 0
     last: Any = None
 
     def add(self, values: pa.ChunkedArray, *, is_first: bool) -> None:
-        """Add rows; `is_first` where a file begins."""
+        """Add rows; `is_first` starts a new run, as at the start of a file."""
         if not self.is_open or not len(values):
             return
         changed = np.ones(len(values), dtype=bool)
@@ -458,7 +459,7 @@ class Runs:
 
 @dataclass
 class ColumnProfile:
-    """A column of all files."""
+    """Statistics of one column over all files."""
 
     name: str
     unit: str = ""
@@ -472,16 +473,16 @@ class ColumnProfile:
     num_texts: int = 0
     """Cells that are neither missing nor a number"""
     texts: Counter[str] = field(default_factory=Counter)
-    """They, unless there are too many"""
+    """Occurrences of each distinct text; empty above `MAX_DISTINCT`"""
     has_many_texts: bool = False
     num_steps: int = 0
     num_counted: int = 0
-    """Steps from row to row, and those of them that are 1"""
+    """How many of `num_steps`, the steps from row to row, are exactly 1"""
     is_boolean: bool = False
     is_date: bool = False
     last: float = math.nan
     digest: Any = field(default_factory=hashlib.blake2b)
-    """Of all values: equal in columns that are copies"""
+    """Hash of all values: equal in columns that are copies"""
 
     def add(self, values: pa.ChunkedArray, decimal: str | None) -> None:
         """Add the rows of a batch."""
@@ -531,9 +532,9 @@ class ColumnProfile:
         self.digest.update(np.ascontiguousarray(numbers))
 
     def _add_text(self, text: pa.ChunkedArray, decimal: str | None) -> None:
-        """Add cells of a CSV file, or texts: those that are numbers count as numbers."""
+        """Add text cells; cells that hold a number count as numbers."""
         if decimal != "," and not self.num_texts:
-            with suppress(pa.ArrowInvalid):  # it holds nothing but numbers (twice as fast)
+            with suppress(pa.ArrowInvalid):  # a cast of pure numbers is twice as fast as cleaning
                 self._add_numbers(text.cast(pa.float64()))
                 return
         clean = clean_text(text)
@@ -541,18 +542,18 @@ class ColumnProfile:
             self.num_missing += clean.null_count
             self._count_texts(clean.drop_null())
             return
-        numbers, others = parse_cells(clean, decimal)
+        numbers, not_numbers = parse_cells(clean, decimal)
         before = self.num_missing
         self._add_numbers(numbers)
-        if len(others):  # null among the numbers, but not missing
+        if len(not_numbers):  # null among the numbers, but not missing
             self.num_missing = before + clean.null_count
-            self._count_texts(others)
+            self._count_texts(not_numbers)
 
-    def _count_texts(self, others: pa.ChunkedArray) -> None:
-        self.num_texts += len(others)
+    def _count_texts(self, not_numbers: pa.ChunkedArray) -> None:
+        self.num_texts += len(not_numbers)
         if not self.has_many_texts:
-            counts = pc.value_counts(others).to_pylist()
-            self.texts.update({one["values"]: one["counts"] for one in counts})
+            counts = pc.value_counts(not_numbers).to_pylist()
+            self.texts.update({entry["values"]: entry["counts"] for entry in counts})
             if len(self.texts) > MAX_DISTINCT:
                 self.has_many_texts = True
                 self.texts.clear()
@@ -569,7 +570,7 @@ class ColumnProfile:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all known values are one."""
+        """Whether all known values are equal."""
         if self.kind == TEXT:
             return not self.has_many_texts and len(self.texts) == 1 and not self.moments.count
         return bool(self.moments.count) and self.moments.low == self.moments.high
@@ -580,21 +581,22 @@ class ColumnProfile:
 
     @property
     def is_counter(self) -> bool:
-        """Whether it counts the rows."""
+        """Whether the column counts the rows: nearly every step is 1."""
         return self.num_steps > 1 and self.num_counted >= 0.999 * self.num_steps
 
     @property
     def num_distinct(self) -> int | None:
-        """How many different texts there are; None where they are too many, or numbers."""
+        """The number of distinct texts; None above `MAX_DISTINCT`, and for numbers."""
         return None if self.has_many_texts or self.kind != TEXT else len(self.texts)
 
     def find_codes(self) -> list[MissingCode]:
-        """Numbers that seem to mean "missing"."""
+        """Return the numbers that seem to mean "missing"."""
         return list(find_codes(self.sample.get_values())) if self.kind == NUMBER else []
 
     def find_marks(self) -> list[str]:
-        """Texts among the numbers that seem to mean "missing"; 2,89 does not: it is a number."""
-        few = 0 < len(self.texts) <= FEW_OTHERS and not self.has_many_texts
+        """Return the texts among numbers that seem to mean "missing". There are none where a text
+        such as 2,89 looks like a number in another notation."""
+        few = 0 < len(self.texts) <= MAX_MARKS and not self.has_many_texts
         if self.kind != NUMBER or not few or any(map(looks_like_number, self.texts)):
             return []
         return sorted(self.texts)

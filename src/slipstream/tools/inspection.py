@@ -1,4 +1,4 @@
-"""Look at files without a config: what they hold, what is suspicious, and a first config."""
+"""Inspect files without a config: describe the columns, list problems, propose a first config."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
 
 
 INTERLEAVED = 0.3
-"""Share of rows with the time of the row above, from which on series are taken to be mixed"""
+"""Share of rows with the time of the row above, from which on series are taken to alternate"""
 
 
 MAX_KEYS = 8
-"""Columns among which those that tell series apart are looked for"""
+"""Candidates for a series id; up to three of them are combined"""
 
 
 class FileFacts(NamedTuple):
-    """What was read from a file."""
+    """The name, format, size, columns and notes of a file."""
 
     name: str
     format: str
@@ -75,23 +75,23 @@ class FileFacts(NamedTuple):
 
 
 class SeriesColumns(NamedTuple):
-    """The columns that tell series apart."""
+    """The columns that identify a series, and the series that they give."""
 
     names: tuple[str, ...]
     num_series: int
     shortest: int
     """Rows of the shortest series"""
     disorder: int
-    """Rows of a series whose time is not after that of the row above"""
+    """Rows whose time is not later than the row above in the same series"""
     is_mixed: bool = False
-    """Whether the rows of different series take turns"""
+    """Whether rows of different series alternate"""
     starts: tuple[int, ...] = ()
-    """The first rows of the series; of mixed ones they are not known"""
+    """The first row of each series; empty where series alternate"""
 
 
 @dataclass
 class Survey:
-    """What all rows tell."""
+    """Statistics of all rows of all files."""
 
     files: list[FileFacts] = field(default_factory=list)
     columns: dict[str, ColumnProfile] = field(default_factory=dict)
@@ -139,8 +139,8 @@ class Survey:
             pass
 
     def find_series_columns(self) -> SeriesColumns | None:
-        """Find the columns that tell series apart: their values stay together, or take turns,
-        where the time of the table starts again or repeats."""
+        """Find the columns that identify a series: their values change where the time starts
+        again, or alternate where times repeat."""
         order, used = self.order, self.time.columns if self.time else ()
         if self.time is None or not order.disorder:
             return None
@@ -151,22 +151,31 @@ class Survey:
             return self._find_mixed()
         names = [
             name
-            for name, one in self.columns.items()
-            if one.runs.is_open and len(one.runs.positions) > len(self.files)
+            for name, profile in self.columns.items()
+            if profile.runs.is_open and len(profile.runs.positions) > len(self.files)
             if name not in used and name not in self.scalars
         ]
         names = sorted(names, key=lambda name: len(self.columns[name].runs.positions))[:MAX_KEYS]
         combined = (
-            self._combine(some) for count in (1, 2, 3) for some in combinations(names, count)
+            self._combine(key_names)
+            for count in (1, 2, 3)
+            for key_names in combinations(names, count)
         )
-        fitting = [one for one in combined if one and 2 * one.disorder < len(order.disorder)]
-        return min(fitting, key=lambda one: (one.disorder, len(one.names)), default=None)
+        fitting = [
+            candidate
+            for candidate in combined
+            if candidate and 2 * candidate.disorder < len(order.disorder)
+        ]
+        return min(
+            fitting, key=lambda candidate: (candidate.disorder, len(candidate.names)), default=None
+        )
 
     def _combine(self, names: tuple[str, ...]) -> SeriesColumns | None:
-        """Return the series that columns tell apart; None where their rows are not together."""
+        """Return the series by the values of these columns; None where a series has rows in
+        several parts of the table."""
         runs = [self.columns[name].runs for name in names]
-        starts = sorted({row for one in runs for row in one.positions})
-        keys = {tuple(one.find_value(row) for one in runs) for row in starts}
+        starts = sorted({row for column_runs in runs for row in column_runs.positions})
+        keys = {tuple(column_runs.find_value(row) for column_runs in runs) for row in starts}
         if len(keys) < len(starts):
             return None
         ends = [*starts[1:], self.num_rows]
@@ -175,18 +184,18 @@ class Survey:
         return SeriesColumns(names, len(starts), shortest, disorder, starts=tuple(starts))
 
     def _find_mixed(self) -> SeriesColumns | None:
-        """Find a column of which every time has all values."""
+        """Find a column of series ids that alternate: each time occurs once with every id."""
         num_times = self.order.num_rows - self.order.repeated
-        for name, one in self.columns.items():
-            count = one.num_distinct or 0
-            distance = abs(count * num_times - one.num_rows)
-            if one.kind == TEXT and count > 1 and distance <= 0.05 * one.num_rows:
-                return SeriesColumns((name,), count, one.num_rows // count, 0, is_mixed=True)
+        for name, profile in self.columns.items():
+            count = profile.num_distinct or 0
+            distance = abs(count * num_times - profile.num_rows)
+            if profile.kind == TEXT and count > 1 and distance <= 0.05 * profile.num_rows:
+                return SeriesColumns((name,), count, profile.num_rows // count, 0, is_mixed=True)
         return None
 
 
 def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
-    """Read all rows of all tables, once."""
+    """Read all rows of all tables once and return their statistics."""
     survey = Survey()
     with survey.threads:
         for table in tables:
@@ -199,27 +208,28 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
 CONTEXT, HORIZON = 96, 24
 EPOCHS = 20
 MAX_INPUTS = 60
-"""Inputs that are listed by name; of more, those that are left out are listed"""
+"""Inputs up to which `data.inputs` lists them; above, `data.ignore` lists the other columns"""
 MAX_MISSING = 0.5
 """Share of missing values from which on a column is no input"""
 TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power|pm2\.?5)$", re.I)
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
+"""Gaps up to which the table is split at them; beyond, gaps are the rule and rows are consecutive"""
 INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
 
 
 class Proposal:
-    """Settings with the reason for each that needs one."""
+    """A config to begin with, and the reason for each setting that needs one."""
 
     def __init__(self, survey: Survey, path: str, settings: Mapping[str, Any]) -> None:
         self.survey, self.path = survey, path
         self.series = survey.find_series_columns()
         self.reasons: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
-        """Lines of the config that stand there as comments, by the setting, with the reason"""
+        """Lines that the config has as comments, with the reason"""
         self.order = self._sort_times()
         self.roles: dict[str, str] = {}
         self.data: dict[str, Any] = {"path": path, **settings}
@@ -240,18 +250,22 @@ class Proposal:
         }
 
     def _choose_marks(self) -> None:
-        """Choose what means "missing", beside empty cells."""
-        codes = {code.value for one in self.survey.columns.values() for code in one.find_codes()}
-        marks = {mark for one in self.survey.columns.values() for mark in one.find_marks()}
-        values = [int(one) if one.is_integer() else one for one in sorted(codes)] + sorted(marks)
-        if any(one.num_infinite for one in self.survey.columns.values()):
+        """Choose the values that mean "missing" (data.na), beside empty cells."""
+        codes = {
+            code.value for profile in self.survey.columns.values() for code in profile.find_codes()
+        }
+        marks = {mark for profile in self.survey.columns.values() for mark in profile.find_marks()}
+        values = [int(code) if code.is_integer() else code for code in sorted(codes)] + sorted(
+            marks
+        )
+        if any(profile.num_infinite for profile in self.survey.columns.values()):
             values += INFINITE
         if values:
             self.data["na"] = values
             self.reasons["na"] = "seem to mean missing"
 
     def _choose_rows(self) -> None:
-        """Choose how rows are ordered and told apart."""
+        """Choose the columns of time and series id, and whether rows are sorted."""
         survey, series = self.survey, self.series
         if series is not None:
             names = series.names
@@ -267,7 +281,7 @@ class Proposal:
         if survey.time.format is not None:
             settings["time_format"] = survey.time.format
         if self.why_no_time:
-            self.left_out = {_format_line(*one): "" for one in settings.items()}
+            self.left_out = {_format_line(*setting): "" for setting in settings.items()}
             self.left_out[next(iter(self.left_out))] = f"left out: {self.why_no_time}"
             return
         self.data |= settings
@@ -277,7 +291,7 @@ class Proposal:
             self.reasons["unsorted"] = f"{rows} earlier than the row above"
 
     def _sort_times(self) -> SortedTimes:
-        """Return the step and the gaps of the time, within each series and in its order."""
+        """Return the step and the gaps within each series, its rows sorted by time."""
         order, series = self.survey.order, self.series
         starts: Sequence[int] = order.file_starts if series is None else series.starts
         times = order.sort(starts) if starts else None
@@ -285,13 +299,13 @@ class Proposal:
 
     @property
     def num_disordered(self) -> int:
-        """Rows whose time is not after that of the row above, within a series."""
+        """The number of rows whose time is not later than the row above in the same series."""
         order = self.survey.order
         return order.backward + order.repeated if self.series is None else self.series.disorder
 
     @property
     def why_no_time(self) -> str:
-        """Why the config leaves the time out, although there is one; "" where it does not."""
+        """The reason why the config leaves out the column of times; "" where it has it."""
         order = self.survey.order
         if order.unreadable:
             return f"{format_count(order.unreadable, 'cell')} of it cannot be read as a time"
@@ -301,7 +315,7 @@ class Proposal:
 
     def _choose_columns(self) -> None:
         columns = self.survey.columns
-        inputs = [name for name, one in columns.items() if self._is_input(one)]
+        inputs = [name for name, profile in columns.items() if self._is_input(profile)]
         if not inputs:
             return
         target = next((name for name in inputs if TARGETS.match(name)), inputs[-1])
@@ -310,7 +324,9 @@ class Proposal:
         else:
             numeric = (NUMBER, BOOLEAN)
             used = {*inputs, *self.roles}
-            left = [n for n, one in columns.items() if n not in used and one.kind in numeric]
+            left = [
+                n for n, profile in columns.items() if n not in used and profile.kind in numeric
+            ]
             self.data["ignore"] = left
         self.data["targets"] = [target]
         self.reasons["targets"] = "the column to predict; name another one"
@@ -333,21 +349,21 @@ class Proposal:
         return column.num_missing <= MAX_MISSING * column.num_rows
 
     def find_copied(self, column: ColumnProfile) -> str | None:
-        """The name of an earlier column with the same values, if there is one."""
+        """Return the name of an earlier column with the same values; None without one."""
         first = self._firsts.get(column.digest.digest()) if column.moments.count else None
         return first if first != column.name else None
 
     @cached_property
     def _firsts(self) -> dict[bytes, str]:
-        """The first column of each content."""
+        """The first column with each content, by the content's hash."""
         firsts: dict[bytes, str] = {}
-        for name, one in self.survey.columns.items():
-            if one.moments.count:
-                firsts.setdefault(one.digest.digest(), name)
+        for name, profile in self.survey.columns.items():
+            if profile.moments.count:
+                firsts.setdefault(profile.digest.digest(), name)
         return firsts
 
     def _choose_split(self) -> None:
-        """Choose windows that fit into the series, and the sets."""
+        """Choose a context and a horizon that fit into the series, and the split."""
         survey, series = self.survey, self.series
         lengths = [file.num_rows for file in survey.files]
         shortest, count = min(lengths), len(lengths)
@@ -358,6 +374,7 @@ class Proposal:
             self.data["short"] = "drop"
             self.reasons["short"] = f"the shortest series has {shortest:,} rows"
             shortest = int(SHORT * mean)
+        # the shortest series still has several windows in each of its three sets
         self.data["context"] = max(min(CONTEXT, shortest // 5), 1)
         self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
         self.reasons["context"] = "rows that the model sees"
@@ -372,8 +389,7 @@ class Proposal:
             self.data["split"] = {"folders": True}
 
     def to_toml(self, path: str | None = None) -> str:
-        """Format the config as TOML, each choice with its reason; `path` replaces that of the
-        data."""
+        """Format the config as TOML, each choice with its reason; `path` replaces `data.path`."""
         reasons, left_out = self.reasons | MODEL_REASONS, self.left_out.items()
         lines = ["# Written by slipstream inspect: a config to begin with."]
         for section, settings in self.config.items():
@@ -384,16 +400,16 @@ class Proposal:
                 reason = reasons.get(name, "")
                 lines.append(_format_line(name, value) + (f"  # {reason}" if reason else ""))
                 if (section, name) == ("data", "path"):
-                    lines += [f"# {one}" + f"  # {why}" * bool(why) for one, why in left_out]
+                    lines += [f"# {line}" + f"  # {why}" * bool(why) for line, why in left_out]
         return "\n".join(lines) + "\n"
 
 
 def _format_line(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        inner = ", ".join(_format_line(key, one) for key, one in value.items())
+        inner = ", ".join(_format_line(key, item) for key, item in value.items())
         return f"{name} = {{ {inner} }}"
     if isinstance(value, list):
-        return f"{name} = [{', '.join(_format_value(one) for one in value)}]"
+        return f"{name} = [{', '.join(_format_value(item) for item in value)}]"
     return f"{name} = {_format_value(value)}"
 
 
@@ -402,7 +418,7 @@ def _format_value(value: Any) -> str:
 
 
 def describe_series(series: SeriesColumns | None, survey: Survey) -> str:
-    """Say how many series there are, and what tells them apart."""
+    """Say how many series there are, and by which columns or files."""
     if series is not None:
         return f"{series.num_series:,} series, by {', '.join(series.names)}"
     count = len(survey.files)
@@ -413,23 +429,27 @@ MAX_NAMED = 3
 
 
 class Remark(NamedTuple):
-    """Something that the user should know."""
+    """A note or a problem that the user should know about."""
 
     column: str | None
-    """None where it is about files, or about several columns"""
+    """None for a remark about files, or about several columns"""
     message: str
     kind: str = ""
-    """What it is, in a word: missing, gaps, constant ...; "" for a note that no setting answers"""
+    """The problem in a word: missing, gaps, constant ...; "" for a note without a setting"""
     values: tuple[str | int | float, ...] = ()
     """Values that seem to mean "missing\""""
 
 
 def list_problems(proposal: Proposal, path: str) -> list[Remark]:
-    """List what is suspicious, files first."""
+    """List the problems of files, then of the time, then of each column."""
     return [
         *_check_files(proposal, path),
         *_check_time(proposal),
-        *(one for column in proposal.survey.columns.values() for one in _check(column, proposal)),
+        *(
+            remark
+            for column in proposal.survey.columns.values()
+            for remark in _check(column, proposal)
+        ),
     ]
 
 
@@ -449,8 +469,8 @@ def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
     if len(survey.files) > 1:
         paths = {file: file.name for file in files.expand_path(parse_path(path))[1]}
         for alike in group_by_content(paths):
-            first, *others = (paths[file] for file in alike)
-            names = ", ".join(others)
+            first, *copies = (paths[file] for file in alike)
+            names = ", ".join(copies)
             yield Remark(None, f"{names}: the same content as {first}; remove the copies")
 
 
@@ -521,8 +541,8 @@ def _describe(
     if column.is_constant:
         yield "constant", "the same value in every row: not an input"
     elif column.is_constant_in_training and column.kind != TIME:
-        what = "the same value in the first 70 % of the rows, which train: not an input"
-        yield "constant", what
+        message = "the same value in the first 70 % of the rows, which train: not an input"
+        yield "constant", message
     if column.is_counter and role != "time":
         yield "counter", "counts the rows: not an input"
     copied = proposal.find_copied(column)
@@ -558,7 +578,7 @@ READING = ("encoding", "decimal", "skip_rows", "sheet", "variable")
 
 @dataclass(frozen=True)
 class Findings:
-    """What files hold, what is suspicious, and a config to begin with."""
+    """The result of inspecting files: statistics, problems, and a config to begin with."""
 
     path: str
     survey: Survey
@@ -583,10 +603,10 @@ class Findings:
                 }
                 for file in self.survey.files
             ],
-            "columns": [self._describe(one) for one in self.survey.columns.values()],
+            "columns": [self._describe(profile) for profile in self.survey.columns.values()],
             "problems": [
-                one._asdict() | {"values": configs.to_json_values(one.values)}
-                for one in self.problems
+                remark._asdict() | {"values": configs.to_json_values(remark.values)}
+                for remark in self.problems
             ],
             "config": configs.to_json_values(self.proposal.config),
             "toml": self.proposal.to_toml(),
@@ -634,13 +654,13 @@ class Findings:
         """Return the course of every column of numbers, by name."""
         return {
             name: Course(
-                one.trace.stride,
-                one.trace.low[: one.trace.num_places],
-                one.trace.high[: one.trace.num_places],
-                one.trace.compute_means(),
+                profile.trace.stride,
+                profile.trace.low[: profile.trace.num_bins],
+                profile.trace.high[: profile.trace.num_bins],
+                profile.trace.compute_means(),
             )
-            for name, one in self.survey.columns.items()
-            if one.kind == NUMBER
+            for name, profile in self.survey.columns.items()
+            if profile.kind == NUMBER
         }
 
     def format_config(self, file: Path) -> str:
@@ -653,11 +673,11 @@ class Findings:
 
 
 def parse_options(overrides: Sequence[str]) -> tuple[ReadOptions, dict[str, Any]]:
-    """Return how files are read by settings such as `data.decimal=,`, and those settings."""
+    """Parse settings such as `data.decimal=,` into options for the reader; return both."""
     config = configs.load({}, overrides)
     for name in configs.list_differences(Config(), config):
         if name.removeprefix("data.") not in READING:
-            known = ", ".join(f"data.{one}" for one in READING)
+            known = ", ".join(f"data.{setting}" for setting in READING)
             raise UserError(f"{name} does not change how files are read; inspect takes {known}")
     values = config.data.model_dump(mode="json", include=set(READING))
     settings = {name: value for name, value in values.items() if value is not None}
@@ -666,7 +686,7 @@ def parse_options(overrides: Sequence[str]) -> tuple[ReadOptions, dict[str, Any]
 
 
 def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
-    """Read a file, a folder or a pattern once, and look at it; `overrides` say how it is read."""
+    """Inspect a file, a folder or a pattern; `overrides` are settings of the reader."""
     options, settings = parse_options(overrides)
     survey = survey_tables(open_tables(path, options), path)
     proposal = Proposal(survey, path, settings)
