@@ -33,7 +33,7 @@ if not hasattr(os, "fork"):  # Windows
 HUNG_S = 3600.0
 """A process that has not ended by then never will; how long it takes is not tested"""
 INVENTED = (
-    *("tests.runs", "tests.webapp", "tests.terminal"),
+    *("tests.runs", "tests.app", "tests.reporting.terminal"),
     *("tests.ui.test_compare", "tests.ui.test_pages"),
 )
 """Tests that write events of their own making to logs"""

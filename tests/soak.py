@@ -47,7 +47,7 @@ from slipstream.base.errors import ResumableError
 from slipstream.engine import checkpoint
 from slipstream.search import storage as shared
 from tests.conftest import waves
-from tests.data.io import damaged
+from tests.data import damaged
 from tests.data.prepare import hostile
 from tests.training.test_resume import JOBS, configured, ended
 
@@ -475,7 +475,7 @@ def on_gpu(folder: Path) -> Counter[str]:
 def killed_search(folder: Path, *, kills: int = SEARCH_KILLS, seed: int = 0) -> Counter[str]:
     """One search, killed again and again and resumed: every trial once, each with the score that it
     has in a search that was never broken, and so the models that are retrained and tested."""
-    from tests.tuning.searches import make_settings
+    from tests.search.searches import make_settings
 
     folder.mkdir(parents=True, exist_ok=True)
     soak, draw = Soak(folder, seed), random.Random(seed)

@@ -25,10 +25,10 @@ from slipstream.models.forecaster import build
 from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import classification, ensemble
 from slipstream.scoring import predict as score
+from tests.cli.test_cli import invoke
 from tests.conftest import KINDS, close, merged
 from tests.labelled import NAMES, class_config, states
 from tests.reporting.test_page import Page
-from tests.test_cli import invoke
 from tests.training.test_lanes import stopping_at, train_windows
 from tests.training.test_resume import ended, interrupted, same
 

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
+from tests.cli.test_cli import invoke, sets
 from tests.conftest import waves
-from tests.test_cli import invoke, sets
 
 LONG = "x" * 10_000
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.cli.test_cli import invoke, sets
 from tests.conftest import waves
 from tests.labelled import NAMES, states
-from tests.test_cli import invoke, sets
 
 ODD = {
     "power [kW]": "power [kW]",

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream.cli.commands import app
-from tests.inspection.test_api import make_columns, write_csv
+from tests.tools.test_inspection import make_columns, write_csv
 
 
 def invoke(*words):

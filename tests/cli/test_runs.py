@@ -11,8 +11,8 @@ import pytest
 
 import slipstream
 from slipstream import runs
+from tests.cli.test_cli import SMALL, invoke, sets
 from tests.conftest import waves
-from tests.test_cli import SMALL, invoke, sets
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from slipstream.server.api import build_app
 from slipstream.tools.doctor.trials import examine_job
 from tests.conftest import close
 from tests.matrix.kinds import CONTEXT, Trained
-from tests.tracking.reading import read_scalars
+from tests.reporting.tracking.reading import read_scalars
 from tests.validation import find_log_problems
 
 TOKEN = "a-token-of-the-tests"

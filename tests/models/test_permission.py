@@ -17,8 +17,8 @@ import slipstream
 from slipstream import UserError
 from slipstream.config import Config, Model
 from slipstream.models import custom
+from tests.cli.test_cli import invoke, sets
 from tests.conftest import merged, small_config, waves
-from tests.test_cli import invoke, sets
 
 NET = """
 import pathlib

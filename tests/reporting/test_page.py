@@ -12,8 +12,8 @@ import slipstream
 from slipstream import UserError, runs
 from slipstream.base.text import format_number
 from slipstream.reporting.page import read_plot_events
+from tests.cli.test_cli import invoke
 from tests.conftest import small_config, waves
-from tests.test_cli import invoke
 
 
 def plot_data(text):

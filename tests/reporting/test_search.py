@@ -24,8 +24,8 @@ from slipstream.reporting.wording import (
     get_chosen,
     shorten_names,
 )
+from tests.cli.test_cli import invoke, sets
 from tests.conftest import close, small_config, waves
-from tests.test_cli import invoke, sets
 
 SPACE = """
 [tune.space]

@@ -18,7 +18,7 @@ from slipstream.search import api, database
 from slipstream.search.workers import SearchTask
 from slipstream.workers.child import format_task
 from tests.conftest import HUNG_S
-from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
+from tests.search.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 pytestmark = pytest.mark.services
 

@@ -24,8 +24,8 @@ from slipstream.runs import Run
 from slipstream.search import api, sharing
 from slipstream.workers import ray as connection
 from tests.conftest import HUNG_S, close
+from tests.search.searches import make_config
 from tests.training.shares.test_launcher import configured, lane_events
-from tests.tuning.searches import make_config
 
 pytestmark = [pytest.mark.services, pytest.mark.filterwarnings("default")]
 MEMORY = 80_000_000

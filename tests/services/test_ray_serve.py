@@ -20,7 +20,7 @@ import pytest
 
 import slipstream
 from tests.conftest import HUNG_S, small_config, waves
-from tests.serving.servers import JSON, start_server
+from tests.server.servers import JSON, start_server
 
 pytestmark = pytest.mark.services
 

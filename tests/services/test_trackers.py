@@ -26,8 +26,8 @@ from slipstream.base.errors import ResumableError
 from slipstream.reporting.tracking.follower import follow
 from slipstream.runs.watching import EXTRAS
 from tests.conftest import HUNG_S, small_config, waves
-from tests.tracking.reading import logged_points, to_single
-from tests.tracking.test_follow import follow_by
+from tests.reporting.tracking.reading import logged_points, to_single
+from tests.reporting.tracking.test_follow import follow_by
 
 pytestmark = pytest.mark.services
 PROGRAM = Path(sys.executable).parents[1] / "mlflow" / "bin" / "mlflow"

@@ -29,10 +29,10 @@ from slipstream.reporting.terminal.progress import TrainingDisplay
 from slipstream.tools.bench.cases import get_preset
 from slipstream.training import fitting, train
 from slipstream.training.run import train_run
+from tests.cli.test_cli import invoke, sets
 from tests.conftest import close, merged, slow, small_config, waves
 from tests.engine.steps import make_task
 from tests.limits import CrowdedDevice, FaultyDevice, allocate_lanes, run_out_of_memory
-from tests.test_cli import invoke, sets
 
 SMALL = {"model": {"kind": "mlp"}, "train": {"epochs": 4, "lr": 0.01}}
 FOLDS = {"data": {"split": {"walk_forward": 3, "purge": 2}}}

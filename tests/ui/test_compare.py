@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.webapp.conftest import write_run
-from tests.webapp.test_compare import write_predictions
+from tests.app.conftest import write_run
+from tests.app.screens.test_compare import write_predictions
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect

@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
+from tests.app.oddities import ODDITIES, UNUSABLE, write_oddities
 from tests.conftest import REAL
 from tests.ui.conftest import WAIT_MS, App, fill
-from tests.webapp.oddities import ODDITIES, UNUSABLE, write_oddities
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect

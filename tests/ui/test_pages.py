@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.webapp.conftest import write_run
+from tests.app.conftest import write_run
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect

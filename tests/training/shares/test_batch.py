@@ -17,8 +17,8 @@ from slipstream.runs import Run
 from slipstream.runs.lock import hold_lock
 from slipstream.training import division
 from slipstream.training.array_jobs import ShareNumber, train_share_of
+from tests.cli.test_cli import invoke
 from tests.conftest import merged
-from tests.test_cli import invoke
 from tests.training.shares.test_launcher import FOLDS, check_same, configured
 
 REPEATED = {"train": {"repeats": 3}}
