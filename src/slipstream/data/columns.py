@@ -126,7 +126,11 @@ PATTERNS |= dict.fromkeys(("%b", "%B", "%h", "%a", "%A", "%p"), r"\pL+\.?")
 DATES = (
     *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
+    *("%d/%b/%Y", "%d-%b-%y", "%B %d, %Y", "%d %B %Y"),
 )
+MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%b-%y", "%B %Y")
+DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+"""Formats by their number of digits: 8, 10, 12 and 14"""
 ELAPSED = (
     r"(?:(?P<days>\d+) ?d(?:ays?)? )?"
     r"(?P<hours>\d+):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d(?:\.\d+)?)"
