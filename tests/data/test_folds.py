@@ -114,7 +114,7 @@ def test_every_test_window_of_the_tail_is_in_one_fold(walk):
     tail = splits.find_ranges(
         layout.breaks,
         SplitAssignment(begins, sets, layout.num_rows),
-        which=TEST,
+        set_index=TEST,
         lead=signature.lead,
         steps_out=signature.steps_out,
         stride=data.stride,

@@ -42,7 +42,7 @@ def test_starts_agree_with_trying_every_row(rows, context, horizon, stride):
     runs = SplitAssignment(begins, sets[begins], len(sets))
     for which in range(len(SETS)):
         found = splits.find_ranges(
-            np.flatnonzero(breaks), runs, which=which, lead=lead, steps_out=steps, stride=stride
+            np.flatnonzero(breaks), runs, set_index=which, lead=lead, steps_out=steps, stride=stride
         )
         wanted = naive_starts(breaks, sets, which, context, horizon, stride)
         assert found.list_starts().tolist() == wanted

@@ -96,7 +96,7 @@ def _find_copies(dataset: Dataset) -> Iterator[str]:
     columns = order_columns(signature)
     for target in range(len(columns) - len(signature.targets), len(columns)):
         for i, name in enumerate(inputs):
-            if samples and all(is_copy(some[:, i], some[:, target]) for some in samples):
+            if samples and all(is_copy(sample[:, i], sample[:, target]) for sample in samples):
                 yield (
                     f'input "{name}" tells the target "{columns[target]}" of the same row; if it '
                     f"is not known when the model is used, {remedy}"
@@ -121,14 +121,16 @@ def _sample_series(dataset: Dataset) -> Iterator[Values]:
             yield rows
 
 
-def _is_same(one: Values, other: Values) -> bool:
-    return bool(one.std() > 0 and abs(np.corrcoef(one, other)[0, 1]) >= SAME)
+def _is_same(input_values: Values, target_values: Values) -> bool:
+    return bool(
+        input_values.std() > 0 and abs(np.corrcoef(input_values, target_values)[0, 1]) >= SAME
+    )
 
 
-def _is_code_of(one: Values, classes: Values) -> bool:
+def _is_code_of(codes: Values, classes: Values) -> bool:
     """Whether each class has a value of its own, and no other."""
-    pairs = np.unique(np.stack([one, classes]), axis=1).shape[1]
-    return bool(pairs == len(np.unique(one)) == len(np.unique(classes)) > 1)
+    pairs = np.unique(np.stack([codes, classes]), axis=1).shape[1]
+    return bool(pairs == len(np.unique(codes)) == len(np.unique(classes)) > 1)
 
 
 def _find_counters(dataset: Dataset) -> Iterator[str]:
@@ -175,8 +177,11 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
     signature, starts = dataset.signature, dataset.memory.starts
     if signature.masked:
         return
-    rows = {name: _sample_target_rows(some.numpy(), dataset) for name, some in starts.items()}
-    if min(len(some) for some in rows.values()) < MIN_ROWS:
+    rows = {
+        name: _sample_target_rows(set_starts.numpy(), dataset)
+        for name, set_starts in starts.items()
+    }
+    if min(len(set_rows) for set_rows in rows.values()) < MIN_ROWS:
         return
     train, val, test = (_sample(dataset, rows[name]) for name in ("train", "val", "test"))
     outside = {}
@@ -190,7 +195,7 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
                 f'{100 * share:.0f} % of "{name}" ({a} to {b} in training, {c} to {d} here)'
             )
         elif name in signature.targets and _measure_distance(val[:, i], column) > UNLIKE:
-            means = (float(np.nanmean(some[:, i])) for some in (val, test))
+            means = (float(np.nanmean(sample[:, i])) for sample in (val, test))
             a, b = (f"{_to_physical(dataset, name, mean):.4g}" for mean in means)
             yield (
                 f'target "{name}": the validation rows are unlike the test rows (mean {a} and '
@@ -206,20 +211,25 @@ def _describe_outside(outside: dict[str, str], signature: Signature) -> str:
     listed = ", ".join(list(outside.values())[:MAX_NAMED])
     left = len(outside) - MAX_NAMED
     more = f" and {format_count(left, 'more column')}" if left > 0 else ""
-    both = set(signature.inputs) & set(signature.targets)
-    hint = '; where a level drifts, model.normalize = "last" helps' if both & set(outside) else ""
+    autoregressive = set(signature.inputs) & set(signature.targets)
+    hint = (
+        '; where a level drifts, model.normalize = "last" helps'
+        if autoregressive & set(outside)
+        else ""
+    )
     return f"test rows are outside of what training sees: {listed}{more}{hint}"
 
 
 def _sample_target_rows(starts: Ints, dataset: Dataset) -> Ints:
     """Return some rows that windows predict, evenly spread over the windows."""
-    some = starts[:: max(-(-len(starts) // MAX_ROWS), 1)]
-    return some + dataset.signature.lead + np.arange(len(some)) % dataset.signature.steps_out
+    sampled = starts[:: max(-(-len(starts) // MAX_ROWS), 1)]
+    return sampled + dataset.signature.lead + np.arange(len(sampled)) % dataset.signature.steps_out
 
 
-def _measure_distance(one: Values, other: Values) -> float:
+def _measure_distance(val: Values, test: Values) -> float:
     """Return the largest difference of the two cumulative distributions, 0 to 1."""
-    one, other = (np.sort(some[~np.isnan(some)]) for some in (one, other))
-    both = np.concatenate([one, other])
-    shares = (np.searchsorted(some, both, side="right") / len(some) for some in (one, other))
-    return float(np.abs(next(shares) - next(shares)).max())
+    val, test = (np.sort(values[~np.isnan(values)]) for values in (val, test))
+    values = np.concatenate([val, test])
+    val_below = np.searchsorted(val, values, side="right") / len(val)
+    test_below = np.searchsorted(test, values, side="right") / len(test)
+    return float(np.abs(val_below - test_below).max())

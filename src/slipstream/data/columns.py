@@ -88,9 +88,9 @@ def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> 
     if not re.match(WITH_COMMA, cell):
         return None
     if mark == MIXED:
-        other = f", as {with_point}" if with_point else ""
+        example = f", as {with_point}" if with_point else ""
         return (
-            f"has a comma, but other numbers of the file have a decimal point{other}; write "
+            f"has a comma, but other numbers of the file have a decimal point{example}; write "
             "all numbers with one decimal mark, or set "
             + Setting({"data.decimal": ","})
             + " if the points are none"
@@ -228,8 +228,8 @@ def _to_pattern(time_format: str) -> str:
 def _explain_iso(text: pa.ChunkedArray, setting: str) -> tuple[int, str]:
     """Find the first cell that does not read as those before it, and say what is wrong with it."""
     bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
-    for other in (NAIVE, ZONED):
-        if bad and _cast(text.slice(bad, 1), other) is not None:
+    for other_kind in (NAIVE, ZONED):
+        if bad and _cast(text.slice(bad, 1), other_kind) is not None:
             has, had = ("has a", "none") if kind == str(NAIVE) else ("has no", "one")
             return bad, (
                 f'{has} time zone, but "{str(text[0])[:40]}" in the first row has {had}; write all '
@@ -254,7 +254,11 @@ def _list_fitting(text: pa.ChunkedArray) -> list[str]:
         formats: Iterable[str] = ("%Y%m%d",)
     else:
         formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
-    return [one for one in formats if _fits(text.slice(0, 1), one) and _fits(text, one)]
+    return [
+        candidate
+        for candidate in formats
+        if _fits(text.slice(0, 1), candidate) and _fits(text, candidate)
+    ]
 
 
 def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.ChunkedArray:
@@ -276,7 +280,7 @@ def _suggest_format(text: pa.ChunkedArray, setting: str) -> str:
     fitting = _list_fitting(text)
     if not fitting:
         return f'set {setting}, as in "%d.%m.%Y %H:%M:%S.%f"'
-    return f"set {setting} = " + " or ".join(f'"{one}"' for one in fitting)
+    return f"set {setting} = " + " or ".join(f'"{time_format}"' for time_format in fitting)
 
 
 def _fits(text: pa.ChunkedArray, time_format: str) -> bool:
@@ -372,8 +376,8 @@ def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.fl
     if is_text(values.type):
         values = _parse_numbers(table, name, values)
     elif not _is_numeric(values.type):
-        what = f"holds {values.type}, not numbers"
-        raise UserError(f'{table.name}: column "{name}" ({setting}) {what}')
+        problem = f"holds {values.type}, not numbers"
+        raise UserError(f'{table.name}: column "{name}" ({setting}) {problem}')
     result = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     if values.type != pa.float64() or table.row_groups:
         del values

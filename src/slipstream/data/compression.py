@@ -234,12 +234,16 @@ def _unpack_gzip(path: AnyPath) -> UnpackedFile:
 
 def _unpack_zip(path: Path) -> UnpackedFile:
     with zipfile.ZipFile(path) as archive:
-        members = [one for one in archive.infolist() if not _is_hidden(one) and not one.is_dir()]
-        tables = [one for one in members if Path(one.filename).suffix.lower() in ENDINGS]
+        members = [
+            member
+            for member in archive.infolist()
+            if not _is_hidden(member) and not member.is_dir()
+        ]
+        tables = [member for member in members if Path(member.filename).suffix.lower() in ENDINGS]
         if not tables:
             raise UserError(f"{path}: contains no {', '.join(ENDINGS)} file")
         if len(tables) > 1:
-            names = ", ".join(one.filename for one in tables[:MAX_NAMES])
+            names = ", ".join(member.filename for member in tables[:MAX_NAMES])
             more = f" and {len(tables) - MAX_NAMES} more" * (len(tables) > MAX_NAMES)
             raise UserError(
                 f"{path}: contains {len(tables)} tables ({names}{more}); unpack it and set "

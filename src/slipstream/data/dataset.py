@@ -102,27 +102,27 @@ class Dataset:
             left_out=fold.left_out,
         )
 
-    def count_classes(self, which: str = "train") -> Ints:
+    def count_classes(self, set_name: str = "train") -> Ints:
         """Count the target rows of each class over a set's windows, or those of the first fold."""
         dataset = self.select_fold(self.folds[0]) if self.folds else self
         counts = np.zeros(len(self.signature.classes), dtype=np.int64)
-        for chunk in dataset.iter_chunks(which, None, rows=COUNT_ROWS):
-            for some in chunk.starts.split(-(-COUNT_ROWS // self.signature.steps_out)):
-                rows = some[:, None] + chunk.series.target_rows
+        for chunk in dataset.iter_chunks(set_name, None, rows=COUNT_ROWS):
+            for batch in chunk.starts.split(-(-COUNT_ROWS // self.signature.steps_out)):
+                rows = batch[:, None] + chunk.series.target_rows
                 numbers = chunk.series.targets[rows, 0].long().flatten()
                 counts += np.bincount(numbers.numpy(), minlength=len(counts))
         return counts
 
     def iter_chunks(
-        self, which: str, series: Series | None, *, rows: int, with_time: bool = False
+        self, set_name: str, series: Series | None, *, rows: int, with_time: bool = False
     ) -> Iterator[WindowChunk]:
         """Yield every window of a set: at once from `series`, or in chunks of `rows` from disk."""
         if self.stream is not None:
-            yield from self.stream.iter_chunks(which, rows, with_time=with_time)
+            yield from self.stream.iter_chunks(set_name, rows, with_time=with_time)
             return
         assert self.memory is not None
         memory, ids = self.memory, torch.arange(len(self.index.series_names))
-        yield WindowChunk(series or memory.series, memory.starts[which], 0, ids, memory.time)
+        yield WindowChunk(series or memory.series, memory.starts[set_name], 0, ids, memory.time)
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
     )
     index = replace(index, unknown=unknown, num_missing=num_missing)
     ranges, left_out = splits.exclude_unknown(ranges, index, signature)
-    num_windows = {name: len(some) for name, some in ranges.items()}
+    num_windows = {name: len(windows) for name, windows in ranges.items()}
     trained = assignment.find_series(splits.TRAIN, index.offsets)
     scaler = complete_scaler(scaler, signature, static, trained, known)
     scaled = scale_static(static, scaler, signature)
@@ -275,12 +275,12 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
 def shares_rows(dataset: Dataset, data: Data) -> bool:
     """Return whether test windows have targets in rows that another split trains or validates."""
     assert dataset.memory is not None
-    every = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
+    starts_by_fold = [dataset.memory.starts, *(fold.starts for fold in dataset.folds)]
     assignment = splits.assign_first_split(dataset.index, data)
     learnt = assignment.mask(splits.TRAIN) | assignment.mask(splits.VAL)
     lead, steps = dataset.signature.lead, dataset.signature.steps_out
     return any(
         bool(learnt[starts["test"].numpy() + lead + ahead].any())
-        for starts in every
+        for starts in starts_by_fold
         for ahead in range(steps)
     )

@@ -41,9 +41,9 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
     if table is not None:
         tables = [read_memory(table, decimal=data.decimal, time=data.time_column)]
     elif not data.paths or not all(data.paths):
-        what = "not set" if not data.paths else "empty"
+        state = "not set" if not data.paths else "empty"
         raise UserError(
-            f"data.path is {what}; name a file or a folder: set it in the config, or pass "
+            f"data.path is {state}; name a file or a folder: set it in the config, or pass "
             + DATA_PATH,
             setting="data.path",
         )
@@ -51,7 +51,7 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
         tables = [_simulate(data.paths[0])]
     else:
         tables = _read_paths(data)
-    return [_mark(each, data) for each in tables]
+    return [_mark(unmarked, data) for unmarked in tables]
 
 
 def _mark(table: DataTable, data: Data) -> DataTable:
@@ -92,7 +92,7 @@ def _read_paths(data: Data) -> list[DataTable]:
         _parse_text(tables, data)
     if data.split.folders:  # a set's files stay tables of their own
         if FILE_COLUMN in data.ids:
-            tables = [concatenate_tables([each]) for each in tables]
+            tables = [concatenate_tables([table]) for table in tables]
     elif data.ids and (len(tables) > 1 or FILE_COLUMN in data.ids):
         tables = [concatenate_tables(tables)]
     _parse_text(tables, data)
@@ -102,8 +102,8 @@ def _read_paths(data: Data) -> list[DataTable]:
 def _parse_text(tables: Sequence[DataTable], data: Data) -> None:
     compared = data.targets if data.task == "classify" and data.targets else ()
     keep_text = {*data.time_columns, data.split.by, *data.ids, *data.where, *compared}
-    for each in tables:
-        columns.parse_text(each, keep_text=keep_text, na=columns.list_texts(data.na))
+    for table in tables:
+        columns.parse_text(table, keep_text=keep_text, na=columns.list_texts(data.na))
 
 
 def _check_folders(data: Data) -> None:

@@ -61,25 +61,25 @@ def divide_training(
     train, val = starts["train"], starts["val"]
     if count == 1:
         return ({"train": train, "val": val},)
-    both = torch.cat([train, val]).unique()
-    owner = torch.bucketize(both, offsets, right=True) - 1
+    candidates = torch.cat([train, val]).unique()
+    owner = torch.bucketize(candidates, offsets, right=True) - 1
     whose = torch.bucketize(val, offsets, right=True) - 1
     first = torch.full((len(offsets) - 1,), torch.iinfo(torch.int64).max)
     first.scatter_reduce_(0, whose, val + signature.lead, "amin")
     last = torch.zeros(len(offsets) - 1, dtype=torch.int64)
     last.scatter_reduce_(0, whose, val + signature.lead + signature.steps_out, "amax")
     length = last - first
-    begin, end = both + signature.lead, both + signature.lead + signature.steps_out
+    begin, end = candidates + signature.lead, candidates + signature.lead + signature.steps_out
     folds = []
     for back in range(count - 1, 0, -1):
         block = first[owner] - back * length[owner]
         known = length[owner] > 0
         fold = {
-            "train": both[known & (end <= block - purge)],
-            "val": both[known & (begin >= block) & (end <= block + length[owner])],
+            "train": candidates[known & (end <= block - purge)],
+            "val": candidates[known & (begin >= block) & (end <= block + length[owner])],
         }
-        for name, some in fold.items():
-            if not len(some):
+        for name, windows in fold.items():
+            if not len(windows):
                 raise UserError(
                     f"tune.folds = {count}: fold {count - back} has no {name} windows; each fold "
                     "validates on a block of rows before the last one's, so there must be that "

@@ -171,10 +171,10 @@ def number_labels(
     return np.array([*(place[text] for text in texts), UNKNOWN], dtype=np.int64)[codes]
 
 
-def refuse_too_few(classes: tuple[str, ...], what: str) -> None:
+def refuse_too_few(classes: tuple[str, ...], source: str) -> None:
     if len(classes) < 2:
         labels = f'one label, "{classes[0]}"' if classes else "no label"
-        raise UserError(f"{what} holds {labels}; to classify, there must be two or more")
+        raise UserError(f"{source} holds {labels}; to classify, there must be two or more")
 
 
 MAX_NAMED = 10
@@ -196,12 +196,12 @@ def split_stratified(
     sets = _assign_windows(starts, numbers[starts + signature.lead], index, data)
     length = signature.lead + signature.steps_out
     reach = length + index.look_ahead
-    by_set = {name: starts[sets == which] for which, name in enumerate(SETS)}
+    by_set = {name: starts[sets == set_index] for set_index, name in enumerate(SETS)}
     by_set["val"] = _drop_overlapping(by_set["val"], by_set["test"], reach, index.num_rows)
     later = np.union1d(by_set["val"], by_set["test"])
     by_set["train"] = _drop_overlapping(by_set["train"], later, reach, index.num_rows)
-    for name, some in by_set.items():
-        if not len(some):
+    for name, windows in by_set.items():
+        if not len(windows):
             raise UserError(
                 f"data.split.stratified leaves no {name} window: those of one set must not share "
                 f"rows with a later one, and each has {length} rows; shorten data.context, or "
@@ -219,10 +219,10 @@ def _assign_windows(starts: Ints, numbers: Ints, index: SeriesIndex, data: Data)
     borders = np.cumsum([0.0, *(share for share in shares if isinstance(share, float))])
     for owner in np.unique(series):
         for number in np.unique(numbers[series == owner]):
-            mine = np.flatnonzero((series == owner) & (numbers == number))
-            at = np.round(borders * len(mine)).astype(np.int64)
-            for which, (begin, end) in enumerate(pairwise(at)):
-                sets[mine[begin:end]] = which
+            windows = np.flatnonzero((series == owner) & (numbers == number))
+            bounds = np.round(borders * len(windows)).astype(np.int64)
+            for set_index, (begin, end) in enumerate(pairwise(bounds)):
+                sets[windows[begin:end]] = set_index
     return sets
 
 
@@ -234,9 +234,9 @@ def _cover_rows(starts: Ints, length: int, num_rows: int) -> Flags:
     return np.asarray(np.cumsum(change)[:-1] > 0)
 
 
-def _drop_overlapping(starts: Ints, others: Ints, length: int, num_rows: int) -> Ints:
+def _drop_overlapping(starts: Ints, reserved: Ints, length: int, num_rows: int) -> Ints:
     """Return the windows that share no row with the others."""
-    before = np.concatenate([[0], np.cumsum(_cover_rows(others, length, num_rows))])
+    before = np.concatenate([[0], np.cumsum(_cover_rows(reserved, length, num_rows))])
     free: Flags = before[np.minimum(starts + length, num_rows)] == before[starts]
     return starts[free]
 
@@ -260,9 +260,9 @@ def describe_classes(
         )
     largest = np.argsort(-counts, kind="stable")[:MAX_NAMED]
     listed = ", ".join(f"{names[i]} {counts[i]:,}" for i in largest)
-    rest = f" and {len(names) - len(largest)} more" if len(names) > len(largest) else ""
+    more = f" and {len(names) - len(largest)} more" if len(names) > len(largest) else ""
     unseen = [name for name, count in zip(names, counts, strict=True) if not count]
-    notes = [f"classes (training windows{fold}): {listed}{rest}"]
+    notes = [f"classes (training windows{fold}): {listed}{more}"]
     if unseen:
         notes.append(f"no training window{fold} has the class {', '.join(unseen[:MAX_NAMED])}")
     return notes
@@ -335,15 +335,17 @@ def _find_rows(labels: DataTable, raw: RawSeries, data: Data) -> tuple[Ints, Int
         raise UserError(f"{labels.locate_cell(int(backwards[0]), 'end')}: is before its start")
     first, last = np.empty_like(owners), np.empty_like(owners)
     for owner in np.unique(owners):
-        mine = np.flatnonzero(owners == owner)
+        intervals = np.flatnonzero(owners == owner)
         begin, end = int(index.offsets[owner]), int(index.offsets[owner + 1])
         rows = np.arange(begin, end)
-        at: Times = raw.time[begin:end] if raw.time is not None else index.number_rows(rows, owner)
-        outside = mine[(starts[mine] < at[0]) | (ends[mine] > at[-1])]
+        times: Times = (
+            raw.time[begin:end] if raw.time is not None else index.number_rows(rows, owner)
+        )
+        outside = intervals[(starts[intervals] < times[0]) | (ends[intervals] > times[-1])]
         if len(outside):
-            _refuse_outside(labels, int(outside[0]), index.series_names[owner], at, raw)
-        first[mine] = begin + np.searchsorted(at, starts[mine], side="left")
-        last[mine] = begin + np.searchsorted(at, ends[mine], side="right") - 1
+            _refuse_outside(labels, int(outside[0]), index.series_names[owner], times, raw)
+        first[intervals] = begin + np.searchsorted(times, starts[intervals], side="left")
+        last[intervals] = begin + np.searchsorted(times, ends[intervals], side="right") - 1
     empty = np.flatnonzero(last < first)
     if len(empty):
         raise UserError(
@@ -368,11 +370,11 @@ def match_series(labels: DataTable, index: SeriesIndex) -> Ints:
         if len(matches) != 1:
             where = labels.locate_cell(int(np.flatnonzero(codes == code)[0]), "series")
             several = " or ".join(index.series_names[i] for i in matches[:10])
-            some = ", ".join(index.series_names[:10])
+            available = ", ".join(index.series_names[:10])
             raise UserError(
                 f'{where}: "{text}" may be {several}; write the whole name'
                 if matches
-                else f'{where}: there is no series "{text}"; there is {some}'
+                else f'{where}: there is no series "{text}"; there is {available}'
             )
         owners.append(matches[0])
     return np.array(owners, dtype=np.int64)[codes]
@@ -387,7 +389,7 @@ def _list_spellings(name: str) -> set[str]:
         names |= {path.stem, str(path.with_suffix(""))}
     if find_format(path.parent) is not None:  # a sheet of a workbook
         names.add(path.name)
-    return {normalize_value(each) for each in names}
+    return {normalize_value(spelling) for spelling in names}
 
 
 def _read_bounds(labels: DataTable, name: str, raw: RawSeries, data: Data) -> Times:
@@ -418,8 +420,8 @@ def _read_bounds(labels: DataTable, name: str, raw: RawSeries, data: Data) -> Ti
     return numbers.astype(np.int64)
 
 
-def _refuse_outside(labels: DataTable, row: int, series: str, at: Times, raw: RawSeries) -> None:
-    first, last = at[0], at[-1]
+def _refuse_outside(labels: DataTable, row: int, series: str, times: Times, raw: RawSeries) -> None:
+    first, last = times[0], times[-1]
     if raw.time is not None and is_date(raw.time):
         first, last = (np.datetime64(int(time), "us") for time in (first, last))
     raise UserError(
@@ -432,12 +434,12 @@ def _refuse_conflicts(labels: DataTable, intervals: LabelIntervals, names: tuple
     """Refuse two labels for one row, unless one ends where the other begins."""
     reach, owner = -1, -1
     for i in np.lexsort((intervals.last, intervals.first)).tolist():
-        first, last, mine = (values[i] for values in intervals)
-        other = intervals.class_numbers[owner]
-        if (first < reach or first == reach == last) and mine != other:
+        first, last, class_number = (values[i] for values in intervals)
+        owner_class = intervals.class_numbers[owner]
+        if (first < reach or first == reach == last) and class_number != owner_class:
             raise UserError(
-                f'{labels.locate_row(i)}: is "{names[mine]}", but overlaps with '
-                f'{labels.locate_row(owner)}, which is "{names[other]}"; a row has one label'
+                f'{labels.locate_row(i)}: is "{names[class_number]}", but overlaps with '
+                f'{labels.locate_row(owner)}, which is "{names[owner_class]}"; a row has one label'
             )
         if last > reach:
             reach, owner = int(last), i
@@ -445,7 +447,7 @@ def _refuse_conflicts(labels: DataTable, intervals: LabelIntervals, names: tuple
 
 def describe_unused(intervals: LabelIntervals, starts: Sequence[Ints], lead: int) -> list[str]:
     """Note how many labels have no window."""
-    used = np.concatenate([some + lead for some in starts])
+    used = np.concatenate([set_starts + lead for set_starts in starts])
     without = int((~np.isin(intervals.last, used)).sum())
     why = "too few rows in one piece come before them, or their rows are in no set"
     note = f"{without:,} of {len(intervals.last):,} labels have no window: {why}"

@@ -66,14 +66,14 @@ def find_layout(rows: Rows, *, search: bool = True) -> Layout | None:
     filled = [i for i, row in enumerate(rows) if _has_text(row)]
     if not filled:
         return None
-    at = filled[0]
+    header_row = filled[0]
     if search:
         names_row = find_names(rows)
         merged = _find_merged(rows, filled) if names_row is None else None
         if merged is not None:
             return merged
-        at = at if names_row is None else names_row
-    return _finish(rows, _strip(rows[at]), at, at + 1)
+        header_row = header_row if names_row is None else names_row
+    return _finish(rows, _strip(rows[header_row]), header_row, header_row + 1)
 
 
 def find_names(rows: Rows) -> int | None:
@@ -83,27 +83,27 @@ def find_names(rows: Rows) -> int | None:
     """
     filled = [i for i, row in enumerate(rows) if _has_text(row)]
     width = _find_width(rows)
-    for place, at in enumerate(filled):
-        below = [rows[i] for i in filled[place + 1 : place + 1 + TAIL_ROWS]]
-        names = _trim(rows[at])
+    for order, row_number in enumerate(filled):
+        below = [rows[i] for i in filled[order + 1 : order + 1 + TAIL_ROWS]]
+        names = _trim(rows[row_number])
         used = {i for row in below for i, cell in enumerate(row) if cell.strip()}
         unnamed = any(i >= len(names) or not names[i] for i in used)
         if unnamed or len(names) > width or not _starts_values(below[:2]):
             continue
-        if _has_number(names) or (place and _has_doubles(names)):
+        if _has_number(names) or (order and _has_doubles(names)):
             continue
-        above = [rows[i] for i in filled[:place]]
-        return at if all(_is_text_line(row, width) for row in above) else None
+        above = [rows[i] for i in filled[:order]]
+        return row_number if all(_is_text_line(row, width) for row in above) else None
     return None
 
 
 def describe_layout(
-    lines_above: int, units: Mapping[str, str], skip_rows: int | None, what: str
+    lines_above: int, units: Mapping[str, str], skip_rows: int | None, line_word: str
 ) -> list[str]:
     """Note the lines, or rows, that were recognised above the names, and the units below them."""
     notes = []
     if lines_above and skip_rows is None:
-        lines = f"{what} 1 is" if lines_above == 1 else f"{what}s 1 to {lines_above} are"
+        lines = f"{line_word} 1 is" if lines_above == 1 else f"{line_word}s 1 to {lines_above} are"
         notes.append(f"{lines} above the names (data.skip_rows = {lines_above})")
     if units:
         listed = ", ".join(f"{name} [{unit}]" for name, unit in islice(units.items(), MAX_NAMED))
@@ -194,7 +194,7 @@ def _fill_groups(first: list[str], second: list[str]) -> list[str]:
     return groups
 
 
-def _finish(rows: Rows, names: list[str], at: int, first: int) -> Layout:
+def _finish(rows: Rows, names: list[str], names_row: int, first: int) -> Layout:
     """Add the units; where only empty cells differ, adapt the number of names to that of values."""
     units = _find_units(names, [row for row in rows[first:] if _has_text(row)][:2])
     if units is not None:
@@ -204,7 +204,7 @@ def _finish(rows: Rows, names: list[str], at: int, first: int) -> Layout:
         names = names[: len(values)]
     elif values is not None and len(values) > len(names) and not _has_text(values[len(names) :]):
         names = [*names, *[""] * (len(values) - len(names))]
-    return Layout(names, at, first, units or {})
+    return Layout(names, names_row, first, units or {})
 
 
 def _find_units(names: list[str], below: Rows) -> dict[str, str] | None:
@@ -216,8 +216,8 @@ def _find_units(names: list[str], below: Rows) -> dict[str, str] | None:
         return None
     triples = list(zip(names, _strip(below[0]), _strip(below[1]), strict=False))
     units = {name: unit for name, unit, value in triples if is_number(value, comma=True)}
-    others = [(unit, value) for _, unit, value in triples if not is_number(value, comma=True)]
-    if any(_has_digit(unit) and _has_digit(value) for unit, value in others):
+    not_numbers = [(unit, value) for _, unit, value in triples if not is_number(value, comma=True)]
+    if any(_has_digit(unit) and _has_digit(value) for unit, value in not_numbers):
         return None  # a date above a date
     known = sum(bool(UNIT.fullmatch(unit)) for unit in units.values())
     if 2 * known < len(units) or not all(map(_may_be_unit, units.values())):

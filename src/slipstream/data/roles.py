@@ -107,8 +107,8 @@ def _describe_ambiguous_names(table: DataTable, data: Data) -> list[str]:
     if FILE_COLUMN in data.ids and FILE_COLUMN in columns and table.file_column != FILE_COLUMN:
         notes.append(f'data.id = "{FILE_COLUMN}" is the column of that name, not a row\'s file')
     if data.split.by == SERIES and SERIES in columns and SERIES not in data.ids:
-        what = "is the column of that name, not the series' name"
-        notes.append(f'data.split.by = "{SERIES}" {what}')
+        meaning = "is the column of that name, not the series' name"
+        notes.append(f'data.split.by = "{SERIES}" {meaning}')
     return notes
 
 
@@ -144,12 +144,14 @@ def sort_roles(roles: Roles) -> Roles:
     """Sort the columns: only inputs first, of these the ones known ahead, then those with both
     roles, then only targets."""
     inputs, targets = set(roles.inputs), set(roles.targets)
-    both = [name for name in roles.targets if name in inputs]
-    others = (name for name in roles.inputs if name not in targets and name not in roles.future)
+    shared = [name for name in roles.targets if name in inputs]
+    past_inputs = (
+        name for name in roles.inputs if name not in targets and name not in roles.future
+    )
     return replace(
         roles,
-        inputs=(*roles.future, *others, *both),
-        targets=(*both, *(name for name in roles.targets if name not in inputs)),
+        inputs=(*roles.future, *past_inputs, *shared),
+        targets=(*shared, *(name for name in roles.targets if name not in inputs)),
     )
 
 

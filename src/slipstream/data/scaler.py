@@ -63,9 +63,9 @@ class Scaler:
 
     def select(self, columns: Collection[str]) -> Self:
         """Return a scaler of these columns, as far as it knows them."""
-        fields: dict[str, Any] = {each: getattr(self, each) for each in FIELDS}
-        for each, values in fields.items():
-            fields[each] = {name: values[name] for name in columns if name in values}
+        fields: dict[str, Any] = {attribute: getattr(self, attribute) for attribute in FIELDS}
+        for attribute, values in fields.items():
+            fields[attribute] = {name: values[name] for name in columns if name in values}
         return replace(self, **fields)
 
 
@@ -73,8 +73,8 @@ def merge_scalers(kind: str, parts: Iterable[Scaler]) -> Scaler:
     """Return one scaler for the columns of all parts; later parts win."""
     merged = Scaler(kind, {}, {}, {}, {}, {})
     for part in parts:
-        for each in FIELDS:
-            getattr(merged, each).update(getattr(part, each))
+        for attribute in FIELDS:
+            getattr(merged, attribute).update(getattr(part, attribute))
     return merged
 
 
@@ -213,11 +213,11 @@ class RunningStatistics:
 
     def to_scaler(self, kind: str) -> Scaler:
         scaler = Scaler(kind, {}, {}, {}, {}, {})
-        for name, one in self.moments.items():
-            low, deviation = one.low, one.deviation
-            scaler.low[name], scaler.high[name] = low, one.high
+        for name, moments in self.moments.items():
+            low, deviation = moments.low, moments.deviation
+            scaler.low[name], scaler.high[name] = low, moments.high
             shift, size = 0.0, 1.0
-            if kind != "none" and not (one.high > low and deviation):  # may underflow
+            if kind != "none" and not (moments.high > low and deviation):  # may underflow
                 raise UserError(
                     f'column "{name}" is {low:g} in every training row, so it cannot be scaled; '
                     + LeaveOut("leave it out of data.inputs", name, "data.inputs")
@@ -226,8 +226,8 @@ class RunningStatistics:
                 )
             if kind != "none":
                 standard = kind == "standard"
-                shift = one.mean if standard else low
-                size = deviation if standard else one.high - low
+                shift = moments.mean if standard else low
+                size = deviation if standard else moments.high - low
             scaler.shift[name], scaler.size[name], scaler.deviation[name] = shift, size, deviation
         return scaler
 

@@ -45,10 +45,10 @@ def find_codes(values: Floats) -> Iterator[MissingCode]:
     """Yield the lowest or the highest value of a column if it is repeated, far from all others."""
     for extreme in (values.min(), values.max()) if len(values) else ():
         is_code = values == extreme
-        others = values[~is_code]
-        if is_code.sum() < MIN_REPEATED or len(np.unique(others)) < MIN_OTHERS:
+        ordinary = values[~is_code]
+        if is_code.sum() < MIN_REPEATED or len(np.unique(ordinary)) < MIN_OTHERS:
             continue
-        low, high, spread = float(others.min()), float(others.max()), float(others.std())
+        low, high, spread = float(ordinary.min()), float(ordinary.max()), float(ordinary.std())
         gap = max(low - float(extreme), float(extreme) - high)
         is_usual = any(abs(extreme - code) <= 1e-4 * abs(code) for code in CODES)
         is_zero = abs(extreme) <= 1e-5 * float(values.std())
@@ -113,14 +113,14 @@ def describe_left_out(
     ]
     if not parts:
         return []
-    what = "windows whose target is missing"
+    subject = "windows whose target is missing"
     if signature.classes:
-        what = "windows without a label"
+        subject = "windows without a label"
     elif signature.masked:
-        what = "windows in which a value is missing"
+        subject = "windows in which a value is missing"
     elif signature.steps_out > 1 or len(signature.targets) > 1:
-        what = "windows of which a target is missing"
-    return [f"left out {what}: {', '.join(parts)}"]
+        subject = "windows of which a target is missing"
+    return [f"left out {subject}: {', '.join(parts)}"]
 
 
 Times = npt.NDArray[Any]
@@ -193,8 +193,8 @@ class SeriesIndex:
         """Mark the padded ones among the rows from `begin` to before `end`."""
         mask = np.zeros(end - begin, dtype=bool)
         if self.padding is not None:
-            some = np.searchsorted(self.offsets, [begin, end], side="right") - [1, 0]
-            for series in range(int(some[0]), min(int(some[1]), len(self.padding))):
+            bounds = np.searchsorted(self.offsets, [begin, end], side="right") - [1, 0]
+            for series in range(int(bounds[0]), min(int(bounds[1]), len(self.padding))):
                 first = self.offsets[series]
                 low, high = np.clip([first, first + self.padding[series]], begin, end) - begin
                 mask[low:high] = True
@@ -289,7 +289,7 @@ def prepare_series(
     group_names: dict[str, int] = {}
     notes: list[str] = []
     num_missing: Counter[str] = Counter()
-    every: list[_TableSeries] = []
+    all_series: list[_TableSeries] = []
     steps: dict[float, list[str]] = {}
     for table in tables:
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
@@ -304,38 +304,38 @@ def prepare_series(
             if len(series.breaks) - series.ahead < min_rows:
                 notes.append(_describe_short(series, data, min_rows))
                 continue
-            every.append(series)
+            all_series.append(series)
             if step is not None:
                 steps.setdefault(step, []).append(series.name)
-    if not every:
+    if not all_series:
         raise UserError(
             f"no series has the {min_rows} rows of one window; shorten data.context or data.horizon"
         )
     notes += _describe_steps(steps)
-    time = _join_times(every)
-    groups = _concatenate([series.groups for series in every])
+    time = _join_times(all_series)
+    groups = _concatenate([series.groups for series in all_series])
     group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
     index = SeriesIndex(
-        series_names=make_unique([series.name for series in every]),
-        offsets=np.cumsum([0, *(len(series.breaks) for series in every)], dtype=np.int64),
-        breaks=np.flatnonzero(np.concatenate([series.breaks for series in every])),
+        series_names=make_unique([series.name for series in all_series]),
+        offsets=np.cumsum([0, *(len(series.breaks) for series in all_series)], dtype=np.int64),
+        breaks=np.flatnonzero(np.concatenate([series.breaks for series in all_series])),
         group_begins=group_begins,
         group_codes=groups[group_begins].astype(np.int64),
         group_names=tuple(group_names),
         step=max(steps, key=lambda step: len(steps[step]), default=None),
         has_dates=time is not None and is_date(time),
-        unknown=_join_unknown(every),
+        unknown=_join_unknown(all_series),
         num_missing=dict(num_missing),
-        padding=_count_padding(every),
-        skipped=_join_skipped(every),
+        padding=_count_padding(all_series),
+        skipped=_join_skipped(all_series),
         look_ahead=max(table.look_ahead for table in tables),
-        ahead=np.array([series.ahead for series in every], dtype=np.int64),
+        ahead=np.array([series.ahead for series in all_series], dtype=np.int64),
     )
     return RawSeries(
         index=index,
         column_names=tuple(settings),
-        read_column=partial(_read_column, every, settings, inputs, data.missing),
-        static=np.stack([series.static for series in every]),
+        read_column=partial(_read_column, all_series, settings, inputs, data.missing),
+        static=np.stack([series.static for series in all_series]),
         time=time,
         notes=tuple(notes),
     )
@@ -359,8 +359,8 @@ def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
         yield OrderedRows(series.name, series.rows, series.time, step)
 
 
-def _join_times(every: list[_TableSeries]) -> Times | None:
-    times = [series.time for series in every if series.time is not None]
+def _join_times(all_series: list[_TableSeries]) -> Times | None:
+    times = [series.time for series in all_series if series.time is not None]
     if len({time.dtype for time in times}) > 1:
         raise UserError(
             "data.time holds plain numbers in some files and dates in others", setting="data.time"
@@ -388,7 +388,7 @@ def _read_numbers(table: DataTable, name: str, setting: str) -> Floats:
 
 
 def _read_column(
-    every: list[_TableSeries],
+    all_series: list[_TableSeries],
     settings: dict[str, str],
     inputs: dict[str, str],
     policy: str,
@@ -399,11 +399,11 @@ def _read_column(
     What is missing of an input follows the policy; what is missing of a target alone is NaN.
     """
     parts: list[Floats] = []
-    for _, of_table in groupby(every, key=lambda series: id(series.table)):
-        some = list(of_table)
+    for _, of_table in groupby(all_series, key=lambda series: id(series.table)):
+        table_series = list(of_table)
         read = _read_numbers if name in inputs else read_numbers
-        column = read(some[0].table, name, settings[name])
-        for series in some:
+        column = read(table_series[0].table, name, settings[name])
+        for series in table_series:
             values = series.pick(column)
             if name in inputs and policy == "error":
                 _refuse_missing(series, name, series.find_missing(column, settings[name]), inputs)
@@ -443,15 +443,15 @@ def _split_table(
             continue
         rows = order[begin:end]
         # a slice where the rows stand together: a view, not a copy
-        at: Any = slice(begin, end) if isinstance(order, range) else rows
-        times = None if time is None else time[at]
+        selection: Any = slice(begin, end) if isinstance(order, range) else rows
+        times = None if time is None else time[selection]
         fixed = _read_static(table, static, rows, name)
         breaks = np.arange(len(rows)) == 0
-        series = _TableSeries(name, table, rows, fixed, times, breaks, groups[at])
+        series = _TableSeries(name, table, rows, fixed, times, breaks, groups[selection])
         if table.padded is not None:
-            series = replace(series, padded=table.padded[at])
+            series = replace(series, padded=table.padded[selection])
         if table.ahead is not None:
-            series = replace(series, ahead=int(table.ahead[at].sum()))
+            series = replace(series, ahead=int(table.ahead[selection].sum()))
         if table.skipped:
             series = replace(series, skipped=table.skipped.get(name, 0))
         yield series
@@ -547,7 +547,7 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
 
 
 def _find_ahead(
-    every: list[_TableSeries],
+    table_series: list[_TableSeries],
     inputs: dict[str, str],
     observed: Sequence[str],
     horizon: int | None,
@@ -560,21 +560,22 @@ def _find_ahead(
     horizon, where nothing is to be predicted, such rows are left out.
     """
     names = observed or [name for name, setting in inputs.items() if setting != FUTURE]
-    ends = [0 if names else len(series.breaks) - (horizon or 0) for series in every]
+    ends = [0 if names else len(series.breaks) - (horizon or 0) for series in table_series]
     for name in names:
-        known = ~np.isnan(_read_numbers(every[0].table, name, inputs[name]))
-        for i, series in enumerate(every):
-            mine = series.pick(known)
-            last = len(mine) - int(mine[::-1].argmax()) if mine.any() else 0
+        known = ~np.isnan(_read_numbers(table_series[0].table, name, inputs[name]))
+        for i, series in enumerate(table_series):
+            known_rows = series.pick(known)
+            last = len(known_rows) - int(known_rows[::-1].argmax()) if known_rows.any() else 0
             ends[i] = max(ends[i], last)
     ends = [
-        min(end, len(series.breaks) - series.ahead) for series, end in zip(every, ends, strict=True)
+        min(end, len(series.breaks) - series.ahead)
+        for series, end in zip(table_series, ends, strict=True)
     ]
     marked = [
         replace(series, ahead=len(series.breaks) - end) if end > 0 else series
-        for series, end in zip(every, ends, strict=True)
+        for series, end in zip(table_series, ends, strict=True)
     ]
-    return [_leave_out_ahead(one, notes) for one in marked] if horizon is None else marked
+    return [_leave_out_ahead(series, notes) for series in marked] if horizon is None else marked
 
 
 def _leave_out_ahead(series: _TableSeries, notes: list[str]) -> _TableSeries:
@@ -588,7 +589,7 @@ def _leave_out_ahead(series: _TableSeries, notes: list[str]) -> _TableSeries:
 
 
 def _drop_incomplete(
-    every: list[_TableSeries],
+    table_series: list[_TableSeries],
     inputs: dict[str, str],
     data: Data,
     notes: list[str],
@@ -596,55 +597,55 @@ def _drop_incomplete(
 ) -> list[_TableSeries]:
     """Return the table's series without the rows of which an input stays unknown; note and count
     what is missing."""
-    dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in every]
-    absent: list[dict[str, Ints]] = [{} for _ in every]
+    dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in table_series]
+    absent: list[dict[str, Ints]] = [{} for _ in table_series]
     for name, setting in inputs.items():
-        column = _read_numbers(every[0].table, name, setting)
-        for series, rows, by_column in zip(every, dropped, absent, strict=True):
+        column = _read_numbers(table_series[0].table, name, setting)
+        for series, rows, by_column in zip(table_series, dropped, absent, strict=True):
             mask = series.find_missing(column, setting)
             if mask.any():
                 rows |= mask if data.missing == "drop" else np.logical_and.accumulate(mask)
                 by_column[name] = np.flatnonzero(mask)
                 counts[name] += len(by_column[name])
     complete = []
-    for series, rows, by_column in zip(every, dropped, absent, strict=True):
+    for series, rows, by_column in zip(table_series, dropped, absent, strict=True):
         if by_column:
-            what = describe_missing(rows, by_column, policy=data.missing)
-            notes.append(f'"{series.name}": {what}')
+            missing = describe_missing(rows, by_column, policy=data.missing)
+            notes.append(f'"{series.name}": {missing}')
         complete.append(_drop_rows(series, rows) if rows.any() else series)
     return complete
 
 
-def _mark_unknown(every: list[_TableSeries], roles: Roles, data: Data) -> list[_TableSeries]:
+def _mark_unknown(table_series: list[_TableSeries], roles: Roles, data: Data) -> list[_TableSeries]:
     """Mark the rows of a table's series that lack a target; filling in an input gives it none."""
-    marks: list[Flags | None] = [None] * len(every)
+    marks: list[Flags | None] = [None] * len(table_series)
     for name in roles.scored:
         if name in roles.inputs and data.missing != "forward" and data.task == "regress":
             continue  # missing values were refused or dropped
-        column = read_numbers(every[0].table, name, "data.targets")
+        column = read_numbers(table_series[0].table, name, "data.targets")
         unknown = column < 0 if data.task == "classify" else np.isnan(column)
         if unknown.any():
-            for i, series in enumerate(every):
+            for i, series in enumerate(table_series):
                 rows = series.pick(unknown)
                 rows = rows if series.retained is None else rows[series.retained]
                 before = marks[i]
                 marks[i] = rows if before is None else before | rows
-    return [replace(series, unknown=rows) for series, rows in zip(every, marks, strict=True)]
+    return [replace(series, unknown=rows) for series, rows in zip(table_series, marks, strict=True)]
 
 
-def _join_unknown(every: list[_TableSeries]) -> Ints:
+def _join_unknown(all_series: list[_TableSeries]) -> Ints:
     parts, first = [], 0
-    for series in every:
+    for series in all_series:
         if series.unknown is not None:
             parts.append(first + encode_runs(series.unknown))
         first += len(series.breaks)
     return join_runs(parts)
 
 
-def _join_skipped(every: list[_TableSeries]) -> Ints:
+def _join_skipped(all_series: list[_TableSeries]) -> Ints:
     """Return from which rows on how many rows of the series are left out; empty where none is."""
     parts, first = [], 0
-    for series in every:
+    for series in all_series:
         begins, counts = np.zeros(1, dtype=np.int64), np.full(1, series.skipped)
         if series.retained is not None:
             lost = series.retained - np.arange(len(series.retained))
@@ -656,17 +657,17 @@ def _join_skipped(every: list[_TableSeries]) -> Ints:
     return runs if runs[:, 1].any() else NO_RUNS
 
 
-def _count_padding(every: list[_TableSeries]) -> Ints | None:
+def _count_padding(all_series: list[_TableSeries]) -> Ints | None:
     """Return the number of padded rows of each series; None where there are none."""
-    counts = [0 if series.padded is None else int(series.padded.sum()) for series in every]
+    counts = [0 if series.padded is None else int(series.padded.sum()) for series in all_series]
     return np.array(counts) if any(counts) else None
 
 
 def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
     retained = np.flatnonzero(~dropped)
     if not len(retained):
-        what = f'series "{series.name}" has no row in which every column is known'
-        raise UserError(f"{series.table.name}: {what}")
+        problem = f'series "{series.name}" has no row in which every column is known'
+        raise UserError(f"{series.table.name}: {problem}")
     # a row is a break if it was one, or if a row between it and the retained one before was a
     # break or is dropped
     restarts = np.cumsum(series.breaks | dropped)[retained]
@@ -679,8 +680,10 @@ def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[s
     if not mask.any():
         return
     counts = {
-        other: int(series.find_missing(_read_numbers(series.table, other, setting), setting).sum())
-        for other, setting in inputs.items()
+        column: int(
+            series.find_missing(_read_numbers(series.table, column, setting), setting).sum()
+        )
+        for column, setting in inputs.items()
     }
     where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)
     raise UserError(

@@ -34,26 +34,26 @@ class SplitAssignment:
     def ends(self) -> Ints:
         return np.append(self.begins[1:], self.num_rows)
 
-    def mask(self, which: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.bool_]:
+    def mask(self, set_index: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.bool_]:
         """Mark the rows of a set among those from `begin` to before `end`."""
         end = self.num_rows if end is None else end
         rows = np.zeros(end - begin, dtype=bool)
-        mine = (self.sets == which) & (self.begins < end) & (self.ends > begin)
-        for first, past in zip(self.begins[mine], self.ends[mine], strict=True):
+        in_set = (self.sets == set_index) & (self.begins < end) & (self.ends > begin)
+        for first, past in zip(self.begins[in_set], self.ends[in_set], strict=True):
             rows[max(first - begin, 0) : past - begin] = True
         return rows
 
-    def find_series(self, which: int, offsets: Ints) -> npt.NDArray[np.bool_]:
+    def find_series(self, set_index: int, offsets: Ints) -> npt.NDArray[np.bool_]:
         """Mark the series, from one offset to before the next, that have a row in this set."""
-        mine = (self.sets == which) & (self.begins < self.ends)
-        first = np.searchsorted(offsets, self.begins[mine], side="right") - 1
-        last = np.searchsorted(offsets, self.ends[mine] - 1, side="right") - 1
+        in_set = (self.sets == set_index) & (self.begins < self.ends)
+        first = np.searchsorted(offsets, self.begins[in_set], side="right") - 1
+        last = np.searchsorted(offsets, self.ends[in_set] - 1, side="right") - 1
         opened = np.bincount(first, minlength=len(offsets))
         closed = np.bincount(last + 1, minlength=len(offsets))
         return np.cumsum(opened - closed)[: len(offsets) - 1] > 0
 
-    def count_rows(self, which: int) -> int:
-        return int((self.ends - self.begins)[self.sets == which].sum())
+    def count_rows(self, set_index: int) -> int:
+        return int((self.ends - self.begins)[self.sets == set_index].sum())
 
 
 def assign_all(index: SeriesIndex) -> SplitAssignment:
@@ -67,8 +67,10 @@ def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAs
     if index.padding is None:
         return assignment
     sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
-    for begin, end, which in zip(assignment.begins, assignment.ends, assignment.sets, strict=True):
-        sets[begin:end] = which
+    for begin, end, set_index in zip(
+        assignment.begins, assignment.ends, assignment.sets, strict=True
+    ):
+        sets[begin:end] = set_index
     sets[index.mask_padding(0, index.num_rows)] = UNUSED
     return _encode_runs(index, sets)
 
@@ -83,14 +85,16 @@ def _purge(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
     last = index.offsets[np.searchsorted(index.offsets, borders, side="right")]
     begins, refined = [], []
     for run, (begin, end) in enumerate(zip(borders.tolist(), ends.tolist(), strict=True)):
-        which = int(sets[run])
+        set_index = int(sets[run])
         reach = min(end + index.look_ahead, int(last[run]))
         later = range(run + 1, int(np.searchsorted(borders, reach)))
-        other = next((at for at in later if sets[at] not in (which, UNUSED)), None)
+        next_run = next(
+            (later_run for later_run in later if sets[later_run] not in (set_index, UNUSED)), None
+        )
         begins.append(begin)
-        refined.append(which)
-        if other is not None and which != UNUSED:
-            first = max(int(borders[other]) - index.look_ahead, begin)
+        refined.append(set_index)
+        if next_run is not None and set_index != UNUSED:
+            first = max(int(borders[next_run]) - index.look_ahead, begin)
             if first == begin:
                 refined[-1] = UNUSED
             else:
@@ -117,10 +121,12 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
     begins, sets = [], []
     for start, stop in iter_own_rows(index):
         borders = start + np.cumsum([0, *_count_rows(data, int(stop - start))])
-        for which in range(len(SETS) + 1):
-            if borders[which] < stop and (which == UNUSED or borders[which] < borders[which + 1]):
-                begins.append(int(borders[which]))
-                sets.append(which)
+        for set_index in range(len(SETS) + 1):
+            if borders[set_index] < stop and (
+                set_index == UNUSED or borders[set_index] < borders[set_index + 1]
+            ):
+                begins.append(int(borders[set_index]))
+                sets.append(set_index)
     shares = SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), index.num_rows)
     return _purge(index, _exclude_padding(index, shares))
 
@@ -180,8 +186,8 @@ def _encode_runs(index: SeriesIndex, sets: npt.NDArray[np.int8]) -> SplitAssignm
 def _assign_folders(index: SeriesIndex) -> npt.NDArray[np.int8]:
     for name in index.group_names:
         if name not in SETS:
-            what = f'"{name}" is neither train/, val/ nor test/ below data.path'
-            raise UserError(f"data.split.folders: {what}", setting="data.split.folders")
+            problem = f'"{name}" is neither train/, val/ nor test/ below data.path'
+            raise UserError(f"data.split.folders: {problem}", setting="data.split.folders")
     return np.array([SETS.index(name) for name in index.group_names], dtype=np.int8)
 
 
@@ -203,10 +209,10 @@ def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
     """Return the set of each group, by the values that `data.split` lists."""
     split = data.split
     listed: dict[str, int] = {}
-    for which, name in enumerate(SETS):
+    for set_index, name in enumerate(SETS):
         for value in getattr(split, name) or ():
             text = normalize_value(value)
-            if listed.setdefault(text, which) != which:
+            if listed.setdefault(text, set_index) != set_index:
                 raise UserError(
                     f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}',
                     setting="data.split",
@@ -218,8 +224,8 @@ def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
                     f'data.split.{name} lists "{value}", but "{split.by}" has no such value; '
                     f"{hint} has {', '.join(index.group_names[:20])}"
                 )
-    rest = UNUSED if split.train is not None else TRAIN
-    return np.array([listed.get(name, rest) for name in index.group_names], dtype=np.int8)
+    default = UNUSED if split.train is not None else TRAIN
+    return np.array([listed.get(name, default) for name in index.group_names], dtype=np.int8)
 
 
 @dataclass(frozen=True)
@@ -265,17 +271,23 @@ class WindowRanges:
 
 
 def find_ranges(
-    breaks: Ints, assignment: SplitAssignment, *, which: int, lead: int, steps_out: int, stride: int
+    breaks: Ints,
+    assignment: SplitAssignment,
+    *,
+    set_index: int,
+    lead: int,
+    steps_out: int,
+    stride: int,
 ) -> WindowRanges:
-    """Find the windows whose target rows all lie in set `which`.
+    """Find the windows whose target rows all lie in the set `set_index`.
 
     No window holds a break after its first row, so none crosses a series' end or a gap.
     """
     borders = np.union1d(breaks, assignment.begins)
     ends = np.append(borders[1:], assignment.num_rows)
     runs = np.searchsorted(assignment.begins, borders, side="right") - 1
-    mine = assignment.sets[runs] == which
-    borders, ends = borders[mine], ends[mine]
+    in_set = assignment.sets[runs] == set_index
+    borders, ends = borders[in_set], ends[in_set]
     segments = breaks[np.searchsorted(breaks, borders, side="right") - 1]
     first = np.maximum(borders, segments + lead) - lead
     count = np.maximum((ends - steps_out - lead - first) // stride + 1, 0)
@@ -284,12 +296,12 @@ def find_ranges(
 
 
 def find_set_windows(
-    breaks: Ints, assignment: SplitAssignment, which: int, data: Data, signature: Signature
+    breaks: Ints, assignment: SplitAssignment, set_index: int, data: Data, signature: Signature
 ) -> WindowRanges:
     """Find a model's windows in one set, at the configured stride."""
     lead, rows = signature.lead, signature.steps_out
     return find_ranges(
-        breaks, assignment, which=which, lead=lead, steps_out=rows, stride=data.stride
+        breaks, assignment, set_index=set_index, lead=lead, steps_out=rows, stride=data.stride
     )
 
 
@@ -303,14 +315,14 @@ def find_windows(
     """
     assignment = assign_first_split(index, data)
     ranges = {
-        name: find_set_windows(index.breaks, assignment, which, data, signature)
-        for which, name in enumerate(SETS)
+        name: find_set_windows(index.breaks, assignment, set_index, data, signature)
+        for set_index, name in enumerate(SETS)
     }
     if signature.masked:
         ranges["test"] = ranges["test"].restrict(0, 0)
-    for which, (name, some) in enumerate(ranges.items()):
-        if not (len(some) or (signature.masked and name == "test")):
-            raise UserError(explain_empty_set(name, index, assignment.count_rows(which), data))
+    for set_index, (name, windows) in enumerate(ranges.items()):
+        if not (len(windows) or (signature.masked and name == "test")):
+            raise UserError(explain_empty_set(name, index, assignment.count_rows(set_index), data))
     return assignment, ranges
 
 
@@ -318,33 +330,33 @@ def exclude_unknown(
     ranges: dict[str, WindowRanges], index: SeriesIndex, signature: Signature
 ) -> tuple[dict[str, WindowRanges], dict[str, int]]:
     """Return the windows whose targets are known, and how many each set loses; some must remain."""
-    known = {name: some.exclude(index.unknown, signature) for name, some in ranges.items()}
-    for name, some in known.items():
-        refuse_unknown(name, len(ranges[name]), len(some), signature)
-    return known, {name: len(ranges[name]) - len(some) for name, some in known.items()}
+    known = {name: windows.exclude(index.unknown, signature) for name, windows in ranges.items()}
+    for name, windows in known.items():
+        refuse_unknown(name, len(ranges[name]), len(windows), signature)
+    return known, {name: len(ranges[name]) - len(windows) for name, windows in known.items()}
 
 
 def refuse_unknown(
-    name: str, every: int, known: int, signature: Signature, *, fold: str = ""
+    name: str, num_windows: int, known: int, signature: Signature, *, fold: str = ""
 ) -> None:
     """Refuse a set, or a fold's set, that has windows, none of them with a target."""
-    if known or not every:
+    if known or not num_windows:
         return
     where = f" of fold {fold}" if fold else ""
     if signature.classes:
         raise UserError(
-            f"no {name} window{where} has a label: its {every:,} windows end at rows without one; "
-            "label more rows, or choose another data.split"
+            f"no {name} window{where} has a label: its {num_windows:,} windows end at rows "
+            "without one; label more rows, or choose another data.split"
         )
     if signature.masked:
         raise UserError(
-            f"no {name} window{where} is known: a value is missing in each of its {every:,} "
+            f"no {name} window{where} is known: a value is missing in each of its {num_windows:,} "
             "windows, and those that were filled in cannot be learnt from; shorten data.context, "
             "or leave columns with many missing values out of data.inputs"
         )
     raise UserError(
-        f"no {name} window{where} has a target: each of its {every:,} windows lacks a value of "
-        f"{', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, name "
+        f"no {name} window{where} has a target: each of its {num_windows:,} windows lacks a "
+        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, name "
         "fewer data.targets, or choose another data.split"
     )
 
@@ -375,7 +387,11 @@ def _suggest_settings(name: str, split: Split) -> str:
         return "raise data.split.test or lower data.split.walk_forward"
     if name == "val":
         return "raise data.split.val"
-    costs = ["val", "test", *(each for each in ("purge", "embargo") if getattr(split, each))]
+    costs = [
+        "val",
+        "test",
+        *(setting for setting in ("purge", "embargo") if getattr(split, setting)),
+    ]
     return f"lower data.split.{' or data.split.'.join(costs)}"
 
 
@@ -400,8 +416,8 @@ def find_fold_windows(
     walk = assign_walk_forward(index, data.split)
     blocks = merge_test_blocks(index, walk)
 
-    def find(breaks: Ints, assignment: SplitAssignment, which: int) -> WindowRanges:
-        return find_set_windows(breaks, assignment, which, data, signature)
+    def find(breaks: Ints, assignment: SplitAssignment, set_index: int) -> WindowRanges:
+        return find_set_windows(breaks, assignment, set_index, data, signature)
 
     every_test = find(index.breaks, blocks, TEST)
     folds = []
@@ -415,19 +431,22 @@ def find_fold_windows(
             "val": find(index.breaks, assignment, VAL),
             "test": every_test,
         }
-        mine = assignment.mask(TEST)
+        in_test = assignment.mask(TEST)
         number = f"{fold} of {len(walk)}"
         label = _describe_block(index, time, assignment, data) or f"block {number}"
         starts, left_out = {}, {}
-        for which, (name, some) in enumerate(ranges.items()):
-            every, known = some.list_starts(), some.exclude(index.unknown, signature).list_starts()
+        for set_index, (name, windows) in enumerate(ranges.items()):
+            candidates = windows.list_starts()
+            known = windows.exclude(index.unknown, signature).list_starts()
             if name == "test":
-                every, known = (rows[mine[rows + signature.lead]] for rows in (every, known))
-            if not len(every):
-                rows = assignment.count_rows(which)
+                candidates, known = (
+                    rows[in_test[rows + signature.lead]] for rows in (candidates, known)
+                )
+            if not len(candidates):
+                rows = assignment.count_rows(set_index)
                 raise UserError(explain_empty_set(name, index, rows, data, fold=number))
-            refuse_unknown(name, len(every), len(known), signature, fold=label)
-            starts[name], left_out[name] = known, len(every) - len(known)
+            refuse_unknown(name, len(candidates), len(known), signature, fold=label)
+            starts[name], left_out[name] = known, len(candidates) - len(known)
         folds.append(FoldWindows(label, assignment, starts, left_out))
     notes = [
         f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
@@ -442,8 +461,8 @@ def _describe_block(
     index: SeriesIndex, time: Times | None, assignment: SplitAssignment, data: Data
 ) -> str:
     """Name the test block's first and last time; without times, its rows if all series agree."""
-    mine = assignment.sets == TEST
-    first, last = assignment.begins[mine], assignment.ends[mine] - 1
+    in_test = assignment.sets == TEST
+    first, last = assignment.begins[in_test], assignment.ends[in_test] - 1
     if time is None:
         begins = index.offsets[np.searchsorted(index.offsets, first, side="right") - 1]
         spans = set(zip((first - begins).tolist(), (last - begins).tolist(), strict=True))
@@ -454,11 +473,11 @@ def _describe_block(
 def _format_times(data: Data, *times: Any) -> list[str]:
     """Format dates, to the day, minute or second where nothing finer is needed, or numbers."""
     if not is_date(np.asarray(times)):
-        first, *others = (f"{time:.15g}" for time in times)
-        return [f"{data.time_column} {first}", *others]
+        first, *following = (f"{time:.15g}" for time in times)
+        return [f"{data.time_column} {first}", *following]
     dates = np.array(times, dtype="datetime64[us]")
     rounded = (dates.astype(f"datetime64[{unit}]") for unit in ("D", "m", "s"))
-    shortest = next((some for some in rounded if (some == dates).all()), dates)
+    shortest = next((candidate for candidate in rounded if (candidate == dates).all()), dates)
     return [str(date).replace("T", " ") for date in shortest]
 
 

@@ -82,10 +82,10 @@ class StreamedSeries:
         return [(a, b) for a, b in itertools.pairwise(borders) if a < b]
 
     def read_chunk(
-        self, which: str, begin: int, end: int, *, with_time: bool = False
+        self, set_name: str, begin: int, end: int, *, with_time: bool = False
     ) -> WindowChunk | None:
         """Read the windows of a set that start from `begin` to before `end`; None without any."""
-        ranges = self.ranges[which].restrict(begin, end)
+        ranges = self.ranges[set_name].restrict(begin, end)
         if not len(ranges):
             return None
         reach = self.signature.lead + self.signature.steps_out
@@ -112,11 +112,11 @@ class StreamedSeries:
         return WindowChunk(built, starts, first, torch.from_numpy(owners), time)
 
     def iter_chunks(
-        self, which: str, rows: int, *, with_time: bool = False
+        self, set_name: str, rows: int, *, with_time: bool = False
     ) -> Iterator[WindowChunk]:
         """Yield every window of a set, chunk after chunk."""
         for begin, end in self.plan_chunks(rows):
-            chunk = self.read_chunk(which, begin, end, with_time=with_time)
+            chunk = self.read_chunk(set_name, begin, end, with_time=with_time)
             if chunk is not None:
                 yield chunk
 
@@ -273,8 +273,8 @@ def scan_values(
             if not is_label:
                 values = column[training]
                 statistics.add(name, values[~np.isnan(values)])
-                some = training[-num_scanned % stride :: stride]
-                samples.setdefault(name, []).append(column[some])
+                sampled = training[-num_scanned % stride :: stride]
+                samples.setdefault(name, []).append(column[sampled])
             del column  # before the next one is read
         runs.append(rows.first_row + series.encode_runs(unknown))
         num_scanned += len(training)

@@ -267,11 +267,15 @@ def _to_one_type(parts: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
 def _concatenate_readers(tables: Sequence[DataTable], file_column: str) -> ColumnReader:
     readers = [table.reader for table in tables]
     columns = [reader.columns for reader in readers if isinstance(reader, MemoryReader)]
-    types = [{name: values.type for name, values in each.items()} for each in columns]
-    if len(columns) < len(readers) or any(some != types[0] for some in types):
+    types = [
+        {name: values.type for name, values in reader_columns.items()} for reader_columns in columns
+    ]
+    if len(columns) < len(readers) or any(reader_types != types[0] for reader_types in types):
         return _ConcatenatedReader(tuple(tables), file_column)
     joined = {
-        name: pa.chunked_array([chunk for each in columns for chunk in each[name].chunks])
+        name: pa.chunked_array(
+            [chunk for reader_columns in columns for chunk in reader_columns[name].chunks]
+        )
         for name in tables[0].column_names
     }
     files = [_repeat(table.name, table.num_rows) for table in tables]
@@ -325,8 +329,8 @@ def describe_files(tables: Sequence[DataTable]) -> list[str]:
     notes = []
     for note, names in by_note.items():
         more = f" and {len(names) - 1:,} more files" if len(names) > 2 else ""
-        which = f'"{names[0]}"{more}' if len(names) != 2 else " and ".join(f'"{n}"' for n in names)
-        notes.append(f"{which}: {note}")
+        listed = f'"{names[0]}"{more}' if len(names) != 2 else " and ".join(f'"{n}"' for n in names)
+        notes.append(f"{listed}: {note}")
     return [*notes, *_describe_units(files), *find_duplicates(tables)]
 
 
@@ -360,9 +364,9 @@ def find_duplicates(tables: Sequence[DataTable]) -> list[str]:
             notes.append(f'"{file.name}" is read twice: data.path names it more than once')
         names.setdefault(path, file.name)
     for alike in group_by_content(names):
-        first, *others = (names[path] for path in alike)
+        first, *copies = (names[path] for path in alike)
         same = f'has the same content as "{first}", so its rows are used twice'
-        notes += [f'"{name}" {same}' for name in others]
+        notes += [f'"{name}" {same}' for name in copies]
     if len(notes) > MAX_NOTES:
         more = f"{len(notes) - MAX_NOTES:,} further files are read twice or have a copy"
         notes = [*notes[:MAX_NOTES], more]
@@ -418,7 +422,9 @@ def _from_pandas(frame: Any, time: str | None) -> pa.Table:
         name = index.name
         if name is None and pa.types.is_integer(pa.array(index[:0]).type):
             continue  # it numbers the rows
-        free = [one for one in (time, TIME, INDEX) if one and one not in columns]
+        free = [
+            candidate for candidate in (time, TIME, INDEX) if candidate and candidate not in columns
+        ]
         name = str(name) if name is not None else free[0] if free else None
         if name is not None and name not in columns:
             table = table.append_column(name, pa.array(index))

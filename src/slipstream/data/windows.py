@@ -67,7 +67,9 @@ class Series:
         names = ("values", "offsets", "context_rows", "target_rows")
         moved = {name: getattr(self, name).to(device) for name in names}
         optional = {"static": self.static, "segments": self.segments}
-        moved |= {name: one.to(device) for name, one in optional.items() if one is not None}
+        moved |= {
+            name: tensor.to(device) for name, tensor in optional.items() if tensor is not None
+        }
         return replace(self, **moved)
 
     def find_series(self, starts: Tensor) -> Tensor:
@@ -98,22 +100,24 @@ def build_series(
     )
 
 
-def concatenate_series(every: Sequence[Series]) -> tuple[Series, list[int]]:
+def concatenate_series(parts: Sequence[Series]) -> tuple[Series, list[int]]:
     """Return series of one shape as one, and the first row of each among its rows."""
-    if len(every) == 1:
-        return every[0], [0]
-    rows = len(every[0].values)
-    firsts = [rows * i for i in range(len(every))]
-    moved = [one.offsets[1:] + first for one, first in zip(every, firsts, strict=True)]
-    static = [one.static for one in every if one.static is not None]
-    pieces = [one.segments for one in every if one.segments is not None]
+    if len(parts) == 1:
+        return parts[0], [0]
+    rows = len(parts[0].values)
+    firsts = [rows * i for i in range(len(parts))]
+    moved = [part.offsets[1:] + first for part, first in zip(parts, firsts, strict=True)]
+    static = [part.static for part in parts if part.static is not None]
+    pieces = [part.segments for part in parts if part.segments is not None]
     whole = replace(
-        every[0],
-        values=torch.cat([one.values for one in every]),
+        parts[0],
+        values=torch.cat([part.values for part in parts]),
         static=torch.cat(static) if static else None,
-        offsets=torch.cat([every[0].offsets[:1], *moved]),
-        has_unknown=any(one.has_unknown for one in every),
-        segments=torch.cat([some + first for some, first in zip(pieces, firsts, strict=True)])
+        offsets=torch.cat([parts[0].offsets[:1], *moved]),
+        has_unknown=any(part.has_unknown for part in parts),
+        segments=torch.cat(
+            [segments + first for segments, first in zip(pieces, firsts, strict=True)]
+        )
         if pieces
         else None,
     )
@@ -180,7 +184,7 @@ def split_input_channels(
 ) -> tuple[Tensor, Tensor | None]:
     """Turn what the model reads of windows into one sequence per independent channel."""
     if num_channels > 1:
-        inputs = _split_rows(inputs, others=inputs.shape[-1] - num_channels)
+        inputs = _split_rows(inputs, num_shared=inputs.shape[-1] - num_channels)
         static = None if static is None else static.repeat_interleave(num_channels, dim=-2)
     return inputs, static
 
@@ -193,7 +197,7 @@ def gather_past(series: Series, starts: Tensor, num_rows: int) -> Tensor:
     """
     rows = series.context_rows if series.has_unknown else series.context_rows[-num_rows:]
     past = _fill_forward(series.targets[starts + rows])[-num_rows:]
-    return _split_rows(past, others=0) if series.sequences_per_window > 1 else past
+    return _split_rows(past, num_shared=0) if series.sequences_per_window > 1 else past
 
 
 def _fill_forward(rows: Tensor) -> Tensor:
@@ -201,8 +205,8 @@ def _fill_forward(rows: Tensor) -> Tensor:
     missing = rows.isnan()
     if not bool(missing.any()):
         return rows
-    place = torch.arange(len(rows), device=rows.device).view(-1, *[1] * (rows.dim() - 1))
-    known = torch.where(missing, 0, place).cummax(dim=0).values
+    position = torch.arange(len(rows), device=rows.device).view(-1, *[1] * (rows.dim() - 1))
+    known = torch.where(missing, 0, position).cummax(dim=0).values
     return rows.gather(0, known)
 
 
@@ -221,13 +225,13 @@ def separate_channels(predictions: Tensor, num_channels: int) -> Tensor:
     return predictions.transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
 
-def _split_rows(rows: Tensor, *, others: int) -> Tensor:
-    """Turn [T, B, others + C] into [T, B * C, others + 1]."""
-    own = rows[..., others:, None]
-    if others:
-        shared = rows[..., None, :others].expand(*own.shape[:-1], -1)
-        own = torch.cat([shared, own], dim=-1)
-    return own.flatten(-3, -2)
+def _split_rows(rows: Tensor, *, num_shared: int) -> Tensor:
+    """Turn [T, B, num_shared + C] into [T, B * C, num_shared + 1]."""
+    channels = rows[..., num_shared:, None]
+    if num_shared:
+        shared = rows[..., None, :num_shared].expand(*channels.shape[:-1], -1)
+        channels = torch.cat([shared, channels], dim=-1)
+    return channels.flatten(-3, -2)
 
 
 class WindowChunk(NamedTuple):

@@ -277,7 +277,7 @@ def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> 
     """Find the windows of which the context and so many rows after it lie in one piece."""
     rows, lead = splits.assign_all(index), context - (not known)
     return splits.find_ranges(
-        index.breaks, rows, which=0, lead=lead, steps_out=max(known, 1), stride=stride
+        index.breaks, rows, set_index=0, lead=lead, steps_out=max(known, 1), stride=stride
     )
 
 

@@ -296,9 +296,9 @@ def _make_options(
 
 def _refuse_other_content(path: Path, head: bytes) -> None:
     """Refuse what is no text in UTF-8."""
-    for magic, what in MAGIC.items():
+    for magic, content in MAGIC.items():
         if head.startswith(magic):
-            raise UserError(f"{path}: is " + what)
+            raise UserError(f"{path}: is " + content)
     if head.count(b"\0") > MAX_NULS * len(head):
         raise UserError(
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
@@ -335,7 +335,7 @@ def _count_filled_rows(table: pa.Table) -> int:
         return int(table.num_rows)
     filled = (pc.not_equal(pc.utf8_trim_whitespace(column), "") for column in table.columns)
     rows = (np.flatnonzero(flags.to_numpy()) for flags in filled)
-    return max((int(some[-1]) + 1 for some in rows if len(some)), default=0)
+    return max((int(filled_rows[-1]) + 1 for filled_rows in rows if len(filled_rows)), default=0)
 
 
 def is_blank(cells: pa.ChunkedArray) -> bool:
@@ -392,18 +392,18 @@ def _find_delimiter(path: Path, head: bytes, skip_rows: int | None) -> tuple[str
     usual = max(DELIMITERS, key=lambda mark: outside.count(mark.encode()))
     records = _read_records(path, usual, skip_rows)
     if skip_rows is None and find_names([cells for _, _, cells in records]) is None:
-        others = {}
+        candidates = {}
         for mark in [mark for mark in DELIMITERS if mark != usual]:
             with contextlib.suppress(UserError):
-                others[mark] = _read_records(path, mark, skip_rows)
+                candidates[mark] = _read_records(path, mark, skip_rows)
         fitting = {
-            mark: len(some[at][2])
-            for mark, some in others.items()
-            if (at := find_names([cells for _, _, cells in some])) is not None
+            mark: len(found[names_row][2])
+            for mark, found in candidates.items()
+            if (names_row := find_names([cells for _, _, cells in found])) is not None
         }
         best = max(fitting, key=lambda mark: fitting[mark], default=usual)
         if fitting.get(best, 0) > 1:
-            return best, others[best]
+            return best, candidates[best]
     return usual, records
 
 
@@ -434,12 +434,12 @@ def _refuse_ragged(path: Path, name: str, delimiter: str, wanted: int, header_li
 
 def _refuse_bad_text(path: Path) -> None:
     with path.open("rb") as lines:
-        for at, line in enumerate(lines, start=1):
+        for number, line in enumerate(lines, start=1):
             try:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 fix = 'is not UTF-8 text; set data.encoding, as in "cp1252", or save it as UTF-8'
-                raise UserError(f"{path}, line {at}: {fix}") from None
+                raise UserError(f"{path}, line {number}: {fix}") from None
 
 
 def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> None:
@@ -507,12 +507,12 @@ def _find_swallowed(table: pa.Table, index: int, rows: Ints, delimiter: str) -> 
     pattern = f"^{cell}(?:{delimiter}{cell}){{{after}}}[\r\n]+(?:{cell}{delimiter}){{{before}}}"
     alike = pc.match_substring_regex(table.column(index), pattern)
     for row in np.flatnonzero(alike.to_numpy()).tolist():
-        first, *others = _split_lines(table.column(index)[row].as_py())
-        second = next((line for line in others if line), "")
+        first, *following = _split_lines(table.column(index)[row].as_py())
+        second = next((line for line in following if line), "")
         cells = second.split(delimiter)[:before] + first.split(delimiter)[1:]
         model = [column[0 if row else 1].as_py() for column in table.columns]
-        numeric = [is_number(each, comma=True) for each in model[:before] + model[before + 1 :]]
-        if any(numeric) and numeric == [is_number(each, comma=True) for each in cells]:
+        numeric = [is_number(text, comma=True) for text in model[:before] + model[before + 1 :]]
+        if any(numeric) and numeric == [is_number(text, comma=True) for text in cells]:
             return int(row)
     return None
 
@@ -526,12 +526,15 @@ def _find_line(path: Path, cell: str, delimiter: str) -> int:
     needle = _quote(_split_lines(cell)[0])
     outside = (b"", b"\n", b"\r", delimiter.encode())
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        at = content.find(needle)
-        while at >= 0:
-            end = at + len(needle)
-            if content[max(at - 1, 0) : at] in outside and content[end : end + 1] in outside[1:3]:
-                return _count_lines(path, at)
-            at = content.find(needle, at + 1)
+        position = content.find(needle)
+        while position >= 0:
+            end = position + len(needle)
+            if (
+                content[max(position - 1, 0) : position] in outside
+                and content[end : end + 1] in outside[1:3]
+            ):
+                return _count_lines(path, position)
+            position = content.find(needle, position + 1)
     return 1
 
 

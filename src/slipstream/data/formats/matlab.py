@@ -130,9 +130,9 @@ def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def select_columns(fields: dict[str, Any]) -> MatColumns | None:
     """Select the fields of the usual length, with matrices column by column."""
     cells = {name: to_values(value) for name, value in fields.items()}
-    arrays = {name: some for name, some in cells.items() if some is not None and some.size}
-    lengths = Counter(some.size for some in arrays.values() if some.ndim == 1 and some.size > 1)
-    matrices = [some for some in arrays.values() if some.ndim == 2]
+    arrays = {name: array for name, array in cells.items() if array is not None and array.size}
+    lengths = Counter(array.size for array in arrays.values() if array.ndim == 1 and array.size > 1)
+    matrices = [array for array in arrays.values() if array.ndim == 2]
     if lengths:
         rows = max(lengths, key=lambda length: (lengths[length], length))
     elif matrices:
@@ -142,16 +142,16 @@ def select_columns(fields: dict[str, Any]) -> MatColumns | None:
     columns: dict[str, Any] = {}
     scalars, left_out = [], []
     for name, value in fields.items():
-        some = arrays.get(name)
-        if some is None:
+        array = arrays.get(name)
+        if array is None:
             left_out.append(f"{name} ({describe(value)})")
-        elif some.size == 1:
-            columns[name] = np.repeat(some.reshape(1), rows)
+        elif array.size == 1:
+            columns[name] = np.repeat(array.reshape(1), rows)
             scalars.append(name)
-        elif some.shape == (rows,):
-            columns[name] = some
-        elif some.ndim == 2 and rows in some.shape:
-            tall = some if some.shape[0] == rows else some.T
+        elif array.shape == (rows,):
+            columns[name] = array
+        elif array.ndim == 2 and rows in array.shape:
+            tall = array if array.shape[0] == rows else array.T
             columns |= {f"{name}_{i + 1}": tall[:, i] for i in range(tall.shape[1])}
         else:
             left_out.append(f"{name} ({describe(value)})")
@@ -165,9 +165,9 @@ def _read_elements(array: Any) -> MatColumns | None:
         return None
     for name in array.dtype.names:
         cells = [to_values(element[name]) for element in array.reshape(-1, order="F")]
-        if any(some is None or some.size != 1 for some in cells):
+        if any(cell is None or cell.size != 1 for cell in cells):
             return None
-        columns[name] = np.concatenate([some.reshape(1) for some in cells if some is not None])
+        columns[name] = np.concatenate([cell.reshape(1) for cell in cells if cell is not None])
     return MatColumns(columns, {}, (), ())
 
 
@@ -178,11 +178,11 @@ def _read_table(frame: Any) -> MatColumns:
         columns[str(frame.index.name or "Time")] = to_values(frame.index.to_numpy())
     left_out = []
     for name in map(str, frame.columns):
-        some = to_values(frame[name].to_numpy())
-        if some is None or some.ndim > 1:
+        values = to_values(frame[name].to_numpy())
+        if values is None or values.ndim > 1:
             left_out.append(f"{name} ({frame[name].dtype})")
         else:
-            columns[name] = some
+            columns[name] = values
     units = frame.attrs.get("VariableUnits") or frame.attrs.get("varUnits") or []
     named = zip(map(str, frame.columns), units, strict=False)
     return MatColumns(columns, {name: str(u) for name, u in named if u}, (), tuple(left_out))
@@ -279,9 +279,9 @@ def describe(value: Any) -> str:
 
 def list_content(values: Mapping[str, Any]) -> str:
     """List what a file holds."""
-    some = [f"{name} ({describe(value)})" for name, value in list(values.items())[:MAX_LISTED]]
+    listed = [f"{name} ({describe(value)})" for name, value in list(values.items())[:MAX_LISTED]]
     more = f" and {len(values) - MAX_LISTED} more" * (len(values) > MAX_LISTED)
-    return ", ".join(some) + more
+    return ", ".join(listed) + more
 
 
 Shape = tuple[int, ...]
@@ -381,10 +381,10 @@ def _decompress(content: bytes, order: str) -> tuple[int, bytes]:
         if length > _get_memory():
             raise DamagedError(f"{length:,} bytes of compressed data do not fit into memory")
         unpacked = stream.decompress(stream.unconsumed_tail, length) if length else b""
-        rest = stream.decompress(stream.unconsumed_tail, 1)
+        surplus = stream.decompress(stream.unconsumed_tail, 1)
     except zlib.error as error:
         raise DamagedError(f"compressed data are damaged ({error})") from None
-    if len(unpacked) < length or rest or not stream.eof:
+    if len(unpacked) < length or surplus or not stream.eof:
         raise DamagedError("compressed data are of another length than they say")
     return kind, unpacked
 
@@ -402,8 +402,8 @@ class _ElementReader:
         self._read_word = struct.Struct(f"{order}I").unpack_from
         self._read_words = struct.Struct(f"{order}II").unpack_from
 
-    def fail(self, what: str) -> DamagedError:
-        return DamagedError(f'variable "{self.name}": {what}' if self.name else what)
+    def fail(self, problem: str) -> DamagedError:
+        return DamagedError(f'variable "{self.name}": {problem}' if self.name else problem)
 
     @property
     def left(self) -> int:
@@ -719,9 +719,9 @@ def read_objects(path: Path, name: str, options: ReadOptions) -> list[DataTable]
     return [_make_table(path, name, version, named, options)]
 
 
-def _require_matio(path: Path, what: str) -> None:
+def _require_matio(path: Path, problem: str) -> None:
     if find_spec("matio") is None:
-        raise UserError(f"{path}: {what}; to read it: {INSTALL}")
+        raise UserError(f"{path}: {problem}; to read it: {INSTALL}")
 
 
 def _make_table(
@@ -761,9 +761,9 @@ def _find_version(path: Path, head: bytes) -> str:
     if find_byte_order(head) is not None or head.startswith(b"MATLAB 5"):
         return "5"
     if head[:4] == b"PK\x03\x04" or b"\0" not in head:
-        what = "a ZIP or Excel file" if head.startswith(b"PK") else "a text file"
+        content = "a ZIP or Excel file" if head.startswith(b"PK") else "a text file"
         ending = ".zip or .xlsx" if head.startswith(b"PK") else ".csv"
-        raise UserError(f"{path}: is {what}, not a MATLAB file; rename it to {ending}")
+        raise UserError(f"{path}: is {content}, not a MATLAB file; rename it to {ending}")
     return "4"
 
 
@@ -799,8 +799,8 @@ def _choose(path: Path, values: dict[str, Any], variable: str | None) -> tuple[s
     }
     if len(tables) == 1:
         ((name, read),) = tables.items()
-        others = [f"{n} ({describe(v)})" for n, v in values.items() if n != name]
-        return name, read._replace(left_out=(*read.left_out, *others))
+        unread = [f"{n} ({describe(v)})" for n, v in values.items() if n != name]
+        return name, read._replace(left_out=(*read.left_out, *unread))
     vectors = {name: value for name, value in values.items() if name not in tables}
     read = _read_vectors(vectors) if not tables else None
     if read is None:

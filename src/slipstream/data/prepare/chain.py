@@ -565,18 +565,18 @@ class PrepareChain:
             known, dropped = _drop_unknown(frame, plan, features)
             end = known.num_rows - provisional
             if end <= 0 or not known.num_rows:
-                what = (
+                problem = (
                     f'series "{frame.name}" has {format_count(frame.num_rows, "row")}, of which '
                     "data.prepare leaves none: its steps look back or ahead further, or a join "
                     "has no earlier row"
                 )
                 if self.data.short == "error":
                     raise UserError(
-                        f"{table.name}: {what}; leave such series out ("
+                        f"{table.name}: {problem}; leave such series out ("
                         + Setting({"data.short": "drop"})
                         + "), or shorten the steps"
                     )
-                without.append(f"left out: {what}")
+                without.append(f"left out: {problem}")
                 continue
             if known.ahead:  # what looks ahead is not known yet in the rows before these either
                 complete.append(replace(known, ahead=known.ahead + provisional))
@@ -644,13 +644,13 @@ def _select_rows(
     """Return the joined rows of a series; its rows must agree in their id."""
     if len(keys.keys) == 1:
         return join.by_id.get(keys.keys[0])
-    own = np.unique(keys.codes[list_rows(frame.rows)])
-    if len(own) > 1:
+    codes = np.unique(keys.codes[list_rows(frame.rows)])
+    if len(codes) > 1:
         raise UserError(
             f'{table.name}: {join.where}: the rows of series "{frame.name}" differ in '
             f"{', '.join(join.step.ids)}; name it in data.id as well"
         )
-    return join.by_id.get(keys.keys[own[0]])
+    return join.by_id.get(keys.keys[codes[0]])
 
 
 def _describe_dropped(counts: Sequence[int]) -> list[str]:

@@ -94,8 +94,8 @@ def clip(values: Floats, low: Floats, high: Floats) -> Floats:
     return np.minimum(np.maximum(values, low), high)
 
 
-def fill(values: Floats, other: Floats) -> Floats:
-    return np.where(np.isnan(values), other, values)
+def fill(values: Floats, replacement: Floats) -> Floats:
+    return np.where(np.isnan(values), replacement, values)
 
 
 def find_missing(values: Floats) -> Floats:
@@ -488,14 +488,16 @@ class _Parser:
             self.refuse(node, f'no function "{name}"; {hint}')
         if node.keywords:
             self.refuse(node, f"arguments have no names; write {function.usage}")
-        values, rest = node.args[: function.num_values], node.args[function.num_values :]
+        values, row_counts = node.args[: function.num_values], node.args[function.num_values :]
         takes_rows = function.takes in ("window", "shift")
         optional = function.default_rows is not None
-        if len(values) < function.num_values or len(rest) > takes_rows:
+        if len(values) < function.num_values or len(row_counts) > takes_rows:
             self.refuse(node, f"{name} is called as {function.usage}")
-        if takes_rows and not rest and not optional:
+        if takes_rows and not row_counts and not optional:
             self.refuse(node, f"{name} needs a number of rows; write {function.usage}")
-        rows = self.read_rows(rest[0], name, function) if rest else function.default_rows
+        rows = (
+            self.read_rows(row_counts[0], name, function) if row_counts else function.default_rows
+        )
         arguments = tuple(self.convert(value, depth + 1) for value in values)
         return Operation(name, arguments, rows)
 

@@ -106,10 +106,12 @@ def split_frames(
     for series in ordered:
         rows = series.rows
         key: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        own = {name: values[key] for name, values in numbers.items()}
+        series_columns = {name: values[key] for name, values in numbers.items()}
         origin = range(len(rows))
         frames.append(
-            SeriesFrame(series.name, rows, first_position, series.time, series.step, own, origin)
+            SeriesFrame(
+                series.name, rows, first_position, series.time, series.step, series_columns, origin
+            )
         )
         first_position += len(rows)
     return frames

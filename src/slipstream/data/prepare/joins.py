@@ -161,8 +161,8 @@ def read_joins(data: Data, replaced: Mapping[str, Any]) -> dict[int, JoinedTable
     if unused:
         steps = (step for step in data.prepare if isinstance(step, JoinStep))
         known = ", ".join(list_join_names(step)[0] for step in steps)
-        what = f"there is {known}" if known else "the model's steps join none"
-        raise UserError(f'joins: there is no joined table "{sorted(unused)[0]}"; {what}')
+        available = f"there is {known}" if known else "the model's steps join none"
+        raise UserError(f'joins: there is no joined table "{sorted(unused)[0]}"; {available}')
     return joins
 
 

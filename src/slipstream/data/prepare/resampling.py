@@ -57,7 +57,7 @@ class _Grid:
     """The times of the new rows, and lengths in their unit."""
 
     times: Times
-    every: int | float
+    step: int | float
     limit: int | float
     rounding: int | float
 
@@ -152,19 +152,19 @@ def get_lengths(
     return step, longest
 
 
-def _make_grid(times: Times, every: int | float, limit: int | float, method: str) -> _Grid:
+def _make_grid(times: Times, step: int | float, limit: int | float, method: str) -> _Grid:
     """Return the times of the new rows, and a few more in gaps; not all times of a long gap."""
-    rounding = 0 if times.dtype == np.int64 else ROUNDING * every
+    rounding = 0 if times.dtype == np.int64 else ROUNDING * step
     if not len(times):
-        return _Grid(times, every, limit, rounding)
-    gaps = np.flatnonzero(np.diff(times) > limit + every)
+        return _Grid(times, step, limit, rounding)
+    gaps = np.flatnonzero(np.diff(times) > limit + step)
     begins, ends = times[np.append(0, gaps + 1)], times[np.append(gaps, len(times) - 1)]
     # rows after a gap's begin and before its end that the method may fill
     filled = limit / 2 if method == "nearest" else limit
     early = np.where(np.arange(len(begins)) > 0, filled if method == "nearest" else 0, 0)
     late = np.where(np.arange(len(ends)) < len(ends) - 1, filled, 0)
-    first = _divide_up(begins - early.astype(times.dtype) - rounding, every)
-    last = -_divide_up(-(ends + late.astype(times.dtype)) - rounding, every)
+    first = _divide_up(begins - early.astype(times.dtype) - rounding, step)
+    last = -_divide_up(-(ends + late.astype(times.dtype)) - rounding, step)
     counts = np.maximum(last - first + 1, 0)
     if counts.sum() > MAX_ROWS:
         raise UserError(
@@ -172,14 +172,14 @@ def _make_grid(times: Times, every: int | float, limit: int | float, method: str
         )
     offsets = np.repeat(first - np.cumsum(counts) + counts, counts)
     numbers = offsets + np.arange(counts.sum())
-    return _Grid((numbers * every).astype(times.dtype), every, limit, rounding)
+    return _Grid((numbers * step).astype(times.dtype), step, limit, rounding)
 
 
-def _divide_up(times: Times, every: int | float) -> Ints:
+def _divide_up(times: Times, step: int | float) -> Ints:
     """Return the number of the first new time at or after each time."""
     if times.dtype == np.int64:
-        return np.asarray(-(-times // int(every)))
-    return np.ceil(times / every).astype(np.int64)
+        return np.asarray(-(-times // int(step)))
+    return np.ceil(times / step).astype(np.int64)
 
 
 def _find_neighbors(times: Times, grid: _Grid, method: str) -> _Neighbors:

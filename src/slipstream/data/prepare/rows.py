@@ -28,9 +28,9 @@ class RowTime(NamedTuple):
     """Microseconds of a date, or the number itself"""
     is_date: bool
 
-    def since(self, other: RowTime) -> float:
+    def since(self, earlier: RowTime) -> float:
         """Return the time since another, in seconds or in the unit of the numbers."""
-        return (self.value - other.value) / (MICROSECONDS if self.is_date else 1)
+        return (self.value - earlier.value) / (MICROSECONDS if self.is_date else 1)
 
 
 Version = str
@@ -96,8 +96,8 @@ class RowSteps:
                 self.depth[version] = max(self.depth.get(version, 0), step.look_back or 0)
             self.steps.append(VersionedStep(step, reads, writes))
         self.max_depth = max(self.depth.values(), default=0)
-        others = (name for name in needed if name not in plan.written)
-        self.sources = tuple(dict.fromkeys((*plan.list_sources(), *others)))
+        raw_columns = (name for name in needed if name not in plan.written)
+        self.sources = tuple(dict.fromkeys((*plan.list_sources(), *raw_columns)))
         self.outputs = [f"{name}#{versions.get(name, 0)}" for name in needed]
         self.features = [(name, plan.warm_up[name]) for name in needed if name in plan.written]
 

@@ -612,10 +612,10 @@ class OutlierLimits(InPlaceStep[OutliersStep]):
             parts = []
             for frame in frames:
                 positions = frame.first_position + list_rows(frame.origin)
-                own = positions < len(training)
-                own[own] = training[positions[own]]
-                own[: frame.padding] = False
-                values = frame.columns[name][own]
+                in_training = positions < len(training)
+                in_training[in_training] = training[positions[in_training]]
+                in_training[: frame.padding] = False
+                values = frame.columns[name][in_training]
                 parts.append(values[~np.isnan(values)])
             known = np.concatenate(parts)
             if not len(known):
