@@ -141,7 +141,7 @@ for time_format, format_name in {
     "%Y/%m/%d %H:%M:%S": "slashes, year first",
     "%Y.%m.%d %H:%M": "points, year first",
     "%d.%m.%y %H:%M": "two digits of the year",
-    "%b %d, %Y %H:%M": "names of months, American",
+    "%b %d %Y %H:%M": "names of months, American",
     "%Y%m%d %H:%M": "digits of the date",
     "%Y%m%d%H": "digits to the hour",
     "%Y%m%d%H%M": "digits to the minute",
@@ -583,7 +583,7 @@ def write_preamble(folder: Path) -> Path:
 
 @case("a line of NUL bytes above the names", {"time": "time", "targets": ["load"]}, step=3600)
 def write_nul_line(folder: Path) -> Path:
-    above = "Cycler 5\n" + "\0" * 40 + "\nChannel: 3\n"
+    above = "Cycler 5\n" + "\0" * 3000 + "\nChannel: 3\n"
     stamps = texts(times(900), "%Y-%m-%d %H:%M")
     return write_csv(folder / "a.csv", load_table(stamps), above=above)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from slipstream.base.errors import DATA_PATH, UserError
+from slipstream.base.errors import DATA_PATH, EmptyFileError, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import AnyPath, ObjectPath, name_below, parse_path, to_pure
 from slipstream.config import SIMULATED, Data, find_matches
@@ -20,6 +20,7 @@ from slipstream.data.formats.reader import InputFile, OpenTable, ReadOptions, op
 from slipstream.data.table import (
     FILE_COLUMN,
     DataTable,
+    SourceFile,
     concatenate_tables,
     read_memory,
     wrap_table,
@@ -30,6 +31,7 @@ SET_FOLDERS = ("train", "val", "test")
 HIDDEN = (".", "~$")
 """How names begin that folders hide: of hidden files, and of those that Excel has open"""
 PLAIN = ReadOptions()
+EMPTY_NOTE = "has no rows; it is left out"
 
 
 def read_tables(data: Data, table: Any) -> list[DataTable]:
@@ -142,8 +144,28 @@ def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[D
         copied = [file for file in files if isinstance(file, ObjectPath) and not _is_remote(file)]
         if len(copied) > 1:
             compression.unpack_objects(copied)
+        last, empty = None, []
         for file in open_files(folder, files, options):
-            yield from file.read()
+            try:
+                tables = file.read()
+            except EmptyFileError:
+                if len(files) == 1:
+                    raise
+                empty.append(file.name)
+                continue
+            if last is not None:
+                yield last
+            yield from tables[:-1]
+            last = tables[-1]
+        if last is None:
+            raise EmptyFileError(f"{path}: no file has rows")
+        yield _list_empty_files(last, empty)
+
+
+def _list_empty_files(table: DataTable, names: Sequence[str]) -> DataTable:
+    """Return a table that lists files without rows beside its own, so that a note names them."""
+    bare = SourceFile("", 0, 0, delimiter=table.delimiter, notes=(EMPTY_NOTE,))
+    return replace(table, files=(*table.files, *(bare._replace(name=name) for name in names)))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.storage import AnyPath, group_by_content
 from slipstream.data import layout
 
@@ -183,7 +183,7 @@ def make_table(
         if count > 1:
             raise UserError(f'{file.name}: {count} columns are named "{name}"; rename them')
     if not file.num_rows:
-        raise UserError(f"{file.name}: has no rows below the header")
+        raise EmptyFileError(f"{file.name}: has no rows below the header")
     table = DataTable(file.name, names, file.num_rows, reader, (file,))
     return replace(table, delimiter=file.delimiter, row_groups=row_groups)
 

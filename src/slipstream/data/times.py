@@ -81,8 +81,6 @@ class TimeSource(NamedTuple):
     """The format of the text; None for ISO 8601, for numbers and for times since a start"""
     is_date: bool
     """Whether the columns hold dates and times, not numbers"""
-    other_format: str | None = None
-    """A second format that fits all rows as well, with day and month swapped"""
 
     def read(self, batch: Columns, decimal: str | None) -> Floats:
         """Return the times of a batch, in seconds or in the column's unit; NaN for unreadable
@@ -244,10 +242,9 @@ def _list_text_sources(
     name: str, text: pa.ChunkedArray, clocks: Sequence[tuple[tuple[str, ...], str]]
 ) -> Iterator[TimeSource]:
     """Yield the readings of a column of text, alone and with a column of times of day."""
-    if any(names == (name,) for names, _ in clocks):
-        return
     if parse_elapsed(text.slice(0, 1)) is not None:
         yield TimeSource((name,), None, is_date=False)
+    elif any(names == (name,) for names, _ in clocks):
         return
     formats = find_formats(text)
     if not formats and NAMES.search(name):

@@ -136,6 +136,8 @@ class Sample:
 NUMBER, TIME, TEXT, BOOLEAN, EMPTY = "number", "time", "text", "boolean", "empty"
 MAX_DISTINCT = 5_000
 """Distinct texts up to which they are counted"""
+MAX_NUMBERS = 2_000
+"""Different numbers up to which a column may tell series, or classes, apart"""
 MAX_RUNS, MAX_STARTS = 20_000, 0.2
 """Runs of a column, and their share of the rows, above which it cannot be a series id"""
 MIN_TEXTS = 10_000
@@ -218,6 +220,8 @@ class ColumnProfile:
     texts: Counter[str] = field(default_factory=Counter)
     """Occurrences of each distinct text; empty above `MAX_DISTINCT`"""
     has_many_texts: bool = False
+    numbers: set[float] | None = field(default_factory=set)
+    """The different numbers, as an id has few; None where there are too many"""
     num_steps: int = 0
     num_counted: int = 0
     """How many of `num_steps`, the steps from row to row, are exactly 1"""
@@ -265,6 +269,10 @@ class ColumnProfile:
             self.num_infinite += int((~is_finite).sum()) - num_missing
             self.moments.add(numbers[is_finite])
             numbers = np.where(is_finite, numbers, np.nan)
+        if self.numbers is not None:
+            distinct = pc.unique(pa.array(numbers[is_finite]))
+            is_few = len(distinct) <= MAX_NUMBERS
+            self.numbers = self.numbers | set(distinct.to_pylist()) if is_few else None
         self.trace.add(numbers)
         self.sample.add(numbers)
         steps = np.diff(numbers)

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from slipstream.base.errors import Setting, Text, UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, Setting, Text, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.text import format_count
 from slipstream.data import columns, compression
@@ -298,11 +298,16 @@ def _refuse_other_content(path: Path, head: bytes) -> None:
     """Refuse what is no text in UTF-8."""
     for magic, content in MAGIC.items():
         if head.startswith(magic):
+            if content is UTF_16:
+                raise EncodingError(f"{path}: is " + content, "utf-16")
             raise UserError(f"{path}: is " + content)
-    if head.count(b"\0") > MAX_NULS * len(head):
-        raise UserError(
+    # cyclers fill a line above the names with NUL bytes; UTF-16 has them in every line
+    text = b"\n".join(line for line in head.split(b"\n") if line.strip(b"\0\r "))
+    if text.count(b"\0") > MAX_NULS * len(text):
+        raise EncodingError(
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
-            '"utf-16-le", or save it as UTF-8'
+            '"utf-16-le", or save it as UTF-8',
+            "utf-16-be" if text.startswith(b"\0") else "utf-16-le",
         )
 
 
@@ -365,7 +370,7 @@ def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _
     header = find_layout(rows, search=skip_rows is None)
     if header is None:
         after = f" below line {skip_rows} (data.skip_rows)" if skip_rows else ""
-        raise UserError(f"{path}: the file is empty{after}")
+        raise EmptyFileError(f"{path}: the file is empty{after}")
     refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
     lines = records[header.first_value_row - 1][1]
     filled = [name for name in header.names if name]
@@ -439,7 +444,7 @@ def _refuse_bad_text(path: Path) -> None:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 fix = 'is not UTF-8 text; set data.encoding, as in "cp1252", or save it as UTF-8'
-                raise UserError(f"{path}, line {number}: {fix}") from None
+                raise EncodingError(f"{path}, line {number}: {fix}") from None
 
 
 def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> None:
