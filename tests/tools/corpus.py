@@ -708,5 +708,7 @@ def write_broken_times(folder: Path) -> Path:
 @case("times at random", {"time": "time", "gap_tolerance": float("inf"), "unsorted": None})
 def write_random_times(folder: Path) -> Path:
     seconds = np.cumsum(np.random.default_rng(0).exponential(30.0, 900) + 1).round()
-    stamps = texts([START + timedelta(seconds=float(each)) for each in seconds], "%Y-%m-%d %H:%M:%S")
+    stamps = texts(
+        [START + timedelta(seconds=float(each)) for each in seconds], "%Y-%m-%d %H:%M:%S"
+    )
     return write_csv(folder / "a.csv", load_table(stamps))

@@ -262,6 +262,11 @@ class Data(Section):
     """Steps that run on the rows of the file before windows are cut, in order: `resample`,
     `filter`, `formula`, `calendar`, `join`, `label`, `unit`, `pad`, `clip`, `outliers`. Each is a
     table `[[data.prepare]]`; docs/data.md explains them. `predict` and `evaluate` repeat them."""
+    undecided: dict[str, str] = Field(default={})
+    """Questions that `slipstream inspect` found no answer to, by name. Training refuses until each
+    is answered: change the setting that it names and remove the line, or list it in `accept`."""
+    accept: Names = ()
+    """Names in `undecided` that are right as they are (`["date format"]`)."""
     period: Count | None = None
     """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
     column's step."""

@@ -253,7 +253,9 @@ def _list_fitting(text: pa.ChunkedArray) -> list[str]:
     """List the common formats that every cell has."""
     first = str(text[0]) if len(text) else ""
     if ELAPSED_NUMBER.fullmatch(first):  # a number: trying 200 formats on 1,000 columns takes long
-        formats: Iterable[str] = (digits for digits in DIGITS if _count_digits(digits) == len(first))
+        formats: Iterable[str] = (
+            digits for digits in DIGITS if _count_digits(digits) == len(first)
+        )
     else:
         separated = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
         formats = (*MONTHS, *separated, *BASIC)

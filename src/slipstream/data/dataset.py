@@ -23,6 +23,7 @@ from slipstream.data.loading import (
     find_sets,
     load_series,
     read_source,
+    refuse_undecided,
     should_stream,
 )
 from slipstream.data.prepare.chain import Replay, Source, mark_unknown_rows
@@ -32,6 +33,7 @@ from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_st
 from slipstream.data.series import Ints, SeriesIndex, Times
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.table import SourceFile, concatenate_tables
+from slipstream.data.times import describe_unused_time
 from slipstream.data.windows import Series, WindowChunk
 
 COUNT_ROWS = 1_000_000
@@ -159,12 +161,23 @@ def load_dataset(
     search has `num_folds`, back from the validation block; a table that stays on disk has none.
     `replay` has what steps of `data.prepare` were fitted to, where they are not to be fitted again.
     """
+    if known is None and replay is None:
+        refuse_undecided(config.data)
     source = read_source(config, table, replay=replay, num_folds=num_folds)
     if should_stream(config, source.tables, source.roles):
         dataset = _load_stream(config, source, known)
     else:
         dataset = _load_memory(config, source, known, num_folds)
-    dataset = replace(dataset, limits=source.limits, latency=source.latency)
+    dataset = replace(
+        dataset,
+        limits=source.limits,
+        latency=source.latency,
+        notes=(
+            *dataset.notes,
+            *describe_unused_time(source.tables[0], config.data),
+            *splits.describe_gaps(dataset.index, source.data, dataset.signature),
+        ),
+    )
     if not dataset.signature.classes:
         return dataset
     names, counts = dataset.signature.classes, dataset.count_classes()

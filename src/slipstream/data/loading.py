@@ -69,6 +69,25 @@ def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool
     return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 
 
+def refuse_undecided(data: Data) -> None:
+    """Refuse to train by a config in which `slipstream inspect` has left a question open."""
+    for name, question in data.undecided.items():
+        if name not in data.accept:
+            raise UserError(
+                f"data.undecided: {question} ("
+                + Setting({"data.accept": [*data.accept, name]})
+                + "); or remove the question once the settings answer it",
+                setting="data.undecided",
+            )
+    for name in data.accept:
+        if name not in data.undecided:
+            known = ", ".join(f'"{known}"' for known in data.undecided) or "empty"
+            raise UserError(
+                f'data.accept has "{name}", which is not in data.undecided ({known}); remove it',
+                setting="data.accept",
+            )
+
+
 def read_source(
     config: Config,
     table: Any = None,

@@ -326,6 +326,27 @@ def find_windows(
     return assignment, ranges
 
 
+MAX_LOST = 0.05
+"""The share of windows that gaps may cost without a note"""
+
+
+def describe_gaps(index: SeriesIndex, data: Data, signature: Signature) -> list[str]:
+    """Note how many windows gaps in time cost, where they are many."""
+    window = signature.lead + signature.steps_out
+
+    def count(begins: Ints) -> int:
+        lengths = np.diff(np.append(begins, index.num_rows))
+        return int(np.maximum(lengths - window + 1, 0).sum())
+
+    possible, left = count(index.offsets[:-1]), count(np.union1d(index.breaks, index.offsets[:-1]))
+    if not data.time_columns or possible - left <= MAX_LOST * possible:
+        return []
+    return [
+        f"gaps in time leave {left:,} of {possible:,} windows: none crosses a gap; a resample step "
+        f"(data.prepare) would keep {possible:,}, and data.gap_tolerance says what a gap is"
+    ]
+
+
 def exclude_unknown(
     ranges: dict[str, WindowRanges], index: SeriesIndex, signature: Signature
 ) -> tuple[dict[str, WindowRanges], dict[str, int]]:

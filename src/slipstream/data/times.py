@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from slipstream.base.text import format_number
+from slipstream.config import Data
 from slipstream.data.columns import (
     find_formats,
     is_date_type,
@@ -22,6 +24,7 @@ from slipstream.data.columns import (
     parse_known_times,
     to_plain_text,
 )
+from slipstream.data.table import DataTable
 
 Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, pa.ChunkedArray]
@@ -69,6 +72,8 @@ MAX_UNREADABLE = 0.1
 """Share of cells that may be unreadable in a column that is taken for the time"""
 MIN_YEAR_S, MAX_YEAR_S = -2_208_988_800.0, 4_102_444_800.0
 """The years 1900 to 2100, in seconds: digits that read as other years are numbers"""
+MAX_COST = 1.0
+"""The cost up to which training takes a reading for an unused time"""
 MARGIN = 0.01
 """Readings whose costs differ by less are equally likely"""
 
@@ -335,6 +340,39 @@ def _list_numbers(head: Columns, decimal: str | None) -> Iterator[TimeSource]:
         is_sure = SURE_NAMES.match(name) and len(np.unique(numbers)) == len(numbers) > 2
         if is_ordered or is_sure:
             yield TimeSource((name,), None, is_date=False)
+
+
+def describe_unused_time(table: DataTable, data: Data) -> list[str]:
+    """Note a column that looks like the time of the rows where `data.time` names none."""
+    if data.time_columns or not table.num_rows:
+        return []
+    head = table.slice_rows(0, min(EVIDENCE_ROWS, table.num_rows))
+    batch = {
+        name: head.read_column(name)
+        for name in table.column_names
+        if name != table.file_column and _may_be_time(name, table.reader.get_type(name))
+    }
+    candidates = [
+        candidate
+        for candidate in find_times(batch, table.decimal)
+        if not set(candidate.source.columns) & {*data.ids, *(data.targets or ())}
+        if candidate.cost < MAX_COST
+    ]
+    if not candidates:
+        return []
+    best = candidates[0]
+    names = " and ".join(f'"{name}"' for name in best.source.columns)
+    note = f"{names} may be the time of the rows, but data.time is not set: rows are taken in the "
+    if not best.backward:
+        return [f"{note}order of the file, and gaps are not seen"]
+    share = format_number(100 * best.backward, figures=2)
+    return [f"{note}order of the file, in which {share} % of the steps in time go back"]
+
+
+def _may_be_time(name: str, kind: pa.DataType) -> bool:
+    parts = {part for known, _ in PARTS for part in known}
+    named = bool(NAMES.search(name) or HOURS.match(name) or name.strip().lower() in parts)
+    return named or is_text(kind) or is_date_type(kind)
 
 
 class SortedTimes(NamedTuple):

@@ -226,7 +226,9 @@ class Survey:
                 if candidate.source.columns == best.source.columns
                 if candidate.cost - best.cost < MARGIN
             ]
-            self.readings = [TimeReading(rival.source, TimeOrder()) for rival in rivals[:MAX_RIVALS]]
+            self.readings = [
+                TimeReading(rival.source, TimeOrder()) for rival in rivals[:MAX_RIVALS]
+            ]
 
     def decide_time(self) -> None:
         """Order the readings of the time by all rows, and drop those that these make unlikely."""
@@ -321,7 +323,19 @@ MAX_INPUTS = 60
 MAX_MISSING = 0.5
 """Share of missing values from which on a column is no input"""
 TARGETS = (
-    *("target", "y", "soc", "soh", "ot", "close", "price", "load", "demand", "power", "consumption"),
+    *(
+        "target",
+        "y",
+        "soc",
+        "soh",
+        "ot",
+        "close",
+        "price",
+        "load",
+        "demand",
+        "power",
+        "consumption",
+    ),
     *("cnt", "count", "sales", "pm2.5", "pm25", "value"),
 )
 """Names of columns that people predict, the likeliest first"""
@@ -375,7 +389,9 @@ def describe_candidate(candidate: TimeCandidate) -> str:
         "of the steps are uneven": candidate.uneven,
     }
     found = [
-        f"{format_number(100 * share, figures=2)} % {what}" for what, share in shares.items() if share
+        f"{format_number(100 * share, figures=2)} % {what}"
+        for what, share in shares.items()
+        if share
     ]
     return ", ".join(found) or "as regular, but another column is named like the time"
 
@@ -425,6 +441,9 @@ class Proposal:
         self._choose_rows()
         self._choose_columns()
         self._choose_split()
+        if self.doubts:
+            self.data["undecided"] = {doubt.name: doubt.message for doubt in self.doubts}
+            self.reasons["undecided"] = "train refuses until it is answered"
 
     @property
     def config(self) -> dict[str, Any]:
@@ -674,6 +693,9 @@ class Proposal:
                     value = path
                 reason = reasons.get(name, "")
                 lines.append(_format_line(name, value) + (f"  # {reason}" if reason else ""))
+                if name == "undecided":
+                    names = _format_line("accept", list(value))
+                    lines.append(f"# {names}  # or accept it as it is")
                 if (section, name) == ("data", "path"):
                     lines += [f"# {line}" + f"  # {why}" * bool(why) for line, why in left_out]
         return "\n".join(lines) + "\n"
@@ -681,11 +703,15 @@ class Proposal:
 
 def _format_line(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        inner = ", ".join(_format_line(key, item) for key, item in value.items())
+        inner = ", ".join(_format_line(_format_key(key), item) for key, item in value.items())
         return f"{name} = {{ {inner} }}"
     if isinstance(value, list):
         return f"{name} = [{', '.join(_format_value(item) for item in value)}]"
     return f"{name} = {_format_value(value)}"
+
+
+def _format_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _format_value(name)
 
 
 def _format_value(value: Any) -> str:

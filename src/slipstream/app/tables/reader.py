@@ -34,19 +34,10 @@ from slipstream.data.columns import clean_text, is_text, read_codes
 from slipstream.data.formats import arrow, find_format
 from slipstream.data.formats.reader import Batch, OpenTable, open_table
 from slipstream.data.table import FILE_COLUMN, DataTable, avoid_pandas
+from slipstream.data.times import EVIDENCE_ROWS, GAP, TimeOrder, TimeSource, find_time
 from slipstream.reporting.wording import find_unit
 from slipstream.runs import to_json
-from slipstream.tools.columns import (
-    FORMAT_ROWS,
-    GAP,
-    MAX_DISTINCT,
-    MIN_TEXTS,
-    ColumnProfile,
-    TimeOrder,
-    TimeSource,
-    find_time,
-    parse_cells,
-)
+from slipstream.tools.columns import MAX_DISTINCT, MIN_TEXTS, ColumnProfile, parse_cells
 from slipstream.tools.inspection import (
     inspect_path,
     open_tables,
@@ -228,7 +219,7 @@ def _read_head(table: DataTable) -> tuple[Batch, dict[str, Any] | None]:
     time."""
     types = {name: table.reader.get_type(name) for name in table.column_names}
     dated = [name for name, kind in types.items() if _is_dated(kind)]
-    part = table.slice_rows(0, min(FORMAT_ROWS, table.num_rows))
+    part = table.slice_rows(0, min(EVIDENCE_ROWS, table.num_rows))
     needed = [name for name, kind in types.items() if not dated or is_text(kind)]
     head = {name: part.read_column(name) for name in needed}
     if dated:
