@@ -377,8 +377,8 @@ def refuse_unknown(
         )
     raise UserError(
         f"no {name} window{where} has a target: each of its {num_windows:,} windows lacks a "
-        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, name "
-        "fewer data.targets, or choose another data.split"
+        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, "
+        "name fewer data.targets, or choose another data.split"
     )
 
 

@@ -231,10 +231,10 @@ class Survey:
             ]
 
     def decide_time(self) -> None:
-        """Order the readings of the time by all rows, and drop those that these make unlikely."""
+        """Order the readings of the time by all rows; only equally good ones stay beside the best."""
         self.readings.sort(key=lambda reading: reading.cost)
-        best = min((reading.cost for reading in self.readings), default=0.0)
-        self.readings = [reading for reading in self.readings if reading.cost - best < MARGIN]
+        best = self.readings[0].cost if self.readings else 0.0
+        self.readings = [reading for reading in self.readings if reading.cost == best]
 
     def find_series_columns(self) -> SeriesColumns | None:
         """Find the columns that identify a series: their values change where the time starts
@@ -345,7 +345,7 @@ MAX_CLASSES = 50
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
-"""Gaps up to which the table is split at them; beyond, gaps are the rule and rows are consecutive"""
+"""Gaps up to which series are split at them; beyond, gaps are the rule, and rows are consecutive"""
 INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
@@ -521,8 +521,8 @@ class Proposal:
             Doubt(
                 "time",
                 f'{cells} of "{" and ".join(columns)}" cannot be read as a time, so that data.time '
-                "is left out and rows are taken in the order of the file: correct the cells and set "
-                "data.time, or accept the order of the file",
+                "is left out and rows are taken in the order of the file: correct the cells and "
+                "set data.time, or accept the order of the file",
             )
         )
 
@@ -560,8 +560,8 @@ class Proposal:
                 Doubt(
                     "repeated time",
                     f"{rows} of {num_rows:,} have the time of another row: name the column that "
-                    'tells series apart (data.id), resample, or merge them (data.duplicates = "mean"'
-                    ' | "first" | "last")',
+                    "tells series apart (data.id), resample, or merge them "
+                    '(data.duplicates = "mean" | "first" | "last")',
                 )
             )
             return
@@ -789,7 +789,9 @@ def _check_time(proposal: Proposal) -> Iterator[Remark]:
     where = "" if series is None else " within a series"
     if survey.order.unreadable:
         count = format_count(survey.order.unreadable, "cell")
-        yield Remark(name, f"{count} cannot be read as a time; correct them", "unreadable")
+        left_out = "data.time is left out, and rows are taken in the order of the file"
+        message = f"{count} cannot be read as a time, so that {left_out}; correct them"
+        yield Remark(name, message, "unreadable")
         return
     if proposal.num_backward:
         rows = format_count(proposal.num_backward, "row")
@@ -802,8 +804,8 @@ def _check_time(proposal: Proposal) -> Iterator[Remark]:
         rows = format_count(order.repeated, "row")
         yield Remark(
             name,
-            f"{rows} with the time of another row{where} (data.duplicates); or name the column that "
-            "tells series apart (data.id)",
+            f"{rows} with the time of another row{where} (data.duplicates); or name the column "
+            "that tells series apart (data.id)",
             "repeated",
         )
     if survey.rival is not None and source.format is not None:
