@@ -43,7 +43,7 @@ def test_a_table_of_the_corpus(case, tmp_path):
     config = configs.load(found.proposal.config)
     if case.asks is not None:
         assert case.asks in questions
-        with pytest.raises(UserError, match="data.undecided"):
+        with pytest.raises(UserError, match=r"data\.undecided"):
             load_dataset(config)
         return
     assert not questions

@@ -231,7 +231,7 @@ class Survey:
             ]
 
     def decide_time(self) -> None:
-        """Order the readings of the time by all rows; only equally good ones stay beside the best."""
+        """Order the readings of the time by all rows; only equals of the best stay beside it."""
         self.readings.sort(key=lambda reading: reading.cost)
         best = self.readings[0].cost if self.readings else 0.0
         self.readings = [reading for reading in self.readings if reading.cost == best]
