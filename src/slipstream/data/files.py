@@ -98,7 +98,9 @@ def _read_paths(data: Data) -> list[DataTable]:
     if data.layout != "long" and not data.split.folders:
         return [concatenate_tables(tables)]  # with the column that data.split.by = "file" names
     formats = {bool(table.delimiter) for table in tables}
-    if len(formats) > 1 and data.layout == "long":  # the numbers of a CSV join those of other formats
+    if (
+        len(formats) > 1 and data.layout == "long"
+    ):  # the numbers of a CSV join those of other formats
         _parse_text(tables, data)
     if data.split.folders:  # a set's files stay tables of their own
         if FILE_COLUMN in data.ids:

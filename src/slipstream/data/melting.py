@@ -128,8 +128,8 @@ def select_columns(table: DataTable, values: str | Sequence[str]) -> tuple[str, 
             return names[begin : end + 1]
     known = f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
     raise UserError(
-        f'{table.name}: {SETTING} = "{values}" is no range of its {len(names):,} columns ({known}); '
-        f'write it by name or by number, as in "{names[min(1, len(names) - 1)]}:" or "2:"',
+        f'{table.name}: {SETTING} = "{values}" is no range of its {len(names):,} columns '
+        f'({known}); write it by name or by number, as in "{names[min(1, len(names) - 1)]}:" or "2:"',
         setting=SETTING,
     )
 
@@ -236,8 +236,8 @@ def _cut_ends(rows: _RowValues) -> _RowValues:
     last = np.maximum.accumulate(np.where(missing, -1, np.arange(len(missing))))
     last = np.append(last, -1)[ends - 1]  # of a row without values, any
     lengths = np.clip(last + 1 - (ends - rows.lengths), 0, rows.lengths)
-    inside = np.arange(len(missing)) - np.repeat(ends - rows.lengths, rows.lengths)
-    inside = inside < np.repeat(lengths, rows.lengths)
+    place = np.arange(len(missing)) - np.repeat(ends - rows.lengths, rows.lengths)
+    inside = place < np.repeat(lengths, rows.lengths)
     return _RowValues({name: column[inside] for name, column in rows.columns.items()}, lengths)
 
 
@@ -297,7 +297,7 @@ def _refuse_repeated(table: DataTable, name: str, cells: Any, data: Data) -> Non
     first = int(np.flatnonzero(encoded == encoded[second])[0])
     raise UserError(
         f'{table.locate_cell(second, name)}: "{cells[second]}" is the name of the series of '
-        f"{table.locate_row(first)}, too; with data.layout = \"wide\" every row is a series: name "
+        f'{table.locate_row(first)}, too; with data.layout = "wide" every row is a series: name '
         "the column whose values differ (data.id), or none, and rows are numbered",
         setting="data.id",
     )

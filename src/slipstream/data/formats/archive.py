@@ -255,9 +255,7 @@ def _read_attribute_values(
             pa.BufferReader(body),
             pa.csv.ReadOptions(column_names=list(attributes)),
             pa.csv.ParseOptions(quote_char=quote),
-            pa.csv.ConvertOptions(
-                column_types=kinds, null_values=NULLS, strings_can_be_null=True
-            ),
+            pa.csv.ConvertOptions(column_types=kinds, null_values=NULLS, strings_can_be_null=True),
         )
     except pa.ArrowException as error:
         raise UserError(f"{file.name}: cannot be read as ARFF: {summarize_error(error)}") from None
