@@ -1,7 +1,15 @@
 """The config: one pydantic model per section. Does not import torch."""
 
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
-from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
+from slipstream.config.data import (
+    SERIES_COLUMN,
+    SIMULATED,
+    VALUE_COLUMN,
+    Data,
+    Signature,
+    Split,
+    find_matches,
+)
 from slipstream.config.errors import ConfigError, find_step
 from slipstream.config.loading import (
     format_setting,
@@ -31,7 +39,9 @@ from slipstream.config.train import (
 __all__ = [
     "CLASS_LOSSES",
     "PRETRAIN_OVERRIDE",
+    "SERIES_COLUMN",
     "SIMULATED",
+    "VALUE_COLUMN",
     "Augment",
     "Config",
     "ConfigError",

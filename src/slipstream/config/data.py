@@ -25,6 +25,10 @@ from slipstream.config.prepare import LabelStep, PrepareStep, name_step, parse_s
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
 WILDCARD = re.compile(r"[*?\[]")
+SERIES_COLUMN, VALUE_COLUMN = "series", "value"
+"""Columns that a table with a series per row or per column gets when it is made long"""
+CASE_ENDINGS = (".ts", ".arff")
+"""Endings of files that have a series per row by their format"""
 WALK_FORWARD_SHARES = {"val": 0.1, "test": 0.2}
 """Default shares of each series that `walk_forward` sets aside, as in the default split"""
 
@@ -48,6 +52,12 @@ def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
         return pattern, []
     folder = Path(*pattern.parts[:first])
     return folder, sorted(folder.glob("/".join(pattern.parts[first:])))
+
+
+def _has_cases(path: Any) -> bool:
+    """Return whether a path names files that have a series per row, perhaps compressed."""
+    name = str(path).lower().removesuffix(".gz").removesuffix(".zip")
+    return name.endswith(CASE_ENDINGS)
 
 
 class Split(Section):
@@ -179,6 +189,14 @@ class Data(Section):
     or MATLAB, also compressed (`.csv.gz`, or a `.zip` with one of them inside). A file is one
     series unless `id` names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a
     battery, a market."""
+    layout: Literal["long", "wide", "columns"] = "long"
+    """The shape of the table. `"long"`: a row per time. `"wide"`: a series per row, its values side
+    by side; the default for `.ts` and `.arff` files. `"columns"`: a series per column. Both become
+    a long table with the columns `series` (unless `id` names one) and `value`."""
+    values: str | Names | None = None
+    """With another layout than `"long"`: the columns that hold the values, by name or by number
+    from 1 on: a range (`"V2:"`, `"V2:V700"`, `"2:"`) or a list. Default: every numeric column that
+    no other setting names."""
     task: Literal["regress", "classify"] = "regress"
     """`"regress"` predicts numbers; `"classify"` predicts one of several classes (the target is a
     column of integers or text, or comes from `labels`)."""
@@ -291,7 +309,11 @@ class Data(Section):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return (self.id,) if isinstance(self.id, str) else self.id or ()
+        """The columns that identify a series, in a long table or in one that was made long."""
+        named = (self.id,) if isinstance(self.id, str) else self.id or ()
+        if self.layout == "columns" or (self.layout == "wide" and not named):
+            return (*named, SERIES_COLUMN)
+        return named
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -301,6 +323,31 @@ class Data(Section):
     @classmethod
     def _parse_prepare(cls, entries: Any) -> Any:
         return parse_steps(entries)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_layout(cls, settings: Any) -> Any:
+        path = settings.get("path") if isinstance(settings, dict) else None
+        paths = (path,) if isinstance(path, str) else path or ()
+        if paths and all(_has_cases(entry) for entry in paths):
+            return {"layout": "wide"} | settings
+        return settings
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        if self.layout == "long" and self.values is not None:
+            raise ValueError(
+                "data.values names the columns of a table with a series per row or per column; "
+                "set "
+                + Setting({"data.layout": "wide"})
+                + ' or "columns", or use data.inputs for a long table'
+            )
+        if self.layout == "wide" and self.time is not None:
+            raise ValueError(
+                'data.layout = "wide" has no column of times: the values of a row follow each '
+                "other in the order of the columns; remove data.time"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

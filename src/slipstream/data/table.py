@@ -58,6 +58,21 @@ class MemoryReader:
         return self.columns[name].slice(begin, end - begin)
 
 
+class MeltedRows(NamedTuple):
+    """Where the rows of a long table come from, which was made of a file of another layout."""
+
+    runs: npt.NDArray[np.int64]
+    """[runs, 2]: a row of the long table, and the row of the file that the run begins with"""
+    is_wide: bool
+    """Whether all rows of a run are values of one row of the file"""
+
+    def find_row(self, row: int) -> tuple[int, int]:
+        """Return the row of the file, and which of its values."""
+        run = int(np.searchsorted(self.runs[:, 0], row, side="right")) - 1
+        place = row - int(self.runs[run, 0])
+        return int(self.runs[run, 1]) + (0 if self.is_wide else place), place
+
+
 class SourceFile(NamedTuple):
     """A file, or a table in memory, whose rows a table holds."""
 
@@ -80,6 +95,8 @@ class SourceFile(NamedTuple):
     """Columns that repeat one value of the file, which are no inputs by default"""
     notes: tuple[str, ...] = ()
     """What was left out or read in a way that the user should know"""
+    melted: MeltedRows | None = None
+    """Where rows come from, if the file has a series per row or per column"""
 
     def summarize(self) -> dict[str, Any]:
         """Return what was read, for people and for metrics.json."""
@@ -92,6 +109,10 @@ class SourceFile(NamedTuple):
         }
 
     def locate_row(self, row: int) -> str:
+        if self.melted is not None:
+            row, place = self.melted.find_row(row)
+            where = self._replace(melted=None).locate_row(row)
+            return f"{where}, value {place + 1}" if self.melted.is_wide else where
         if isinstance(self.path, Path) and self.delimiter is not None:
             line = layout.find_line(
                 self.path, self.delimiter, self.num_columns, self.header_lines, row

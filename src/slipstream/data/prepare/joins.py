@@ -182,6 +182,7 @@ def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTab
         "split": Split(train=0.7, val=0.1, test=0.2),
         "where": {},
         "task": "regress",
+        "layout": "long",
         "time_format": step.time_format or data.time_format,
         **dict.fromkeys(("skip_rows", "sheet", "variable")),  # it is laid out as it is
     }
