@@ -190,7 +190,7 @@ def _list_sources(head: Columns, decimal: str | None) -> Iterator[TimeSource]:
             for names, mark in clocks if _is_midnight(values) else ():
                 if mark in ("typed", "%H"):
                     yield TimeSource((name, *names), None, is_date=True)
-        elif is_text(values.type) and len(values):
+        elif is_text(values.type) and len(values) and not _is_plain_number(values):
             yield from _list_text_sources(name, to_plain_text(values), clocks)
         elif pa.types.is_integer(values.type) and len(values) and NAMES.search(name):
             text = to_plain_text(values)
@@ -199,6 +199,15 @@ def _list_sources(head: Columns, decimal: str | None) -> Iterator[TimeSource]:
                 yield TimeSource((name,), pattern, is_date=True)
     yield from _list_parts(head)
     yield from _list_numbers(head, decimal)
+
+
+def _is_plain_number(values: pa.ChunkedArray) -> bool:
+    """Return whether a column of text begins with a number that is no date of digits: most columns
+    of a CSV file do, and trying all formats on each takes long."""
+    first = str(values[0]).strip() if len(values) else ""
+    if first.isdigit():
+        return len(first) not in (8, 10, 12, 14)
+    return bool(re.fullmatch(r"[+-]?\d*[.,]?\d+(?:[eE][+-]?\d+)?", first))
 
 
 def _list_clocks(head: Columns) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -212,7 +221,7 @@ def _list_clocks(head: Columns) -> Iterator[tuple[tuple[str, ...], str]]:
             yield (name,), "%H"
             if minute is not None:
                 yield (name, minute), "%H %M"
-        elif is_text(kind):
+        elif is_text(kind) and (NAMES.search(name) or not _is_plain_number(values)):
             mark = _find_clock(to_plain_text(values), is_named=bool(NAMES.search(name)))
             if mark is not None:
                 yield (name,), mark

@@ -27,7 +27,9 @@ from slipstream.base.text import format_count, format_number
 from slipstream.config import SIMULATED, Config, Data
 from slipstream.data import files
 from slipstream.data.columns import is_text
+from slipstream.data.formats.archive import ARFF, LABEL, TARGET, TS
 from slipstream.data.formats.reader import Batch, OpenTable, ReadOptions, open_table
+from slipstream.data.layout import UNNAMED
 from slipstream.data.times import (
     MARGIN,
     NAMES,
@@ -36,6 +38,7 @@ from slipstream.data.times import (
     TimeOrder,
     TimeSource,
     find_times,
+    to_floats,
 )
 from slipstream.reporting.page import Course
 from slipstream.reporting.wording import find_unit
@@ -142,6 +145,8 @@ class Survey:
     """All readings that the first rows allow, the likeliest first"""
     has_changed_repeats: bool = False
     """Whether a row with the time of the row above differs from it"""
+    head: Batch = field(default_factory=dict)
+    """The first rows"""
     scalars: set[str] = field(default_factory=set)
     has_sheets: bool = False
     """Whether a workbook has several sheets, each of which is a series"""
@@ -152,6 +157,11 @@ class Survey:
     @property
     def num_rows(self) -> int:
         return sum(file.num_rows for file in self.files)
+
+    @property
+    def has_cases(self) -> bool:
+        """Whether the files are class archives, which have a series per row."""
+        return all(file.format in (TS, ARFF) for file in self.files)
 
     @property
     def time(self) -> TimeSource | None:
@@ -217,6 +227,7 @@ class Survey:
     def _find_readings(self, batch: Batch, decimal: str | None) -> None:
         """Find the likeliest reading of the time, and formats of the same cells that are as
         likely by the first rows."""
+        self.head = {name: values.slice(0, WIDE_ROWS) for name, values in batch.items()}
         self.candidates = find_times(batch, decimal)
         if self.candidates:
             best = self.candidates[0]
@@ -413,6 +424,85 @@ def find_target(names: Sequence[str]) -> str:
     return names[-1]
 
 
+WIDE_COLUMNS = 20
+"""Numbered columns from which on a table may have a series per row"""
+WIDE_ROWS = 500
+"""Rows by which it is decided"""
+MIN_CONTRAST = 0.2
+"""How much more neighbours along a row correlate than neighbours down a column"""
+MAX_RATIO = 100.0
+"""How far the sizes of series may differ and be scaled alike"""
+
+
+class WideLayout(NamedTuple):
+    """A table with a series per row: its values stand in numbered columns."""
+
+    values: tuple[str, ...]
+    """The columns of values, in their order"""
+    others: tuple[str, ...]
+    """The columns before them"""
+    shortest: int
+    """Values of the shortest series"""
+    longest: int
+    ratio: float
+    """The size of the largest series divided by that of the smallest"""
+
+
+def find_wide_layout(survey: Survey) -> WideLayout | None:
+    """Return the layout of a table with a series per row: without times, with numbered columns of
+    numbers at its end, in which cells follow from those on their left, not from those above."""
+    names = list(survey.columns)
+    values = _list_numbered(survey, names)
+    if survey.time is not None or len(values) < WIDE_COLUMNS or not survey.head:
+        return None
+    columns = [to_floats(survey.head[name].slice(0, WIDE_ROWS), None) for name in values]
+    cells = np.stack(columns, axis=1)
+    if len(cells) < 2 or _correlate(cells) < _correlate(cells.T) + MIN_CONTRAST:
+        return None
+    lengths = len(values) - np.isnan(cells)[:, ::-1].argmin(axis=1)  # without empty cells behind
+    sizes = np.nanmean(np.abs(cells), axis=1)
+    sizes = sizes[sizes > 0]
+    ratio = float(sizes.max() / sizes.min()) if len(sizes) else 1.0
+    others = tuple(names[: names.index(values[0])])
+    return WideLayout(tuple(values), others, int(lengths.min()), int(lengths.max()), ratio)
+
+
+def _correlate(cells: Floats) -> float:
+    """Return the correlation of neighbours along rows, each without its mean."""
+    parts = cells - np.nanmean(cells, axis=1, keepdims=True)
+    left, right = parts[:, :-1].ravel(), parts[:, 1:].ravel()
+    known = ~(np.isnan(left) | np.isnan(right))
+    left, right = left[known], right[known]
+    size = math.sqrt(float(left @ left) * float(right @ right))
+    return float(left @ right) / size if size else 0.0
+
+
+def _list_numbered(survey: Survey, names: Sequence[str]) -> list[str]:
+    """List the columns of numbers at the end of a table whose names count on: V2, V3, V4."""
+    numbered: list[str] = []
+    following: tuple[str, int] | None = None
+    for name in reversed(names):
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        if match is None or survey.columns[name].kind not in (NUMBER, EMPTY):
+            break
+        prefix, number = match[1], int(match[2])
+        if following is not None and following != (prefix, number + 1):
+            break
+        following = (prefix, number)
+        numbered.append(name)
+    while len(numbered) > 1 and _holds_codes(survey.columns[numbered[-1]]):
+        numbered.pop()  # a label or the number of a series
+    return numbered[::-1]
+
+
+def _holds_codes(column: ColumnProfile) -> bool:
+    """Return whether a column holds a few whole numbers."""
+    numbers = column.numbers
+    if numbers is None or len(numbers) > MAX_CLASSES:
+        return False
+    return all(number.is_integer() for number in numbers)
+
+
 class Doubt(NamedTuple):
     """A question that the rows leave open. Its name is what `data.accept` takes."""
 
@@ -437,21 +527,86 @@ class Proposal:
         if survey.has_sheets and "sheet" not in settings:
             self.data["sheet"] = "*"
             self.reasons["sheet"] = "every sheet is a series"
-        self._choose_marks()
-        self._choose_rows()
-        self._choose_columns()
-        self._choose_split()
+        self.wide = find_wide_layout(survey)
+        if survey.has_cases:
+            self._choose_cases()
+        elif self.wide is not None:
+            self._choose_wide(self.wide)
+        else:
+            self._choose_marks()
+            self._choose_rows()
+            self._choose_columns()
+            self._choose_split()
+            self._ask_about_numbers()
         if self.doubts:
             self.data["undecided"] = {doubt.name: doubt.message for doubt in self.doubts}
             self.reasons["undecided"] = "train refuses until it is answered"
 
     @property
     def config(self) -> dict[str, Any]:
-        return {
-            "data": self.data,
-            "model": {"kind": "lstm", "hidden": 64, "layers": 1, "normalize": "last"},
-            "train": {"epochs": EPOCHS},
-        }
+        model: dict[str, Any] = {"kind": "lstm", "hidden": 64, "layers": 1}
+        if "task" not in self.data:
+            model["normalize"] = "last"
+        return {"data": self.data, "model": model, "train": {"epochs": EPOCHS}}
+
+    def _choose_cases(self) -> None:
+        """Choose the settings of a class archive, whose format says what its columns are."""
+        label = next((name for name in (LABEL, TARGET) if name in self.survey.columns), None)
+        self.roles |= dict.fromkeys(self.survey.columns, "value")
+        if label is not None:
+            self.roles[label] = "target"
+            self.data |= {"layout": "wide", "targets": [label], "context": "all"}
+            if label == LABEL:
+                self.data["task"] = "classify"
+                self.reasons["targets"] = f"{self._count_classes(label)} classes"
+            else:
+                self.data["horizon"] = 0
+            self.reasons["context"] = "a whole series is one window"
+            return
+        self.data["layout"] = "wide"
+        self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+
+    def _choose_wide(self, wide: WideLayout) -> None:
+        """Choose the columns and windows of a table with a series per row."""
+        survey, columns = self.survey, self.survey.columns
+        self.data["layout"] = "wide"
+        self.reasons["layout"] = f"a series per row: {survey.num_rows:,} series"
+        has_names = any(not name.startswith(UNNAMED) for name in columns)
+        first = wide.values[0] if has_names else str(1 + len(wide.others))
+        self.data["values"] = f"{first}:"
+        self.roles |= dict.fromkeys(wide.values, "value")
+        keys = [name for name in wide.others if columns[name].num_distinct == survey.num_rows]
+        if keys:
+            self.data["id"] = keys[0]
+            self.roles[keys[0]] = "id"
+        label = next((name for name in wide.others if self._is_label(columns[name])), None)
+        if label is not None:
+            self.data |= {"task": "classify", "targets": [label], "context": "all"}
+            self.reasons["targets"] = f"{self._count_classes(label)} classes, one for each series"
+            self.reasons["context"] = "a whole series is one window"
+            self.roles[label] = "target"
+            return
+        self._choose_windows(wide.shortest, wide.longest)
+        if wide.ratio > MAX_RATIO:
+            self.data["scale_by"] = "series"
+            self.reasons["scale_by"] = f"sizes differ by a factor of {wide.ratio:,.0f}"
+        self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+
+    def _ask_about_numbers(self) -> None:
+        """Ask about columns that would be inputs if some of their cells were written otherwise."""
+        for name, column in self.survey.columns.items():
+            odd = [text for text in column.texts.counts if looks_like_number(text)]
+            if column.kind == NUMBER and odd and name not in self.roles:
+                self.doubts.append(
+                    Doubt(
+                        "numbers",
+                        f'"{name}" is left out, because cells of it are written in another way '
+                        f'("{odd[0]}"): write all numbers with one decimal mark and no separators '
+                        "between thousands (data.decimal names the mark), or accept that it is "
+                        "left out",
+                    )
+                )
+                return
 
     def _choose_marks(self) -> None:
         """Choose the values that mean "missing" (data.na), beside empty cells."""
@@ -616,20 +771,24 @@ class Proposal:
     def _find_label(self) -> str | None:
         """Return a column that is named like classes and has a few values."""
         for name, column in self.survey.columns.items():
-            if column.name in self.roles or _simplify(name) not in LABELS or column.num_missing:
-                continue
-            is_text = column.kind == TEXT
-            count = column.num_distinct if is_text else len(column.numbers or ())
-            whole = is_text or all(number.is_integer() for number in column.numbers or ())
-            if whole and not column.is_constant and 2 <= (count or 0) <= MAX_CLASSES:
+            if _simplify(name) in LABELS and self._is_label(column):
                 return name
         return None
 
-    def _choose_label(self, name: str) -> None:
+    def _is_label(self, column: ColumnProfile) -> bool:
+        """Return whether a column may hold classes: a few texts or whole numbers."""
+        whole = column.kind == TEXT or all(number.is_integer() for number in column.numbers or ())
+        few = 2 <= self._count_classes(column.name) <= MAX_CLASSES
+        is_free = column.name not in self.roles and not column.num_missing
+        return whole and few and is_free and not column.is_constant
+
+    def _count_classes(self, name: str) -> int:
         column = self.survey.columns[name]
-        count = column.num_distinct or len(column.numbers or ())
+        return (column.num_distinct if column.kind == TEXT else len(column.numbers or ())) or 0
+
+    def _choose_label(self, name: str) -> None:
         self.data["task"] = "classify"
-        self.reasons["targets"] = f"{count} classes, one for each row"
+        self.reasons["targets"] = f"{self._count_classes(name)} classes, one for each row"
 
     def _is_input(self, column: ColumnProfile) -> bool:
         if column.kind not in (NUMBER, BOOLEAN) or column.name in self.roles:
@@ -663,17 +822,9 @@ class Proposal:
         shortest, count = min(lengths), len(lengths)
         if series is not None:
             shortest, count = series.shortest, series.num_series
-        mean = survey.num_rows / count
-        if shortest < SHORT * mean and shortest < 4 * (CONTEXT + HORIZON):
-            self.data["short"] = "drop"
-            self.reasons["short"] = f"the shortest series has {shortest:,} rows"
-            shortest = int(SHORT * mean)
-        # the shortest series still has several windows in each of its three sets
-        self.data["context"] = max(min(CONTEXT, shortest // 5), 1)
-        self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
-        self.reasons["context"] = "rows that the model sees"
-        self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
-        gaps, window = self.order.gaps, self.data["context"] + self.data["horizon"]
+        self._choose_windows(shortest, survey.num_rows / count)
+        window = self.data["context"] + self.data.get("horizon", 0)
+        gaps = self.order.gaps
         if "time" in self.data and gaps > max(count, MANY_GAPS, survey.num_rows / (8 * window)):
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
@@ -681,6 +832,20 @@ class Proposal:
         path = parse_path(self.path)
         if path.is_dir() and all((path / name).is_dir() for name in SETS):
             self.data["split"] = {"folders": True}
+
+    def _choose_windows(self, shortest: int, mean: float) -> None:
+        """Choose a context and a horizon that fit into series of this length."""
+        if shortest < SHORT * mean and shortest < 4 * (CONTEXT + HORIZON):
+            self.data["short"] = "drop"
+            self.reasons["short"] = f"the shortest series has {shortest:,} rows"
+            shortest = int(SHORT * mean)
+        # the shortest series still has several windows in each of its three sets
+        self.data["context"] = max(min(CONTEXT, shortest // 5), 1)
+        self.reasons["context"] = "rows that the model sees"
+        if self.data.get("task") == "classify":
+            return
+        self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
+        self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
 
     def to_toml(self, path: str | None = None) -> str:
         """Format the config as TOML, each choice with its reason; `path` replaces `data.path`."""
@@ -743,14 +908,15 @@ class Remark(NamedTuple):
 
 def list_problems(proposal: Proposal, path: str) -> list[Remark]:
     """List the problems of files, then of the time, then of each column."""
+    columns = [
+        column
+        for column in proposal.survey.columns.values()
+        if proposal.roles.get(column.name) != "value"  # one cell of a series, not a column
+    ]
     return [
         *_check_files(proposal, path),
-        *_check_time(proposal),
-        *(
-            remark
-            for column in proposal.survey.columns.values()
-            for remark in _check(column, proposal)
-        ),
+        *(() if proposal.data.get("layout") == "wide" else _check_time(proposal)),
+        *(remark for column in columns for remark in _check(column, proposal)),
     ]
 
 
@@ -1000,5 +1166,12 @@ def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
         settings |= {"encoding": error.encoding}
         options = options._replace(encoding=error.encoding)
         survey = survey_tables(open_tables(path, options), path)
+    except UserError as error:
+        if error.setting != "data.layout" or options.is_wide:
+            raise
+        # the first line has values, not names: perhaps every row is a series
+        survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
+        if find_wide_layout(survey) is None:
+            raise
     proposal = Proposal(survey, path, settings)
     return Findings(path, survey, proposal, list_problems(proposal, path))

@@ -420,7 +420,9 @@ def _read_header(
         text = delimiter.join(rows[header.first_name_row])[:60]
         raise UserError(
             f'{path}: line {lines} should name the columns, but reads "{text}"; add a line with '
-            "their names above it"
+            "their names above it, or, where every row is a series, set "
+            + Setting({"data.layout": "wide"}),
+            setting="data.layout",
         )
     above = any(rows[: header.first_name_row])
     first_line = records[header.first_name_row][0] if above else 1
