@@ -29,7 +29,8 @@ from slipstream.data.table import (
 READABLE = (*ENDINGS, *PACKED)
 SET_FOLDERS = ("train", "val", "test")
 HIDDEN = (".", "~$")
-"""How names begin that folders hide: of hidden files, and of those that Excel has open"""
+"""Beginnings of the names of hidden files, and of the lock files of workbooks that are open in
+Excel"""
 PLAIN = ReadOptions()
 EMPTY_NOTE = "has no rows; it is left out"
 
@@ -183,7 +184,7 @@ def _list_empty_files(table: DataTable, names: Sequence[str]) -> DataTable:
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file that can be read, and perhaps is being read already."""
+    """A file to read; another thread may be reading it already."""
 
     path: AnyPath
     name: str
@@ -216,7 +217,7 @@ def open_files(
 ) -> Iterator[OpenFile]:
     """Yield the files in order, and report how far reading them has come.
 
-    Workbooks and MATLAB files, which take their time, are read ahead, several at a time.
+    Workbooks and MATLAB files are slow to read, so they are read ahead, several at a time.
     """
     from slipstream.base.machine import (
         count_available_cores,  # imports psutil, which a server does not
@@ -252,7 +253,7 @@ def open_files(
 
 
 def _is_remote(path: ObjectPath) -> bool:
-    """Return whether an object is read where it is; others are copied first."""
+    """Return whether a file is read in object storage directly; others are copied first."""
     file_format = find_format(path)
     return file_format is not None and file_format.reads_objects
 
@@ -326,7 +327,7 @@ def read_parts(
 
 
 def _set_decimal(table: DataTable, options: ReadOptions) -> DataTable:
-    """Return a table whose decimal mark is the configured one where the file does not tell it."""
+    """Return a table with the configured decimal mark, where the file itself does not show one."""
     return replace(table, decimal=table.decimal or options.decimal)
 
 

@@ -32,7 +32,7 @@ from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import NO_ROWS, StepProgram
 from slipstream.kernels import precompile, should_use_triton
-from slipstream.kernels.precision import BETA1, BETA2, EPSILON
+from slipstream.kernels.operands import BETA1, BETA2, EPSILON
 from slipstream.models import padding
 from slipstream.models.custom import list_buffers
 from slipstream.models.forecaster import build, has_dropout, set_execution

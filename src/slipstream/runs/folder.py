@@ -30,6 +30,7 @@ Watch = Callable[[Event], None]
 UNPUBLISHED = ".unpublished"
 """Suffix of a folder that is still being created"""
 MAX_COLLISIONS = 20
+"""How often other processes may remove a new hidden folder as a leftover before an error"""
 METRICS = "metrics.json"
 OPENING = ("start", "resume", "search")
 """Events that state when the run was opened, from which `at_s` counts, and the schema's version"""
@@ -50,8 +51,8 @@ class Run:
     warnings: set[str] = field(default_factory=set)
     """Warnings that were shown already"""
     origin: dict[str, Any] = field(default_factory=dict)
-    """Saved with checkpoints and model: the text of config.toml and the data's fingerprint, once
-    known"""
+    """The text of config.toml and, once known, the data's fingerprint; saved with checkpoints and
+    model"""
 
     @property
     def model(self) -> Path:
@@ -66,8 +67,8 @@ class Run:
         return self.folder / "events.jsonl"
 
     def append(self, event: str | events.Event, **values: Any) -> None:
-        """Add an event to events.jsonl, or one of this name with these fields; if that fails, warn
-        and continue."""
+        """Append an event to events.jsonl, given as an object or as a name with fields; if that
+        fails, warn and continue."""
         at_s = round(time.perf_counter() - self.started_at, 4)
         described = {"event": event} if isinstance(event, str) else format_event(event)
         line: Event = {"event": described.pop("event"), "at_s": at_s, **described, **values}
@@ -83,11 +84,11 @@ class Run:
             self.warn(f"{self.log} cannot be written ({error.strerror})")
         self.notify(line)
 
-    def warn(self, what: str) -> None:
+    def warn(self, problem: str) -> None:
         """Show the watcher, once, a problem that the run survives."""
-        if what not in self.warnings:
-            self.warnings.add(what)
-            self.notify(events.Trouble(what=what))
+        if problem not in self.warnings:
+            self.warnings.add(problem)
+            self.notify(events.Trouble(what=problem))
 
     def notify(self, event: events.Event | Event) -> None:
         """Show the watcher an event, or a line of a log, without logging it."""
@@ -320,7 +321,8 @@ def _compute_sum(path: Path) -> str:
 
 
 def describe_origin() -> dict[str, str | None]:
-    """Return the entries of a summary on its own origin."""
+    """Return the entries of a summary about its origin: the time at which it was made, and the
+    command."""
     return {
         # tells a run from the same one trained longer, which may end within the same second
         "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -358,11 +360,11 @@ def list_worker_folders(folder: Path) -> list[Path]:
 
 
 def find_writers(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the process that writes to a run or, without one, those that train shares of it: host
-    and process each."""
+    """Return the process that writes to a run or, without one, the processes that train its shares:
+    host and process each."""
     if holder := find_holder(folder):
         return [holder]
-    return [who for worker in list_worker_folders(folder) if (who := find_holder(worker))]
+    return [writer for worker in list_worker_folders(folder) if (writer := find_holder(worker))]
 
 
 def count_shares(folder: Path) -> ShareCount | None:

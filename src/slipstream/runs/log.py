@@ -63,8 +63,8 @@ def read_log(run: LoggedRun) -> tuple[list[Event], list[str]]:
     damaged = [number for number, event in enumerate(parsed, 1) if event is None]
     notes = []
     if damaged:
-        which = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
-        notes.append(f"{run.log}: skipped {len(damaged)} damaged lines ({which})")
+        numbers = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
+        notes.append(f"{run.log}: skipped {len(damaged)} damaged lines ({numbers})")
     if torn:
         notes.append(f"{run.log}: skipped the last line, which was cut off")
     return [event for event in parsed if event is not None], notes
@@ -117,9 +117,9 @@ def truncate_log(run: LoggedRun, size: int) -> None:
 
 
 SIGNED_BYTES = 4096
-"""Of the log before a position, in its checksum"""
+"""The number of bytes before a position that its checksum covers"""
 MAX_BYTES = 1 << 20
-"""Of the log that are read at once"""
+"""The number of bytes of the log that are read at once"""
 POSITION = re.compile(r"([0-9a-f]{8}):(\d{1,15})")
 LOG_START = "00000000:0"
 """The position before the first line"""
@@ -129,15 +129,15 @@ class Chunk(NamedTuple):
     """New lines of a log."""
 
     position: str
-    """After them"""
+    """The position after these lines"""
     events: list[dict[str, Any]]
     is_reset: bool
-    """Whether the log was cut: the events before no longer hold, and these are the first ones"""
+    """Whether the log was truncated: earlier events are void, and these lines are the first"""
 
 
 def read_chunk(log: Path, position: str, *, end: int | None = None) -> Chunk:
-    """Return the complete lines of a log after a position, without damaged ones; `end`: the bytes
-    of the log that count."""
+    """Return the complete lines of a log after a position, without damaged ones; `end` limits the
+    bytes of the log that count."""
     match = POSITION.fullmatch(position)
     offset, is_reset = int(match[2]) if match else 0, False
     try:
