@@ -668,8 +668,8 @@ class Padding(Step[PadStep]):
         return self.config.value == "zero"
 
     def count_rows(self, context: int) -> int:
-        """Return how many rows are put before the first one."""
-        return self.config.rows or context - 1
+        """Return how many rows are put before the first one of a series that has just begun."""
+        return self.config.rows or (self.config.length or context) - 1
 
     def check_order(self, before: Sequence[Step[Any]]) -> None:
         if any(isinstance(step, Padding) for step in before):
@@ -678,6 +678,9 @@ class Padding(Step[PadStep]):
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         """Return the rows with others at the usual step before the first one."""
         rows = self.count_rows(inputs.context)
+        if self.config.length is not None:
+            rows = max(self.config.length - frame.num_rows, 0)
+            frame = frame.cut(max(frame.num_rows - self.config.length, 0), frame.num_rows)
         if not rows:
             return frame
         times = frame.times
