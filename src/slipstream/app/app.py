@@ -49,7 +49,7 @@ def show(request: Request) -> Response:
     is_shared = name in REPORTING
     package, folder = ("slipstream.reporting", "assets") if is_shared else (__package__, "static")
     root = resources.files(package).joinpath(folder)
-    if name not in {one.name for one in root.iterdir()} or name[name.rfind(".") :] not in TYPES:
+    if name not in {file.name for file in root.iterdir()} or name[name.rfind(".") :] not in TYPES:
         raise MissingError("there is no such file")
     body = root.joinpath(name).read_bytes()
     if name == "uPlot.iife.min.js":
@@ -148,7 +148,7 @@ def serve(workspace: Workspace, *, host: str, port: int, browser: bool) -> None:
     url = f"{format_url(bound)}/?token={access.token}"
     os.chdir(workspace.folder)  # paths in configs are relative to it, as for the commands
     app = create_app(workspace, access)
-    state = app.app.state  # type: ignore[attr-defined]
+    state = app.app.state
     tasks = set()
 
     def announce() -> None:

@@ -308,6 +308,10 @@ class Data(Section):
     that would predict them are left out and counted."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: raise an error, or sort each series by time."""
+    duplicates: Literal["error", "first", "last", "mean"] = "error"
+    """Rows of a series with the same time: raise an error, keep the first or the last of them, or
+    average their numbers (text and labels are those of the first). Where `resample` is the first
+    step of `prepare`, the rows of a bin may share times without this setting."""
     gap_tolerance: PositiveOrInf = 0.5
     """A time step that differs from the series' usual one by more than this fraction of it is a
     gap, and no window crosses it. `inf`: rows are always consecutive."""

@@ -29,7 +29,7 @@ from slipstream.data.prepare.chain import Replay, Source, mark_unknown_rows
 from slipstream.data.prepare.steps import Limits
 from slipstream.data.roles import build_signature
 from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
-from slipstream.data.series import Ints, SeriesIndex, Times
+from slipstream.data.series import Ints, SeriesIndex, Times, merge_on_disk
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.table import SourceFile, concatenate_tables
 from slipstream.data.windows import Series, WindowChunk
@@ -241,6 +241,9 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
     if len(source.tables) > 1:
         table = concatenate_tables(source.tables)
         data = data.model_copy(update={"id": data.id or table.file_column})
+    merged: list[str] = []
+    if not data.prepare:  # whose steps read a table in which each time occurs once
+        table, merged = merge_on_disk(table, data)
     index, static = stream.scan_index(table, data, roles.static)
     if data.prepare:
         index = mark_unknown_rows(table, index, source.features)
@@ -265,6 +268,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         period=data.period or index.infer_period(),
         notes=(
             *source.notes,
+            *merged,
             *missing.describe_left_out(left_out, num_windows, signature),
         ),
         files=source.files,

@@ -24,7 +24,7 @@ from slipstream.data.prepare.chain import (
     mark_source_rows,
 )
 from slipstream.data.roles import SERIES, Roles, build_signature
-from slipstream.data.series import Flags, RawSeries
+from slipstream.data.series import Flags, RawSeries, merge_on_disk
 from slipstream.data.splits import FoldWindows, SplitAssignment
 from slipstream.data.table import DataTable, describe_files
 
@@ -94,7 +94,9 @@ def read_source(
     notes = describe_files(tables)
     roles = Roles(chain.list_inputs(tables[0]), ())
     if not in_memory and should_stream(config, tables, roles):
-        prepared = chain.stream(tables)
+        merged = [merge_on_disk(table, data) for table in tables]
+        notes += [note for _, described in merged for note in described]
+        prepared = chain.stream([table for table, _ in merged])
     elif chain.is_fitted:
         prepared = chain.apply(tables)
     else:

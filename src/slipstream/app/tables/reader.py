@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -18,9 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from slipstream import config as configs
 from slipstream.app.tables import levels
@@ -28,20 +25,21 @@ from slipstream.app.tables.levels import Floats, LevelWriter
 from slipstream.app.tables.service import CachedTable
 from slipstream.base.errors import UserError, to_json_message
 from slipstream.base.statistics import Moments
-from slipstream.config import Config
+from slipstream.config import Config, Data
 from slipstream.data import files
-from slipstream.data.columns import clean_text, is_text, read_codes
+from slipstream.data.columns import clean_text, is_text
 from slipstream.data.formats import arrow, find_format
 from slipstream.data.formats.reader import Batch, OpenTable, open_table
+from slipstream.data.roles import identify_series
 from slipstream.data.table import FILE_COLUMN, DataTable, avoid_pandas
 from slipstream.reporting.wording import find_unit
 from slipstream.runs import to_json
 from slipstream.tools.columns import (
     FORMAT_ROWS,
     GAP,
-    MAX_DISTINCT,
     MIN_TEXTS,
     ColumnProfile,
+    TextCounter,
     TimeOrder,
     TimeSource,
     find_time,
@@ -185,10 +183,12 @@ class _Copy:
                 name = pa.array([table.name] * num_rows)
                 batch |= {FILE_COLUMN: pa.chunked_array([name])}
             if self.writer is None:
-                self.schema = pa.schema([(name, _get_type(one)) for name, one in batch.items()])
+                self.schema = pa.schema(
+                    [(name, _get_type(values)) for name, values in batch.items()]
+                )
                 self.writer = pa.ipc.new_file(str(self.temporary), self.schema)
             self.writer.write_table(_fit(batch, self.schema, table.name))
-            self.num_bytes += sum(one.nbytes for one in batch.values())
+            self.num_bytes += sum(values.nbytes for values in batch.values())
             self.report(min(self.num_bytes / max(self.total, 1), 0.99))
 
     def finish(self) -> None:
@@ -270,7 +270,7 @@ class _Parsed(NamedTuple):
     """The values of a batch."""
 
     numbers: Floats
-    others: Any = None
+    not_numbers: Any = None
     """Cells that are no numbers"""
 
 
@@ -281,23 +281,28 @@ def build_column(cached: CachedTable, column: int, report: Report) -> dict[str, 
     _check_disk(cached, table.num_rows)
     path = cached.folder / f"column-{column}"
     writer, moments, missing = LevelWriter(path), Moments(), 0
-    texts = _Texts()
+    texts = TextCounter()
     for batch in iter_batches(table, [name]):
-        parsed = _parse(batch[name], table, texts.has_only_text and not moments.count)
+        only_text = texts.total > MIN_TEXTS and not moments.count
+        parsed = _parse(batch[name], table, only_text)
         known = parsed.numbers[np.isfinite(parsed.numbers)]
-        others = 0 if parsed.others is None else texts.add(parsed.others)
-        missing += len(parsed.numbers) - len(known) - others
+        missing += len(parsed.numbers) - len(known)
+        if parsed.not_numbers is not None:
+            texts.add(parsed.not_numbers)
+            missing -= len(parsed.not_numbers)
         moments.add(known)
         writer.add(np.where(np.isfinite(parsed.numbers), parsed.numbers, np.nan))
         report(writer.num_rows / table.num_rows)
     writer.finish()
-    is_number = moments.count > texts.count
+    is_number = moments.count > texts.total
     facts: dict[str, Any] = {"rows": table.num_rows, "missing": missing, "plot": is_number}
-    if texts.count:
-        facts |= texts.describe()
+    if texts.total:
+        common = texts.counts.most_common(MAX_TEXTS)
+        facts["texts"] = [[text[:100], count] for text, count in common]
+        facts["distinct"] = None if texts.has_many else len(texts.counts)
     if is_number:
         facts |= {"low": moments.low, "high": moments.high, "mean": moments.mean}
-        facts |= {"deviation": moments.deviation, "others": texts.count}
+        facts |= {"deviation": moments.deviation, "others": texts.total}
         facts["histogram"] = _count(path, table.num_rows, moments)
     return facts
 
@@ -357,8 +362,8 @@ def _parse(values: pa.ChunkedArray, table: DataTable, only_text: bool) -> _Parse
         clean = clean_text(values)
         if only_text:
             return _Parsed(np.full(len(clean), np.nan), clean.drop_null())
-        numbers, others = parse_cells(clean, table.decimal)
-        return _Parsed(_to_floats(numbers), others)
+        numbers, not_numbers = parse_cells(clean, table.decimal)
+        return _Parsed(_to_floats(numbers), not_numbers)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = values.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         return _Parsed(_to_floats(micros.cast(pa.int64())) / MICROSECONDS)
@@ -375,35 +380,6 @@ def _to_floats(values: pa.ChunkedArray) -> Floats:
     floats = values.cast(pa.float64(), safe=False)
     floats = floats.fill_null(np.nan) if floats.null_count else floats
     return np.asarray(floats.to_numpy(), dtype=np.float64)
-
-
-class _Texts:
-    """Counts the texts of a column, unless they are too many."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.counts: Counter[str] = Counter()
-        self.is_open = True
-
-    @property
-    def has_only_text(self) -> bool:
-        """Whether no number is to be expected, if there was none."""
-        return self.count > MIN_TEXTS
-
-    def add(self, texts: pa.ChunkedArray) -> int:
-        self.count += len(texts)
-        if self.is_open:
-            for one in pc.value_counts(texts).to_pylist():
-                self.counts[one["values"]] += one["counts"]
-            self.is_open = len(self.counts) <= MAX_DISTINCT
-        return len(texts)
-
-    def describe(self) -> dict[str, Any]:
-        common = [[text[:100], count] for text, count in self.counts.most_common(MAX_TEXTS)]
-        return {
-            "texts": common if self.is_open else [],
-            "distinct": len(self.counts) if self.is_open else None,
-        }
 
 
 class _Gaps:
@@ -442,8 +418,8 @@ def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
         return [moments.count]
     for values in levels.iter_values(path, num_rows):
         known = values[~np.isnan(values)]
-        at = np.minimum(((known - low) * (BINS / size)).astype(np.int64), BINS - 1)
-        counts += np.bincount(at, minlength=BINS)
+        bins = np.minimum(((known - low) * (BINS / size)).astype(np.int64), BINS - 1)
+        counts += np.bincount(bins, minlength=BINS)
     return counts.tolist()
 
 
@@ -461,7 +437,7 @@ def correlate(cached: CachedTable, report: Report) -> dict[str, Any]:
     facts = [cached.read(f"column-{number}") for number in columns]
     if len(columns) < 2:
         return {"columns": columns, "values": []}
-    scale = np.array([[one["mean"], one["deviation"] or 1.0] for one in facts])
+    scale = np.array([[column["mean"], column["deviation"] or 1.0] for column in facts])
     num_rows = facts[0]["rows"]
     sums = np.zeros((4, len(columns), len(columns)))
     for begin in range(0, num_rows, PART_ROWS):
@@ -501,10 +477,7 @@ def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
         names = [FILE_COLUMN]
     if not names:
         return {"by": [], "series": [], "mixed": False, "more": 0}
-    codes, labels = np.zeros(table.num_rows, dtype=np.int64), [""]
-    for name in names:
-        more, texts = read_codes(table, name, "data.id")
-        codes, labels = _combine(codes * len(texts) + more, labels, texts)
+    codes, labels = identify_series(table, Data(path=str(cached.path), id=tuple(names)))
     report(0.5)
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     mixed = len(starts) > len(labels)
@@ -524,23 +497,6 @@ def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
         "mixed": mixed,
         "more": max(len(series) - MAX_SERIES, 0),
     }
-
-
-def _combine(
-    codes: npt.NDArray[np.int64], labels: list[str], texts: list[str]
-) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return codes of the combinations that occur, numbered as they first appear."""
-    values, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    names = [
-        " / ".join(
-            part for part in (labels[value // len(texts)], texts[value % len(texts)]) if part
-        )
-        for value in values[order].tolist()
-    ]
-    return rank[inverse], names
 
 
 def inspect(cached: CachedTable, _: Report) -> dict[str, Any]:
