@@ -2,9 +2,11 @@
 
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import (
+    ALL_ROWS,
     SERIES_COLUMN,
     SIMULATED,
     VALUE_COLUMN,
+    WILDCARD,
     Data,
     Signature,
     Split,
@@ -37,11 +39,13 @@ from slipstream.config.train import (
 )
 
 __all__ = [
+    "ALL_ROWS",
     "CLASS_LOSSES",
     "PRETRAIN_OVERRIDE",
     "SERIES_COLUMN",
     "SIMULATED",
     "VALUE_COLUMN",
+    "WILDCARD",
     "Augment",
     "Config",
     "ConfigError",

@@ -129,7 +129,7 @@ def select_columns(table: DataTable, values: str | Sequence[str]) -> tuple[str, 
     known = f"{', '.join(names[:8])}{' ...' if len(names) > 8 else ''}"
     raise UserError(
         f'{table.name}: {SETTING} = "{values}" is no range of its {len(names):,} columns '
-        f'({known}); write it by name or by number, as in "{names[min(1, len(names) - 1)]}:" or "2:"',
+        f'({known}); write it by name or by number, as in "{names[-1]}:" or "2:"',
         setting=SETTING,
     )
 

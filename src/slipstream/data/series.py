@@ -172,6 +172,8 @@ class SeriesIndex:
     a value is missing or steps of `data.prepare` look back further"""
     look_ahead: int = 0
     """The number of later rows that values may depend on, because of a step of `data.prepare`"""
+    strata: Ints | None = None
+    """[series]: the class of the last row of each, where the split draws shares of the series"""
     ahead: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     """[series] or [1]: the number of rows at a series' end where only the columns of `data.future`
     are known"""
@@ -418,10 +420,14 @@ def prepare_series(
         look_ahead=max(table.look_ahead for table in tables),
         ahead=np.array([series.ahead for series in all_series], dtype=np.int64),
     )
+    read_column = partial(_read_column, all_series, settings, inputs, data)
+    if data.task == "classify" and data.split.draws_series and roles.targets:
+        last = read_column(roles.targets[0])[index.offsets[1:] - 1]
+        index = replace(index, strata=last.astype(np.int64))
     return RawSeries(
         index=index,
         column_names=tuple(settings),
-        read_column=partial(_read_column, all_series, settings, inputs, data),
+        read_column=read_column,
         static=np.stack([series.static for series in all_series]),
         time=time,
         notes=tuple(notes),
