@@ -398,4 +398,4 @@ def test_a_time_with_cells_that_are_none_is_left_out_with_a_reason(tmp_path):
     assert "1 cell cannot be read as a time, so that data.time is left out" in messages(
         found, "date"
     )
-    assert '# time = "date"  # left out: 1 cell of it cannot be read' in found.to_dict()["toml"]
+    assert '# time = "date"  # left out: 1 cell cannot be read' in found.to_dict()["toml"]
