@@ -334,6 +334,8 @@ class Forecaster:
         values = tables.place_rows(self._call(table), names, series, table.num_rows)
         for places in series:
             self._fill_start(table, places, names, values)
+            for row, repeated in places.repeated:
+                values[repeated] = values[row]
         return values
 
     def _fill_start(

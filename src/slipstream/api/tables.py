@@ -11,7 +11,7 @@ import pyarrow as pa
 from slipstream.base.errors import UserError
 from slipstream.config import Data
 from slipstream.data.files import read_tables
-from slipstream.data.series import MICROSECONDS, Ints, iter_ordered, list_rows
+from slipstream.data.series import MICROSECONDS, Ints, OrderedRows, iter_ordered, list_rows
 from slipstream.data.table import to_arrow
 
 if TYPE_CHECKING:
@@ -127,13 +127,30 @@ class SeriesPlaces(NamedTuple):
 
     name: str
     rows: Ints
+    repeated: tuple[tuple[int, Ints], ...] = ()
+    """Rows of one time that `data.duplicates` merges: the one of `rows` that they become, and all
+    of them"""
 
 
 def find_series(table: pa.Table, data: Data) -> list[SeriesPlaces]:
     """Return where the rows of each series are, as predictions count them."""
     whole = data.model_copy(update={"where": {}, "path": None})
     (read,) = read_tables(whole, table)
-    return [SeriesPlaces(part.name, list_rows(part.rows)) for part in iter_ordered(read, whole)]
+    series = [SeriesPlaces(part.name, list_rows(part.rows)) for part in iter_ordered(read, whole)]
+    if data.duplicates == "error":
+        return series
+    grouped = iter_ordered(read, whole.model_copy(update={"duplicates": "mean"}))
+    last = -1 if data.duplicates == "last" else 0
+    return [
+        places._replace(repeated=tuple((int(rows[last]), rows) for rows in _list_groups(part)))
+        for places, part in zip(series, grouped, strict=True)
+    ]
+
+
+def _list_groups(series: OrderedRows) -> list[Ints]:
+    """Return the rows of each time that several rows have."""
+    repeated = series.repeated
+    return [] if repeated is None else np.split(repeated.rows, repeated.begins[1:])
 
 
 def take_columns(table: pa.Table, names: Sequence[str]) -> Array:

@@ -359,6 +359,22 @@ class DivergedError(UserError):
     """Training ended without a finite validation loss; a search records it as a failed trial."""
 
 
+class EmptyFileError(UserError):
+    """A file has no rows; among others it is left out."""
+
+
+class EncodingError(UserError):
+    """A text file is not UTF-8.
+
+    Attributes:
+        encoding: The encoding that it may have, as `data.encoding` names it.
+    """
+
+    def __init__(self, message: Text, encoding: str = "cp1252") -> None:
+        super().__init__(message, setting="data.encoding")
+        self.encoding = encoding
+
+
 class StorageError(UserError):
     """Object storage cannot be reached, or denies access."""
 

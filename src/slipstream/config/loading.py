@@ -500,7 +500,7 @@ def _find_in_train(config: Config) -> Iterator[tuple[str, str]]:
 def _find_in_data(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
     if data.time_column is None:
-        for name in ("time_format", "gap_tolerance", "unsorted"):
+        for name in ("time_format", "gap_tolerance", "unsorted", "duplicates"):
             yield f"data.{name}", "it is about data.time, which is not set"
     if not data.horizon and not config.masked:
         yield "data.period", "it is for the seasonal baseline, which forecasts"

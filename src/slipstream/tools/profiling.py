@@ -36,6 +36,7 @@ from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
@@ -720,6 +721,7 @@ def profile(
     config = configs.load(config, overrides)
     custom.allow_classes(config)
     tell("loading the data ...")
+    config = resolve_context(config)
     dataset = datasets.load_dataset(config)
     if dataset.memory is None and config.engine.home != "stream":
         config = replace_settings(config, engine={"home": "stream"})

@@ -14,6 +14,7 @@ from slipstream.base.errors import Command, Message, Option, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
+from slipstream.data.loading import resolve_context
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.context import RunContext
@@ -59,6 +60,7 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
     saved, wrong = _read_newest(run, division)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     config = configs.load(was if request.config is None else request.config, request.settings)
+    config = resolve_context(config, request.data)
     if config.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
         config = configs.replace_settings(config, {"train.batch": was.train.batch})
     changed = refuse_changes(run, was, config, request.force)

@@ -32,15 +32,24 @@ class ReadOptions(NamedTuple):
     skip_rows: int | None = None
     sheets: tuple[str, ...] = ()
     variable: str | None = None
+    is_wide: bool = False
+    """Whether a row is a series: rows may differ in length, and the first one may be values"""
 
     @classmethod
     def from_data(cls, data: Data) -> Self:
-        return cls(data.decimal, data.na, data.encoding, data.skip_rows, data.sheets, data.variable)
+        return cls(
+            data.decimal,
+            data.na,
+            data.encoding,
+            data.skip_rows,
+            data.sheets,
+            data.variable,
+            data.layout == "wide",
+        )
 
     def for_side_table(self) -> Self:
-        """Return the options for a file beside the data, without those that select rows, sheets and
-        variables."""
-        return self._replace(skip_rows=None, sheets=(), variable=None)
+        """Return the options of a file beside the data: its rows, sheets and variables differ."""
+        return self._replace(skip_rows=None, sheets=(), variable=None, is_wide=False)
 
 
 class InputFile(NamedTuple):

@@ -673,8 +673,8 @@ class Padding(Step[PadStep]):
         return self.config.value == "zero"
 
     def count_rows(self, context: int) -> int:
-        """Return the number of rows that are added before the first row."""
-        return self.config.rows or context - 1
+        """Return the number of rows that are added before the first row of a new series."""
+        return self.config.rows or (self.config.length or context) - 1
 
     def check_order(self, before: Sequence[Step[Any]]) -> None:
         if any(isinstance(step, Padding) for step in before):
@@ -683,6 +683,9 @@ class Padding(Step[PadStep]):
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         """Return the rows with padding rows, at the usual step, before the first one."""
         rows = self.count_rows(inputs.context)
+        if self.config.length is not None:
+            rows = max(self.config.length - frame.num_rows, 0)
+            frame = frame.cut(max(frame.num_rows - self.config.length, 0), frame.num_rows)
         if not rows:
             return frame
         times = frame.times
