@@ -704,8 +704,10 @@ class Proposal:
             lines = [_format_line(*setting) for setting in _format_time(source).items()]
             if chosen is not None and source.columns == chosen.columns:
                 lines = lines[1:]  # only the format differs
+            is_rival = survey.rival is not None and source == survey.rival.source
             if lines:
-                self.left_out["; ".join(lines)] = f"less likely: {reason}"
+                why = "as likely" if is_rival else f"less likely: {reason}"
+                self.left_out["; ".join(lines)] = why
 
     def _choose_duplicates(self) -> None:
         """Choose how rows with the same time become one, or ask where they are many."""
@@ -1079,6 +1081,7 @@ class Findings:
                 remark._asdict() | {"values": configs.to_json_values(remark.values)}
                 for remark in self.problems
             ],
+            "questions": [doubt._asdict() for doubt in self.proposal.doubts],
             "config": configs.to_json_values(self.proposal.config),
             "toml": self.proposal.to_toml(),
         }
