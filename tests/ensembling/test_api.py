@@ -16,6 +16,7 @@ from slipstream.base.errors import ResumableError
 from slipstream.search import ensemble
 from tests.conftest import merged, small_config, waves
 from tests.labelled import CLASSIFY, states
+from tests.logs import as_lines
 from tests.test_cli import invoke
 
 QUICK = {"model": {"kind": "mlp"}, "train": {"epochs": 2, "lr": 0.01}}
@@ -281,7 +282,7 @@ def test_an_ensemble_that_is_stopped_leaves_nothing_behind(members, tmp_path, er
             raise error
 
     with pytest.raises((KeyboardInterrupt, ResumableError)):
-        ensemble.ensemble([one.run for one in members], out=tmp_path, watch=stop)
+        ensemble.ensemble([one.run for one in members], out=tmp_path, watch=as_lines(stop))
     assert list(tmp_path.iterdir()) == []
 
 

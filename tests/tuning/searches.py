@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+import slipstream
 from slipstream import config as configs
 from slipstream.config import Config
+from slipstream.events.parsing import name_event
 from slipstream.runs import Event, Run
 from slipstream.search import api, sharing
 from slipstream.search.storage import NOTES
@@ -24,6 +26,7 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.workers import SearchTask
 from slipstream.workers.launcher import Message, Outcome, WorkerProcess
 from tests.conftest import HUNG_S, small_config, waves
+from tests.logs import as_lines
 
 
 def make_config(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
@@ -88,7 +91,7 @@ def make_trial(
 def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Event]]:
     """Return the study, and the events of the search."""
     events: list[Event] = []
-    return api.tune(settings, watch=events.append, **how), events
+    return api.tune(settings, watch=as_lines(events.append), **how), events
 
 
 def get_trials(study: FinishedSearch) -> list[FrozenTrial]:
@@ -140,7 +143,7 @@ class WorkerGroup:
             worker, received = self.events.get(timeout=max(until - time.monotonic(), 0.1))
             if worker != index:
                 continue
-            name = received.get("event") if isinstance(received, dict) else None
+            name = name_event(received) if isinstance(received, slipstream.events.Event) else None
             has_ended = isinstance(received, Outcome)
             if has_ended if event is None else name == event:
                 return

@@ -15,7 +15,7 @@ from slipstream.api import inference
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count, format_html_table, format_number, format_table
 from slipstream.config import Config
-from slipstream.events import Epoch, TrialEnd, parse_event
+from slipstream.events import Epoch, TrialEnd
 from slipstream.reporting import streaming, wording
 from slipstream.reporting.wording import MetricColumn, choose_layout, format_value, sort_key
 from slipstream.runs import Run
@@ -127,7 +127,7 @@ class Result(RunRecord):
 
     @cached_property
     def history(self) -> list[Epoch]:
-        events = map(parse_event, runs.read_events(Run(self.run)))
+        events = runs.read_events(Run(self.run))
         return [event for event in events if isinstance(event, Epoch)]
 
     @cached_property
@@ -248,7 +248,7 @@ class Study(RunRecord):
 
     @cached_property
     def history(self) -> list[TrialEnd]:
-        events = map(parse_event, runs.read_events(Run(self.run)))
+        events = runs.read_events(Run(self.run))
         return [event for event in events if isinstance(event, TrialEnd)]
 
     @cached_property

@@ -28,6 +28,7 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import Batch, Series, WindowChunk
+from slipstream.events import CopiesOnDisk
 from slipstream.models import noise
 from slipstream.models.noise import Noise
 from slipstream.runs import Run
@@ -704,8 +705,9 @@ def prepare_copies(config: Config, dataset: Dataset, run: Run) -> AugmentedCopie
     size = sum(4 * int(np.prod(shape)) for shape in shapes.values())
     folder = runs.get_cache_folder() / "augmented" / _compute_key(config, dataset)
     intact = _is_intact(folder)
-    what = "reading" if intact else "writing"
-    run.append("cache", what=what, copies=settings.cache, bytes=size, folder=str(folder))
+    activity = "reading" if intact else "writing"
+    copies = settings.cache
+    run.append(CopiesOnDisk(what=activity, copies=copies, bytes=size, folder=str(folder)))
     if not intact:
         _write(config, dataset, folder, shapes, size)
     inputs, targets = (_map_file(folder / f"{name}.bin", shape) for name, shape in shapes.items())

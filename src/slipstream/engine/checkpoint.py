@@ -29,6 +29,7 @@ from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
 from slipstream.data.prepare.steps import Limits
 from slipstream.data.scaler import Scaler
+from slipstream.events import CheckpointSaved
 from slipstream.models.files import (
     ORIGIN,
     PREPARE_FILE,
@@ -119,7 +120,7 @@ class CheckpointWriter:
             if problem := write.result():
                 self.run.warn(problem)
             else:
-                self.run.append("checkpoint", step=step, best_step=best_step)
+                self.run.append(CheckpointSaved(step=step, best_step=best_step))
 
     def _save(self, saved: Checkpoint, best_step: int) -> str:
         if saved.ready is not None:

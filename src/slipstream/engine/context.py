@@ -30,6 +30,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.lanes import Lane
 from slipstream.engine.parallel import Ranks
 from slipstream.engine.plan import PackChoice, Plan
+from slipstream.events import EncoderLoaded, format_event
 from slipstream.models.forecaster import build
 from slipstream.runs import Run
 from slipstream.workers.resources import Bundle
@@ -41,8 +42,13 @@ class EncoderMatch:
 
     weights: dict[str, Tensor]
     """By the model's own names"""
-    summary: dict[str, Any]
+    event: EncoderLoaded
     """The encoder's folder, and the names of weights that matched, are new or are unused"""
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the entry of metrics.json."""
+        line = format_event(self.event)
+        return {key: value for key, value in line.items() if key != "event"}
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from slipstream import events
 from slipstream.base.errors import ResumableError
 from slipstream.config import Engine
 from slipstream.engine.checkpoint import Checkpoint, CheckpointSchedule, CheckpointWriter
-from slipstream.runs import Event, Run
+from slipstream.events import Event
+from slipstream.runs import Run
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -176,10 +176,10 @@ class StepPoll:
 class SilentRun(Run):
     """The run as ranks other than the first see it: they read its folder and log nothing."""
 
-    def append(self, event: str | events.Event, **values: Any) -> None:
+    def append(self, event: Event) -> None:
         pass
 
-    def notify(self, event: events.Event | Event) -> None:
+    def notify(self, event: Event) -> None:
         pass
 
 

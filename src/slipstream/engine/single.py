@@ -41,6 +41,7 @@ from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale, ParameterUpdate
 from slipstream.engine.plan import ONE_AT_A_TIME, Plan
 from slipstream.engine.step import NO_ROWS, DrawNoise, EpochBuffers, StepProgram
+from slipstream.events import EncoderThawed, Fallback, Recovery
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models.forecaster import OWN_KERNELS, build, has_dropout, set_execution
 from slipstream.models.noise import Noise
@@ -391,7 +392,7 @@ class SingleProgram(StepProgram):
         if self.plan.capture:
             recovery.free_memory()
         epoch, before = self._epoch.number + 1, self._epoch.steps_before
-        self.context.run.append("thaw", what="the encoder", epoch=epoch, step=before)
+        self.context.run.append(EncoderThawed(what="the encoder", epoch=epoch, step=before))
         self._rebuild_step(frozen=False)
 
     def _rebuild_step(self, *, frozen: bool | None = None) -> None:
@@ -488,7 +489,7 @@ class SingleProgram(StepProgram):
         self._rebuild_step()
 
     def _plan_without_own_kernels(self, why: str) -> None:
-        self.context.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
+        self.context.run.append(Fallback(what="cuDNN instead of our own kernels", why=why))
         reasons = self.plan.reasons | {"rnn": f"our own kernels failed: {why}"}
         self.plan = replace(self.plan, rnn=("cudnn",) * len(self.plan.rnn), reasons=reasons)
 
@@ -503,7 +504,7 @@ class SingleProgram(StepProgram):
         self.step.close()
         recovery.free_memory()
         remedy = f"{format_count(batch, 'window')} per pass"
-        self.context.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+        self.context.run.append(Recovery(what="out of memory", remedy=remedy, why=why))
         self.plan = replace(self.plan, micro_batch=batch)
         self._rebuild_step()
 

@@ -25,7 +25,7 @@ from slipstream.data.series import Flags
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, recovery
-from slipstream.events import End, Scoring
+from slipstream.events import End, Event, Scoring
 from slipstream.inference import portable
 from slipstream.inference.mixture import MemberErrors, match_rows
 from slipstream.inference.portable import FoldMixture, load_changed_config
@@ -38,7 +38,7 @@ from slipstream.inference.trained import (
     note_left_out,
 )
 from slipstream.models import files
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL
 from slipstream.scoring import ensemble as ensembles
 from slipstream.scoring import summary as summaries

@@ -47,8 +47,17 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.planning import MAX_LANES, make_plan
 from slipstream.engine.state import EndedLane, TrainingState
 from slipstream.engine.step import Round
-from slipstream.events import Fallback, Recovery
-from slipstream.runs import Event, Run
+from slipstream.events import (
+    Epoch,
+    Event,
+    Exploit,
+    Fallback,
+    LaneEnd,
+    PackStart,
+    Recovery,
+    TrainingEnd,
+)
+from slipstream.runs import Run
 from slipstream.training import trained_lanes
 from slipstream.training.fitting import load_dataset
 from slipstream.training.trained_lanes import TrainedLane
@@ -543,13 +552,14 @@ class TrialPack:
             self.lane_owners = [lane.owner for lane in first]
             self.lane_starts = [(0.0, 0.0)] * len(first)
             self.search_run.append(
-                "pack",
-                trials=[trial.number for trial in trials],
-                places=self.num_lanes,
-                mode=mode,
-                widths=shape.widths,
-                batch=shape.batch,
-                plan=self.plan.to_dict(),
+                PackStart(
+                    trials=[trial.number for trial in trials],
+                    places=self.num_lanes,
+                    mode=mode,
+                    widths=list(shape.widths),
+                    batch=shape.batch,
+                    plan=self.plan.to_dict(),
+                )
             )
             build = partial(self._build, mode)
             state = states.start(first, build, TrialEvents(self), num_places=self.num_lanes)
@@ -743,11 +753,13 @@ class TrialPack:
 
     def _forward_event(self, event: Event) -> None:
         """Show an event of the pack as one of the search, with trial and fold."""
-        if event["event"] == "trained":
-            self.was_interrupted = event["signal_number"] != 0
-        if "lane" in event and event["lane"] < len(self.lane_owners):
-            number, fold = self.lane_owners[event["lane"]]
-            event = event | {"trial": number, "fold": fold}
+        match event:
+            case TrainingEnd():
+                self.was_interrupted = event.signal_number != 0
+            case Epoch() | Exploit() | LaneEnd() | Recovery():
+                if event.lane is not None and event.lane < len(self.lane_owners):
+                    number, fold = self.lane_owners[event.lane]
+                    event = replace(event, trial=number, fold=fold)
         self.search_run.notify(event)
 
     def _get_search_state(self) -> dict[str, Any]:

@@ -27,9 +27,8 @@ from slipstream.base.errors import (
     Wording,
 )
 from slipstream.config import Config
-from slipstream.events import ProbeStep
+from slipstream.events import Event, ProbeStep
 from slipstream.reporting.wording import beats_majority, describe_probe
-from slipstream.runs import Event
 from slipstream.scoring.summary import get_metric
 
 SCRATCH, FROZEN, TUNED = "scratch", "frozen", "fine-tuned"

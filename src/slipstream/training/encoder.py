@@ -21,6 +21,7 @@ from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.context import EncoderMatch
 from slipstream.engine.optim import CORE, is_encoder_weight
+from slipstream.events import EncoderLoaded
 from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
 from slipstream.models.kinds import load_kind
 
@@ -102,14 +103,14 @@ def match_weights(
             + "; ".join(wrong)
             + "; leave out what the encoder settles, or pre-train one that fits"
         )
-    summary = {
-        "from": encoder.folder,
-        "matched": sorted(weights),
-        "new": [name for name, _ in model.named_parameters() if not is_encoder_weight(name)],
-        "unused": [name for name in encoder.weights if not name.startswith(CORE)],
-        "columns_reordered": order != sorted(order),
-    }
-    return EncoderMatch(weights, summary)
+    event = EncoderLoaded(
+        from_run=encoder.folder,
+        matched=sorted(weights),
+        new=[name for name, _ in model.named_parameters() if not is_encoder_weight(name)],
+        unused=[name for name in encoder.weights if not name.startswith(CORE)],
+        columns_reordered=order != sorted(order),
+    )
+    return EncoderMatch(weights, event)
 
 
 def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str]:

@@ -19,8 +19,9 @@ from slipstream.base.phases import PhaseTimer
 from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import is_run
 from slipstream.config import Config
+from slipstream.events import Event
 from slipstream.models import custom
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.workers.resources import WorkerCount
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class RunRequest:
     data: Any = field(default=None, kw_only=False)
     overrides: tuple[str, ...] = ()
     watch: Callable[[Event], None] | None = None
-    """Called with every event as it is logged, a dict"""
+    """Called with every event as it is logged"""
     resume: str | Path | None = None
     folder: Path | None = None
     """The run folder to create, or to go on with, where it is named"""

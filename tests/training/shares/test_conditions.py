@@ -24,6 +24,7 @@ from slipstream.training.shares import train_share
 from tests.conftest import merged, slow, waves
 from tests.labelled import CLASSIFY, states
 from tests.limits import CrowdedDevice, allocate_lanes
+from tests.logs import read_lines
 from tests.training.shares.test_launcher import (
     FOLDS,
     check_same,
@@ -44,7 +45,7 @@ def resume_here(folder, *, overrides=(), workers=None):
 
 
 def list_events(folder, kind):
-    return [event for event in runs.read_events(Run(folder)) if event["event"] == kind]
+    return [event for event in read_lines(Run(folder)) if event["event"] == kind]
 
 
 def block_checkpoints(share):
