@@ -18,8 +18,10 @@ def read_lines(run: LoggedRun) -> list[Line]:
     return [values for values in parsed if values is not None]
 
 
-def as_lines(watch: Callable[[Line], Any]) -> Callable[[Event | Line], None]:
-    """A watcher of a run that calls a function with the line of each event."""
+def as_lines(watch: Callable[[Line], Any] | None) -> Callable[[Event | Line], None] | None:
+    """A watcher of a run that calls a function with the line of each event; None without one."""
+    if watch is None:
+        return None
 
     def call(event: Event | Line) -> None:
         watch(format_event(event) if isinstance(event, Event) else event)

@@ -58,7 +58,7 @@ def alone(lane, dataset, tmp_path, watch=None):
     chosen = make_plan(lane.config, data_bytes=0)
     run = runs.create_run("alone", out=str(tmp_path), watch=as_lines(watch))
     with chosen.flags(), torch.random.fork_rng():
-        (result,) = loop.fit_task(make_task(lane.config, dataset, chosen, run), chosen).lanes
+        (result,) = loop.fit_single(make_task(lane.config, dataset, chosen, run), chosen).lanes
     return result
 
 

@@ -24,7 +24,7 @@ def fit(tmp_path, watch=None, table=None, change=None, **sections):
         task = make_task(config, dataset, chosen, run)
         if change:
             change(task.model)
-        (result,) = loop.fit_task(task, chosen).lanes
+        (result,) = loop.fit_single(task, chosen).lanes
     return result, list(read_lines(run)), run, task.model
 
 

@@ -254,7 +254,7 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
     run = runs.create_run("t", out=str(tmp_path), watch=as_lines(spoil))
     task = make_task(config, dataset, chosen, run)
     with chosen.flags():
-        fit = loop.fit_task(task, chosen)
+        fit = loop.fit_single(task, chosen)
     (result,) = fit.lanes
     found = [event for event in read_lines(run) if event["event"] == "recovery"]
     assert [event["remedy"] for event in found] == ["fp32 instead of fp16"]
@@ -347,7 +347,7 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
         raise ValueError("out of resource: shared memory")
 
     monkeypatch.setattr(fused, "launch", refuse)
-    result = loop.fit_task(task, plan)
+    result = loop.fit_single(task, plan)
     assert result.plan.rnn == ("cudnn",) * len(plan.rnn)
     assert "shared memory" in result.plan.reasons["rnn"]
     assert any(event["event"] == "fallback" for event in read_lines(run))

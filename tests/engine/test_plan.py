@@ -100,7 +100,7 @@ def test_training_goes_on_with_the_reviewed_threads_and_records_them(
     before = torch.get_num_threads()
     with chosen.flags():
         task = make_task(config, small_dataset(config), chosen, run)
-        ran = loop.fit_task(task, chosen).plan
+        ran = loop.fit_single(task, chosen).plan
     assert torch.get_num_threads() == before
     reviews = [event for event in read_lines(run) if event["event"] == "review"]
     saved, _ = checkpoint.read_newest(run)

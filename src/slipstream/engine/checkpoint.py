@@ -150,13 +150,13 @@ class CheckpointSchedule:
         enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
         return since >= min(enough, self.every_s) and not busy
 
-    def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
+    def save(self, take: Callable[[], Checkpoint], *, point: object, best_step: int = 0) -> None:
         """Write what `take` returns, unless the last checkpoint is of the same point."""
         began = time.perf_counter()
-        if at == self.last:
+        if point == self.last:
             return
         self.writer.collect()  # logs earlier ones before this one records the log's length
-        self.last, checkpoint = at, take()
+        self.last, checkpoint = point, take()
         self.writer.save(checkpoint, best_step=best_step)
         self.saved_at = time.perf_counter()
         self.cost_s = self.saved_at - began

@@ -53,7 +53,7 @@ class EncoderMatch:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run has: everything that is known of it before its first step."""
+    """Everything that is known of a run before its first step."""
 
     run: Run
     """The folder, and the log in it"""
@@ -70,13 +70,13 @@ class RunContext:
     init: EncoderMatch | None = None
     """The encoder that `train.init_from` names"""
     checkpoint: Checkpoint | None = None
-    """What training goes on from, where the run is resumed"""
+    """The checkpoint that training resumes from, where the run is resumed"""
     ranks: Ranks | None = None
     """The processes that train the model together, where there are several"""
     num_workers: int = 1
     """Processes that train the lanes"""
     bundle: Bundle | None = None
-    """What each of them gets of a Ray cluster; without it, they are on this machine"""
+    """The resources of a Ray cluster that each worker gets; None: workers are on this machine"""
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     started_at: float = field(default_factory=lambda: time.perf_counter())
     """By `time.perf_counter`"""

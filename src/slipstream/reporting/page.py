@@ -244,14 +244,14 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     if layout is None:
         return []
     rows = []
-    for name, what in (("best", "the chosen settings"), ("default", "without a search")):
+    for name, text in (("best", "the chosen settings"), ("default", "without a search")):
         if name not in tests:  # `tune.minutes` left no time to retrain it
             continue
         cells = [_format_over_seeds(column, tests[name]) for column in layout.compact]
         if failed := tests[name].get("failed"):
-            what = f"{what}: {failed}"
+            text = f"{text}: {failed}"
         colour = MODEL if name == "best" else FAINT
-        rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
+        rows.append({"name": name, "what": text, "cells": cells, "colour": colour})
     for name, baseline in find_test(tests)["baselines"].items():
         if baseline:
             cells = [format_number(column.read(baseline)) for column in layout.compact]
@@ -442,16 +442,16 @@ def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
 def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
     members = summary.get("members", ())
-    what = f"the weighted mean of {len(members)} runs" if members else "this run"
-    results = [("model", what, summary)]
+    text = f"the weighted mean of {len(members)} runs" if members else "this run"
+    results = [("model", text, summary)]
     results += [
         (name, "without predict.filter", result)
         for name, result in streaming.list_unfiltered(summary)
     ]
     results += [(name, result["name"], result) for name, result in wording.list_members(summary)]
     if summary.get("ensemble"):
-        what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
-        results.append(("ensemble", what, summary["ensemble"]))
+        text = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
+        results.append(("ensemble", text, summary["ensemble"]))
     results += [
         (name, result["what"], result) for name, result in summary["baselines"].items() if result
     ]
@@ -460,13 +460,13 @@ def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [
         {
             "name": name,
-            "what": what,
+            "what": text,
             "colour": get_colour(name),
             "cells": [format_number(column.read(result), column.decimals) for column in columns],
             "error": sorted_by.read(result),
             "headline": layout.headline.read(result),
         }
-        for name, what, result in results
+        for name, text, result in results
     ]
     return sorted(rows, key=lambda row: sort_key(row["error"]))
 

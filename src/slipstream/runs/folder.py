@@ -358,7 +358,8 @@ def find_writers(folder: Path) -> list[Mapping[str, Any]]:
     and process each."""
     if holder := find_holder(folder):
         return [holder]
-    return [who for worker in list_worker_folders(folder) if (who := find_holder(worker))]
+    holders = (find_holder(worker) for worker in list_worker_folders(folder))
+    return [holder for holder in holders if holder]
 
 
 def count_shares(folder: Path) -> ShareCount | None:

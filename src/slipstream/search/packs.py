@@ -383,12 +383,12 @@ class PackShape(NamedTuple):
     batch: int
     widths: tuple[int, ...]
 
-    def merge(self, other: PackShape) -> PackShape | None:
+    def merge(self, shape: PackShape) -> PackShape | None:
         """Return the smallest shape into which lanes of both fit, or None if there is none."""
-        if self.program != other.program or len(self.widths) != len(other.widths):
+        if self.program != shape.program or len(self.widths) != len(shape.widths):
             return None
-        widths = tuple(map(max, self.widths, other.widths))
-        return PackShape(self.program, max(self.batch, other.batch), widths)
+        widths = tuple(map(max, self.widths, shape.widths))
+        return PackShape(self.program, max(self.batch, shape.batch), widths)
 
 
 def get_pack_shape(config: Config, device: str) -> PackShape:
@@ -429,10 +429,12 @@ def _round_width(width: int, device: str) -> int:
 def can_join(trial: TrialRun, pack: PackShape, device: str) -> bool:
     """Whether a trial of another shape may take a place that is empty in a running pack on a GPU,
     which costs at most `MAX_WASTE` times as much as a pack of its own shape."""
-    own = get_trial_shape(trial, device)
-    if device != "cuda" or own.merge(pack) != pack:
+    trial_shape = get_trial_shape(trial, device)
+    if device != "cuda" or trial_shape.merge(pack) != pack:
         return False
-    return _count_flops(pack) * pack.batch <= MAX_WASTE * _count_flops(own) * own.batch
+    return (
+        _count_flops(pack) * pack.batch <= MAX_WASTE * _count_flops(trial_shape) * trial_shape.batch
+    )
 
 
 @dataclass
@@ -461,15 +463,15 @@ def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list
     best_merge: list[TrialGroup] = []
     costs = [_estimate_ms(group, device, num_windows) for group in groups]
     for i, group in enumerate(groups):
-        for j, other in enumerate(groups[:i]):
-            shape = group.shape.merge(other.shape)
+        for j, earlier in enumerate(groups[:i]):
+            shape = group.shape.merge(earlier.shape)
             if shape is None:
                 continue
-            union = TrialGroup(shape, [*other.trials, *group.trials])
+            union = TrialGroup(shape, [*earlier.trials, *group.trials])
             saving = costs[i] + costs[j] - _estimate_ms(union, device, num_windows)
             if saving > best_saving:
-                rest = [kept for kept in groups if kept not in (group, other)]
-                best_saving, best_merge = saving, [*rest, union]
+                unmerged = [kept for kept in groups if kept not in (group, earlier)]
+                best_saving, best_merge = saving, [*unmerged, union]
     return best_merge
 
 
@@ -608,11 +610,11 @@ class TrialPack:
             saved, problems = checkpoint.read_newest(self.run)
         except UserError as error:
             saved, problems = None, [str(error)]
-        what = "an older checkpoint of the pack"
+        measure = "an older checkpoint of the pack"
         if saved is None:
-            what = "training the trials of a pack from their start"
+            measure = "training the trials of a pack from their start"
         for problem in problems:
-            self.search_run.append(Fallback(what=what, why=problem))
+            self.search_run.append(Fallback(what=measure, why=problem))
         return saved
 
     def _restore_trial(self, number: int, search: dict[str, Any]) -> TrialRun:

@@ -171,7 +171,7 @@ class Retraining(TrialSource):
         return TrialRun(number, config, is_final=is_final, keeps_lane=True)
 
     def _start(self, number: int) -> TrialRun:
-        self.pending = [other for other in self.pending if other != number]
+        self.pending = [pending for pending in self.pending if pending != number]
         self.running[number] = self._make_run(number)
         return self.running[number]
 

@@ -82,8 +82,8 @@ def is_intact(operation: Any) -> bool:
     """Whether a line's checksum is right; a line that Optuna itself wrote has none."""
     if not isinstance(operation, dict) or "op_code" not in operation:
         return False
-    rest = {key: value for key, value in operation.items() if key != CHECKSUM}
-    return bool(operation.get(CHECKSUM) in (None, _compute_checksum(rest)))
+    content = {key: value for key, value in operation.items() if key != CHECKSUM}
+    return bool(operation.get(CHECKSUM) in (None, _compute_checksum(content)))
 
 
 def _compute_checksum(operation: Operation) -> str:
@@ -217,9 +217,9 @@ def repair(
         with runs.replace_atomically(_get_backup(path)) as temporary:
             temporary.write_bytes(content)
     runs.write_text(path, "".join(map(format_line, operations)))
-    what = f"is damaged after line {len(intact)}" if content else "is missing"
+    damage = f"is damaged after line {len(intact)}" if content else "is missing"
     kept = f", the damaged file is {_get_backup(path).name}" if content else ""
-    return [f"{path}: {what}; rebuilt from the lines before and events.jsonl{kept}"]
+    return [f"{path}: {damage}; rebuilt from the lines before and events.jsonl{kept}"]
 
 
 def _get_backup(path: Path) -> Path:

@@ -174,8 +174,8 @@ def describe_limits(
     trial = next(candidate for candidate in ranked if candidate.number == chosen)
     if get_state(trial) == CUT_OFF:
         epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
-        others = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
-        yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{others}"
+        remark = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
+        yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{remark}"
     if tune.retrain and not plan.num_trials:
         yield f"{OUT_OF_TIME}: no trial was retrained; the model of trial {chosen} was tested"
     elif plan != (tune.retrain, tune.retrain_seeds) and tune.retrain:

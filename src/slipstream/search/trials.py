@@ -84,8 +84,8 @@ class OptunaSearch(TrialSource):
             if self.interrupted:
                 return self.interrupted.pop(0)
             if self.membership:
-                for what, why in self.membership.fail_stale_trials():
-                    self.run.append(Fallback(what=what, why=why))
+                for measure, why in self.membership.fail_stale_trials():
+                    self.run.append(Fallback(what=measure, why=why))
             trials = self.study.get_trials()
             has_retry = any(trial.state == TrialState.WAITING for trial in trials)
             if not has_retry and sharing.count_started(trials) >= self.num_trials:

@@ -78,7 +78,7 @@ class SearchTask(WorkerTask):
     spent_s: float = 0.0
     """The time that the search has taken so far"""
     setup_s: float = 0.0
-    """What its start-up and loading took"""
+    """Seconds of its start-up and loading"""
     heartbeat: tuple[int, int] = HEARTBEAT
 
     def run(self, send: Send) -> None:
@@ -166,10 +166,10 @@ def make_storage_error(url: str | None, error: StorageInternalError) -> Resumabl
     """Explain that the storage stopped answering."""
     reason = mask_secrets(str(error.__cause__ or error).split("\n", 1)[0], url)
     storage = "the study" if url is None else mask_url(url)
-    what = "the database no longer answers"
+    problem = "the database no longer answers"
     if url is not None and is_journal(url):
-        what = "the journal can no longer be read or written"
-    return ResumableError(f"{storage}: {what} ({reason})")
+        problem = "the journal can no longer be read or written"
+    return ResumableError(f"{storage}: {problem} ({reason})")
 
 
 class WorkerResults:
@@ -180,7 +180,7 @@ class WorkerResults:
         self._results: dict[int, SearchEnd] = {}
         """By worker that has ended: its last event"""
         self._lost: set[str] = set()
-        """What was logged of trials whose worker may have ended"""
+        """Logged texts about trials whose worker may have ended"""
 
     def add(self, worker: int, event: Event) -> None:
         """Log or show an event, with the number of its worker."""
@@ -278,7 +278,7 @@ class Launcher:
     uses_journal: bool = True
     """The study is in the journal of the run folder, which only one process may write to"""
     bundle: Bundle | None = None
-    """What each worker gets of a cluster"""
+    """The resources of a cluster that each worker gets"""
 
     def get_storage_url(self, run: Run) -> str | None:
         """Return the URL of the storage, or None for the journal of the run folder."""

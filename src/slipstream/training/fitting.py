@@ -117,11 +117,19 @@ def _describe_frozen(settings: Config) -> list[str]:
 
 def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: Dataset) -> bool:
     """Whether the encoder was pre-trained on rows that are tested here, as far as is known."""
-    theirs, ours = encoder.config.data, settings.data
+    encoder_data, data = encoder.config.data, settings.data
     names = ("paths", "ids", "where", "short")
-    same = all(getattr(theirs, name) == getattr(ours, name) for name in names)
-    alike = (theirs.split.by, theirs.split.folders) == (ours.split.by, ours.split.folders)
-    return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
+    same = all(getattr(encoder_data, name) == getattr(data, name) for name in names)
+    alike = (encoder_data.split.by, encoder_data.split.folders) == (
+        data.split.by,
+        data.split.folders,
+    )
+    return (
+        dataset.memory is not None
+        and same
+        and alike
+        and datasets.shares_rows(dataset, encoder_data)
+    )
 
 
 def build_monitor(context: RunContext) -> Monitor:

@@ -438,10 +438,10 @@ def _find_first_death(workers: LocalWorkers, worker: WorkerProcess) -> WorkerPro
     """Return the process that died by itself: the others end because it is gone."""
     deadline = time.monotonic() + FIRST_DEATH_S
     while worker.exit_code == EXIT_RESUMABLE and time.monotonic() < deadline:
-        for other in workers.processes.values():
-            code = other.process.poll()
+        for process in workers.processes.values():
+            code = process.process.poll()
             if code not in (None, 0, EXIT_RESUMABLE):
-                return other
+                return process
         time.sleep(0.05)
     return worker
 

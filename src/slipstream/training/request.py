@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What training and a search have in common; `slipstream.train` documents the fields."""
+    """The arguments that training and a search share; `slipstream.train` documents them."""
 
     kinds: ClassVar[tuple[str, ...]]
     """The kinds of runs that `resume` may name"""
@@ -94,7 +94,7 @@ class TrainRequest(RunRequest):
     pretrain: bool = False
     """Pre-train an encoder"""
     place: RankPlace | None = None
-    """That of this process among those that train the model together, if it is one of several"""
+    """The rank of this process, where several processes train the model together"""
     may_be_finished: bool = False
     """Whether a finished run, where one is to be resumed, is a result and no mistake"""
 

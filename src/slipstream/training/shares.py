@@ -100,7 +100,7 @@ class ShareTask(WorkerTask):
     config_toml: str
     """The config of the whole run"""
     lanes: list[int]
-    """Those of the share, by their numbers in the run"""
+    """The lanes of the share, by their numbers in the run"""
     fingerprint: str
     """Of the run's data"""
 
@@ -111,7 +111,7 @@ class ShareTask(WorkerTask):
 
 @dataclass(frozen=True)
 class ShareResult:
-    """What a share has given once all of its lanes have ended."""
+    """The result of a share, once all of its lanes have ended."""
 
     facts: dict[str, Any]
     """The plan, mode, places, steps and seconds"""
@@ -447,7 +447,7 @@ class Placement(NamedTuple):
 
     num_workers: int
     bundle: Bundle | None = None
-    """What each worker gets of a Ray cluster"""
+    """The resources of a Ray cluster that each worker gets"""
 
 
 def place_workers(
@@ -460,11 +460,11 @@ def place_workers(
     requested = "auto" if requested is None else requested
     resources.check_count(requested)
     if not config.trains_lanes:
-        what = "pre-trains one encoder" if config.masked else "trains one model"
+        task = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
             Option("on", "ray")
             + " divides the models of train.repeats and data.split.walk_forward among workers, "
-            f"but this run {what}; to train it on a node of the cluster, submit the whole "
+            f"but this run {task}; to train it on a node of the cluster, submit the whole "
             "command as a job of Ray (ray job submit)"
         )
     resources.check_config(config, data)
@@ -490,10 +490,10 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
 def check_divisible(config: Config, option: Option) -> None:
     """Raise a UserError where there is one model only."""
     if not config.trains_lanes:
-        what = "pre-trains one encoder" if config.masked else "trains one model"
+        task = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
             option + " divides the models of train.repeats and data.split.walk_forward, but this "
-            f"run {what}"
+            f"run {task}"
         )
 
 
@@ -594,8 +594,8 @@ def _run_shares(
     except ResumableError as error:
         raise suggest(error, fix) from None
     if died := [outcome.what for outcome in outcomes.values() if outcome.kind != "done"]:
-        who = "every worker" if rules.hands_over else "a worker"
-        raise ResumableError(f"{who} died again and again ({died[-1]})", fix=fix)
+        subject = "every worker" if rules.hands_over else "a worker"
+        raise ResumableError(f"{subject} died again and again ({died[-1]})", fix=fix)
 
 
 TrainTasks = Callable[[RunContext, Sequence[ShareTask], EventRelay], None]

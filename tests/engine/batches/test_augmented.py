@@ -30,7 +30,7 @@ def cache(tmp_path, monkeypatch):
 def told(tmp_path):
     tmp_path.joinpath("run").mkdir()
     events = []
-    return runs.Run(tmp_path / "run", events.append), events
+    return runs.Run(tmp_path / "run", as_lines(events.append)), events
 
 
 def static_table():

@@ -69,7 +69,7 @@ def train(name: str, out: Path, ranks: Ranks | None) -> None:
         run = SilentRun(run.folder)
     with chosen.flags():
         task = replace(make_task(config, dataset, chosen, run), ranks=ranks)
-        loop.fit_task(task, chosen)
+        loop.fit_single(task, chosen)
     save_file(task.model.state_dict(), out / "weights.safetensors")
     found = [e for e in read_lines(run) if e["event"] in ("log", "epoch", "trained")]
     (out / "log.json").write_text(

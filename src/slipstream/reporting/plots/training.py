@@ -228,8 +228,8 @@ def _draw_seeds(summary: dict[str, Any]) -> Markup:
         dash = "" if name == "ensemble" else "6 4"
         chart.hline(error, get_colour(name), dash=dash, label=name)
     best = [number for number, lane in enumerate(lanes) if lane["best"]]
-    others = [number for number in range(len(lanes)) if number not in best]
-    chart.dots(others, [values[number] for number in others], MODEL, size=7)
+    remaining = [number for number in range(len(lanes)) if number not in best]
+    chart.dots(remaining, [values[number] for number in remaining], MODEL, size=7)
     label = "the model: best by validation"
     chart.dots(best, [values[number] for number in best], MODEL, size=9, square=True, label=label)
     return chart.render()
@@ -243,18 +243,18 @@ def _draw_folds(summary: dict[str, Any]) -> Markup:
         for name, baseline in summary["baselines"].items()
         if baseline
     }
-    others: Lanes = []
+    remaining: Lanes = []
     if summary["ensemble"]:
         curves["ensemble"] = [headline.read(fold["ensemble"]) for fold in by_fold]
-        others = [lane for lane in summary["lanes"] if lane["metrics"] and not lane["best"]]
+        remaining = [lane for lane in summary["lanes"] if lane["metrics"] and not lane["best"]]
     curves["model"] = [headline.read(fold) for fold in by_fold]
     values = [error for errors in curves.values() for error in errors]
-    values += [headline.read(lane) for lane in others]
+    values += [headline.read(lane) for lane in remaining]
     x = number_places([fold["label"].split(" to ")[0] for fold in by_fold], limit=5)
     y = cover(values, zero=headline.key == "mae")  # log-losses may differ little
     chart = Chart(x, y, "test block from", f"test {headline.heading}")
     chart.dots(
-        [lane["fold"] - 1 for lane in others], [headline.read(lane) for lane in others], FAINT
+        [lane["fold"] - 1 for lane in remaining], [headline.read(lane) for lane in remaining], FAINT
     )
     for name, errors in curves.items():
         width = 2.4 if name == "model" else 1.4

@@ -50,7 +50,7 @@ class Followed(NamedTuple):
 
 
 class SentPoints:
-    """What was sent, on disk."""
+    """The state of a follower on disk: how far the log was sent."""
 
     def __init__(self, path: Path, opened: float) -> None:
         self.path, self.is_new = path, not path.exists()

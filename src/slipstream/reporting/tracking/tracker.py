@@ -1,4 +1,4 @@
-"""What is sent to a tracker."""
+"""Turn the log of a run into points, and send them with files and pictures to a tracker."""
 
 from __future__ import annotations
 
@@ -195,12 +195,12 @@ def _holds_runs(folder: Path) -> bool:
 
 
 class Memory(Protocol):
-    """What is kept between processes."""
+    """The state of a tracker that is kept between processes."""
 
     is_new: bool
     """Whether nothing was sent before"""
     remote: dict[str, str]
-    """What the tracker calls the run and its models"""
+    """The tracker's names for the run and its models"""
 
     def save(self) -> None: ...
 
