@@ -16,6 +16,7 @@ from slipstream import config as configs
 from slipstream.base.errors import ResumableError
 from slipstream.engine import loop
 from slipstream.engine.lanes import OUT_OF_TIME
+from slipstream.events import Epoch
 from slipstream.runs import Run
 from slipstream.training.request import TrainRequest
 from slipstream.training.resuming import load_resumed
@@ -198,7 +199,7 @@ def test_shares_of_which_only_some_train_several_models_at_a_time(tmp_path):
         def add(event):
             nonlocal num_epochs
             relay.add(1, event)
-            is_epoch = event["event"] == "epoch"
+            is_epoch = isinstance(event, Epoch)
             num_epochs += is_epoch
             if is_epoch and num_epochs == 3:
                 signal.raise_signal(signal.SIGTERM)
