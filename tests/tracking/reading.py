@@ -10,7 +10,6 @@ from tensorboardX.proto.event_pb2 import Event
 
 from slipstream import runs
 from slipstream.reporting.tracking.tracker import PointReader
-from tests.logs import read_lines
 
 Points = set[tuple[str, str, int, float]]
 
@@ -44,7 +43,7 @@ def logged_points(folder: Path) -> list[tuple[str, str, int, float]]:
     reader = PointReader(0.0)
     return [
         (point.part, point.name, point.step, to_single(point.value))
-        for event in read_lines(runs.Run(folder))
+        for event in runs.read_events(runs.Run(folder))
         for point in reader.read(event)
     ]
 

@@ -31,7 +31,7 @@ from slipstream.reporting.tracking.tracker import (
 from slipstream.training import train
 from tests.conftest import HUNG_S, merged, mostly_slow, slow, small_config, waves
 from tests.labelled import class_config, states
-from tests.logs import as_lines, read_lines
+from tests.logs import as_lines
 from tests.tracking.reading import logged_points, read_scalars, to_single
 
 REPEATED = {"train": {"repeats": 2, "epochs": 3}, "engine": {"log_every": 4}}
@@ -330,7 +330,7 @@ def test_a_search_has_its_trials_as_parts(tmp_path):
 
 
 def test_times_are_those_of_the_log(run):
-    events = list(read_lines(runs.Run(run)))
+    events = list(runs.read_events(runs.Run(run)))
     reader = tracking_tracker.PointReader(0.0)
     points = [point for event in events for point in reader.read(event)]
     opened = tracking_tracker.PointReader(0.0)

@@ -18,7 +18,7 @@ import slipstream
 from slipstream import config as configs
 from slipstream.config import Config
 from slipstream.events.parsing import name_event
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.search import api, sharing
 from slipstream.search.storage import NOTES
 from slipstream.search.study import open_study
@@ -26,7 +26,7 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.workers import SearchTask
 from slipstream.workers.launcher import Message, Outcome, WorkerProcess
 from tests.conftest import HUNG_S, small_config, waves
-from tests.logs import as_lines
+from tests.logs import Line, as_lines
 
 
 def make_config(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
@@ -88,9 +88,9 @@ def make_trial(
     return trial
 
 
-def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Event]]:
+def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Line]]:
     """Return the study, and the events of the search."""
-    events: list[Event] = []
+    events: list[Line] = []
     return api.tune(settings, watch=as_lines(events.append), **how), events
 
 

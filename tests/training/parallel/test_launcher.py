@@ -21,7 +21,7 @@ from slipstream.base.errors import Interrupted, ResumableError
 from slipstream.base.rank import RankPlace
 from slipstream.training import parallel
 from tests.conftest import HUNG_S, close, small_config, waves
-from tests.logs import as_lines, read_lines
+from tests.logs import Line, as_lines, read_lines
 from tests.training.parallel import nets
 
 EPOCHS = 6
@@ -70,9 +70,9 @@ class Killer:
 
     def __init__(self, number: int, rank: int | None) -> None:
         self.number, self.rank, self.sent = number, rank, False
-        self.events: list[runs.Event] = []
+        self.events: list[Line] = []
 
-    def __call__(self, event: runs.Event) -> None:
+    def __call__(self, event: Line) -> None:
         self.events.append(event)
         if event["event"] == "epoch" and event["epoch"] == 2 and not self.sent:
             self.sent = True
@@ -101,7 +101,7 @@ def test_two_processes_write_the_run_that_one_writes_and_survive_a_kill(tmp_path
         assert [path.name for path in (tmp_path / f"killed-{rank}").iterdir()] == [killed.run.name]
 
 
-def _is_restart(event: runs.Event) -> bool:
+def _is_restart(event: Line) -> bool:
     return event["event"] == "recovery" and event["what"].startswith("process")
 
 

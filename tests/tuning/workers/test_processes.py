@@ -19,7 +19,7 @@ from slipstream.search import api, database
 from slipstream.search.budget import SearchBudget
 from slipstream.search.workers import Launcher
 from tests.conftest import close, small_config, waves
-from tests.logs import as_lines, read_lines
+from tests.logs import Line, as_lines, read_lines
 from tests.tuning.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 TRIALS, EPOCHS = 8, 100
@@ -32,9 +32,9 @@ class Violent:
     def __init__(self, number: int, *, to_worker: int | None = None) -> None:
         self.number, self.to_worker, self.sent = number, to_worker, False
         self.pids: dict[int, int] = {}
-        self.died: list[runs.Event] = []
+        self.died: list[Line] = []
 
-    def __call__(self, event: runs.Event) -> None:
+    def __call__(self, event: Line) -> None:
         if event["event"] == "worker":
             if event["what"] == "started":
                 self.pids[event["worker"]] = event["pid"]
