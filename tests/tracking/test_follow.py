@@ -209,7 +209,7 @@ def test_points_that_a_resumed_run_writes_again_are_sent_once(keeping, tmp_path,
         unsettled = set(logged_points(folders[-1]))
         assert not follow_by(keeping, folders[-1], out).is_finished
         assert set(as_points(keeping.sent)) < unsettled
-        again = {"resume": folders[-1], "watch": stop_after(events, "log")}
+        again = {"resume": folders[-1], "watch": as_lines(stop_after(events, "log"))}
         with pytest.raises(Killed):  # other steps are logged, at another speed
             train(None, waves(), overrides=("engine.log_every=3",), **again)
     follow_by(keeping, folders[-1], out)

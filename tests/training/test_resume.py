@@ -471,7 +471,7 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
 def test_an_inner_run_that_was_killed_early_goes_on_in_its_folder(tmp_path):
     config, table, folder = configured(tmp_path), waves(400), tmp_path / "retrained" / "best"
     with pytest.raises(Killed):
-        training.train_or_resume(folder, config, table, killed_at("start"))
+        training.train_or_resume(folder, config, table, as_lines(killed_at("start")))
     (folder / "mark").touch()
     found = training.train_or_resume(folder, config, table, None)
     assert (folder / "mark").exists()
