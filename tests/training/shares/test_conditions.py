@@ -16,7 +16,7 @@ from slipstream import config as configs
 from slipstream.base.errors import ResumableError
 from slipstream.engine import loop
 from slipstream.engine.lanes import OUT_OF_TIME
-from slipstream.events import Epoch
+from slipstream.events import Epoch, Log
 from slipstream.runs import Run
 from slipstream.training.request import TrainRequest
 from slipstream.training.resuming import load_resumed
@@ -130,7 +130,7 @@ class Clock:
             self.now = 0.0
 
             def add(event, index=task.index):
-                self.now += event["event"] == "log"
+                self.now += isinstance(event, Log)
                 relay.add(index, event)
 
             train_share(task, add)
