@@ -49,13 +49,13 @@ def describe_job() -> dict[str, Any]:
 
 
 def has_ended(job: Mapping[str, Any]) -> bool:
-    """Return whether a job, as `describe_job` returned it on any node, is known to be over: SLURM
-    ends a job before it starts it again."""
-    current = describe_job()
-    if not current or job.get("cluster") != current["cluster"]:
+    """Whether a job, as `describe_job` returned it on some node, is known to be over: SLURM ends it
+    before it starts it again."""
+    own_job = describe_job()
+    if not own_job or job.get("cluster") != own_job["cluster"]:
         return False
-    if job.get("job") == current["job"]:
-        return bool(int(job.get("restarts", 0)) < current["restarts"])
+    if job.get("job") == own_job["job"]:
+        return bool(int(job.get("restarts", 0)) < own_job["restarts"])
     now = int(time.monotonic() / ASK_EVERY_S)
     return str(job.get("job", "")).isdecimal() and is_gone(str(job["job"]), now)
 
@@ -163,8 +163,8 @@ def remove_leftover(folder: Path) -> None:
     except OSError:
         return
     try:
-        elsewhere = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
-        if _try_flock(descriptor) and not elsewhere:
+        is_elsewhere = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
+        if _try_flock(descriptor) and not is_elsewhere:
             with suppress(OSError):  # another process may have been faster
                 remove(folder)
     finally:
@@ -219,10 +219,10 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        owner = _read_holder(path)
-        holder = _name_process(owner) if owner else "a process"
+        holder = _read_holder(path)
+        process = _name_process(holder) if holder else "a process"
         raise UserError(
-            f"{folder}: {holder} holds this run; if it has ended, remove {path} (this file system "
+            f"{folder}: {process} holds this run; if it has ended, remove {path} (this file system "
             "has no locks that would tell)"
         ) from None
     except OSError as error:
@@ -297,7 +297,7 @@ def _name_process(holder: dict[str, Any]) -> str:
 
 
 def _is_over(holder: dict[str, Any]) -> bool:
-    """Return whether a holder on any machine belongs to a SLURM job that is over."""
+    """Whether a holder on any machine belongs to a SLURM job that is over."""
     job = holder.get("slurm")
     return isinstance(job, dict) and has_ended(job)
 

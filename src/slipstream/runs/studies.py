@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipstream.base.errors import Command, Message, Option, UserError
+from slipstream.events import SearchStart
 from slipstream.runs.folder import Run
 from slipstream.runs.log import parse_line
 
@@ -37,7 +38,8 @@ def read_storage(folder: Path) -> str | None:
     with suppress(FileNotFoundError), Run(folder).log.open("rb") as lines:
         for line in lines:
             event = parse_line(line.rstrip(b"\n")) if line.startswith(OPENING) else None
-            stated = event.get("storage", stated) if event else stated
+            if isinstance(event, SearchStart):
+                stated = event.storage or stated
     return None if stated is None else str(stated)
 
 

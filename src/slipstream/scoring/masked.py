@@ -22,6 +22,7 @@ from slipstream.engine import objective
 from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
+from slipstream.events import Scoring
 from slipstream.models import noise
 from slipstream.scoring import regression, summary
 from slipstream.scoring.batch import ChunkLoader
@@ -307,7 +308,7 @@ def score_encoder(
     The test rows, if the split names any, are not read.
     """
     run, config, dataset, plan = context.run, context.config, context.dataset, context.plan
-    run.append("scoring", what="the encoder")
+    run.append(Scoring(what="the encoder"))
     load_chunks = summary.make_chunk_loader(context)
     mean = compute_training_mean(dataset, load_chunks).to(plan.device)
     filler = MaskFiller(summary.restore_model(context, weights), plan, config.pretrain, mean)

@@ -43,7 +43,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.planning import (
     TimedWorkload,
     TrainingWorkload,
-    prepare_task,
+    build_by_rules,
     resolve_batch_size,
 )
 from slipstream.models import custom
@@ -783,7 +783,7 @@ def _record(
     tell(f"{format_ms(wall_ms)} a step; recording {steps} steps ...")
     recorded, chrome = record_trace(workload, min(steps, MAX_STEPS))
     tell("measuring what this machine could do ...")
-    context, _ = prepare_task(workload.config, dataset)
+    context, _ = build_by_rules(workload.config, dataset)
     on_gpu = plan.device.type == "cuda"
     facts = StepFacts(
         on_gpu=on_gpu,

@@ -39,7 +39,8 @@ from slipstream.engine.lanes import FitResult, LaneResult
 from slipstream.engine.monitor import compare_with_estimate, summarize
 from slipstream.engine.parallel import LOST
 from slipstream.engine.plan import Plan
-from slipstream.runs import DISK_FULL, Event, Run
+from slipstream.events import End, Event, SearchStart
+from slipstream.runs import DISK_FULL, Run
 from slipstream.runs.watching import start_follower
 from slipstream.scoring import masked, summary
 from slipstream.scoring.summary import BaselineSums, FoldLanes, FoldSums
@@ -142,7 +143,7 @@ def _refuse_other_kinds(request: TrainRequest, run: Run) -> None:
     """Raise a UserError for a run that is not one of training."""
     if (run.folder / ENSEMBLE_FILE).exists():
         raise UserError(f"{run.folder}: is an ensemble; there is nothing to train further")
-    if any(event["event"] == "search" for event in runs.read_events(run)):
+    if any(isinstance(event, SearchStart) for event in runs.read_events(run)):
         raise UserError(
             f"{run.folder}: is a search; resume with: " + Command("tune", resume=run.folder)
         )
@@ -290,7 +291,7 @@ def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -
     if "workers" in context.packing.workers:
         result["workers"] = context.packing.workers["workers"]
     if context.init is not None:
-        result["init_from"] = context.init.summary
+        result["init_from"] = context.init.summarize()
     return result
 
 
@@ -312,7 +313,7 @@ def _write_summary(
             result |= {"advice": suggested, "notes": [*result["notes"], *suggested["lines"]]}
     result |= runs.describe_origin() | {"time": _summarize_time(context)}
     runs.write_metrics(run, result | {"detail": detail})
-    run.append("end", seconds=result["seconds"])
+    run.append(End(seconds=result["seconds"]))
     return FinishedRun(run.folder, result)
 
 

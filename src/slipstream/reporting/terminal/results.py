@@ -451,8 +451,8 @@ def print_copy(result: dict[str, Any], console: Console) -> None:
     else:
         size = format_size(result["copied_bytes"])
         before = result["files"] - copied
-        rest = f"; {before:,} were there already" if before else ""
-        print_text(console, f"{format_count(copied, 'file')} ({size}) copied to {where}{rest}")
+        already = f"; {before:,} were there already" if before else ""
+        print_text(console, f"{format_count(copied, 'file')} ({size}) copied to {where}{already}")
 
 
 def format_size(num_bytes: int) -> str:
