@@ -286,7 +286,7 @@ def find_split_groups(
         values = [file.split("/")[0] for file in files]
     elif data.split.folders:
         values = [table.name.split("/")[0]]
-    elif by == SERIES and by not in table.column_names:
+    elif by == SERIES and (by not in table.column_set or data.ids == (by,)):
         codes, values = series, names
     elif by is not None:
         codes, values = read_codes(table, by, "data.split.by")
