@@ -260,7 +260,7 @@ class PredictionServer:
         while not steps.is_done:
             await self.batcher.call(steps.advance)
         rows = steps.finish(self.model.signature)
-        return self.model.finish_steps(name, rows, state, every), rows.notes
+        return self.model.finish_steps(name, rows, every), rows.notes
 
     async def show(self, request: Request) -> Response:
         """Show how far a stream is."""
