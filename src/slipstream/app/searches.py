@@ -31,8 +31,8 @@ COMMON = (
 
 
 def parse_rows(rows: Any) -> dict[str, Any]:
-    """Return the rows of the editor as `[tune.space]` has them. What is wrong in them is left to
-    the config, whose messages the command line has too."""
+    """Return the rows of the editor as `[tune.space]` has them. Mistakes are left to the config, so
+    that the messages are those of the command line."""
     if rows is None:
         return {}
     if not isinstance(rows, list) or len(rows) > MAX_ROWS:
@@ -107,7 +107,7 @@ def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _format_number(value: float) -> str:
-    """Return a number as one types it: 1e-4, not 0.0001; TOML reads 1e-4 as it reads 1.0e-4."""
+    """Return a number as people type it: 1e-4, not 0.0001, which TOML reads alike."""
     if not math.isfinite(value):
         return str(value)
     if isinstance(value, float) and (0 < abs(value) < 1e-2 or abs(value) >= 1e6):
@@ -121,7 +121,7 @@ def _format_number(value: float) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a choice needs no quotes: no text, or one that cannot be read as something else."""
+    """Return whether a choice needs no quotes: it is no text, or reads as nothing else."""
     if not isinstance(value, str):
         return True
     is_simple = bool(value) and value.isprintable() and value == value.strip() and "," not in value
@@ -135,7 +135,7 @@ def _format_choice(value: Any, *, is_plain: bool) -> str:
 
 
 def list_settings() -> list[dict[str, Any]]:
-    """Return the settings that can be searched, with what the editor suggests for each."""
+    """Return the settings that can be searched, with the editor's suggestions for each."""
     controls = {control.setting: control for control in forms.list_controls(forms.TUNE)}
     names = [name for name in search_space.list_searchable() if name in controls]
     names.sort(key=lambda name: (name not in COMMON, COMMON.index(name) if name in COMMON else 0))
@@ -157,13 +157,13 @@ def list_settings() -> list[dict[str, Any]]:
 Trial = dict[str, Any]
 Event = dict[str, Any]
 KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
-"""What the page shows of a trial"""
+"""Keys of a trial that the page shows"""
 IN_TRAINING, ENDED = "running", "ended"
 LOGGED = tuple(
     f'{{"event": "{name}"'.encode()
     for name in ("search", "resume", "trial", "searched", "retraining", "end")
 )
-"""How the lines of the log begin that are read"""
+"""The beginnings of the log's lines that are read"""
 CREATE_TRIAL, SET_PARAM, SET_STATE, SET_LOSS = 4, 5, 6, 7
 """Operations of Optuna's journal"""
 RUNNING_STATE = 0
@@ -186,7 +186,7 @@ def read_search_events(folder: Path) -> list[Event]:
 
 
 def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
-    """Return every trial that has begun, in their order."""
+    """Return every trial that has begun, in the order of their numbers."""
     trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
     for entry in [*_read_list(folder / "trials.json"), *events]:
         number = entry.get("trial")
@@ -245,7 +245,8 @@ def _iter_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_param(value: Any, distribution: str) -> Any:
-    """Return a value from how the journal has it: a choice by its index, an integer as a float."""
+    """Return a parameter's value from the journal, which holds choices as indices and integers as
+    floats."""
     kind = json.loads(distribution)
     if kind["name"] == "CategoricalDistribution":
         return kind["attributes"]["choices"][int(value)]
@@ -253,7 +254,7 @@ def _parse_param(value: Any, distribution: str) -> Any:
 
 
 def describe_search(folder: Path) -> dict[str, Any]:
-    """Return what the page of a search draws."""
+    """Return the data of a search's page."""
     events, summary = read_search_events(folder), read_object(folder / "metrics.json")
     trials = read_trials(folder, events)
     config = _load_config(folder)
@@ -333,8 +334,8 @@ def _read_speed(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_best(trials: Iterable[Trial]) -> int | None:
-    """Return the trial with the lowest score, of those that `tune.minutes` cut off if no other has
-    one."""
+    """Return the trial with the lowest score. Trials that `tune.minutes` cut off count only if no
+    other trial has a score."""
     for state in ("finished", "cut off"):
         scores = [
             (trial["value"], trial["trial"])
@@ -351,7 +352,7 @@ def _find_last(events: Iterable[Event], *names: str) -> Event:
 
 
 def _find_phase(events: Iterable[Event]) -> str:
-    """Return what a search does, or did last: searching, retraining, or ended."""
+    """Return the current or last phase of a search: searching, retraining, or ended."""
     last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
     names = {"searched": "retraining", "retraining": "retraining", "end": ENDED}
     return names.get(str(last), "searching")

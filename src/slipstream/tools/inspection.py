@@ -206,6 +206,7 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
 
 
 CONTEXT, HORIZON = 96, 24
+"""Rows of the proposed windows, where the series are long enough: four days and one, if hourly"""
 EPOCHS = 20
 MAX_INPUTS = 60
 """Inputs up to which `data.inputs` lists them; above, `data.ignore` lists the other columns"""

@@ -54,7 +54,7 @@ from slipstream.tools.inspection import (
 Report = Callable[[float], None]
 COPY = "table.arrow"
 PART_VALUES = 1 << 20
-"""Values that are read at a time; more at a time are slower"""
+"""Values that are read at a time; larger parts are slower"""
 MAX_CELL = 200
 """Characters of a cell that a page of rows shows"""
 MAX_COLUMNS = 100
@@ -71,7 +71,8 @@ KINDS = (
 
 
 def describe_table(cached: CachedTable, report: Report) -> dict[str, Any]:
-    """Return rows, columns and the time of a file; copy it first if it cannot be read in place."""
+    """Return rows, columns and the time of a file; copy the file first if it cannot be read in
+    place."""
     table = _read_in_place(cached)
     facts: dict[str, Any] = {}
     if table is None:
@@ -100,7 +101,7 @@ def describe_table(cached: CachedTable, report: Report) -> dict[str, Any]:
 
 
 def load_table(cached: CachedTable) -> DataTable:
-    """Return the table of a file that was described."""
+    """Return the table of a file that `describe_table` has read."""
     facts = cached.read("table")
     table = _read_in_place(cached) or arrow.read_arrow(cached.folder / COPY, cached.path.name)
     return replace(table, decimal=facts["decimal"], delimiter=facts["delimiter"])
@@ -137,7 +138,8 @@ def _format(cell: Any) -> str | None:
 
 
 def _read_in_place(cached: CachedTable) -> DataTable | None:
-    """Return the table of a file whose columns are read where they are; None for other formats."""
+    """Return the table of a file whose columns can be read without a copy; None for other
+    formats."""
     file_format = find_format(cached.path)
     if cached.path.is_dir() or file_format is None or not file_format.load().reads_in_place:
         return None
@@ -145,7 +147,7 @@ def _read_in_place(cached: CachedTable) -> DataTable | None:
 
 
 def _copy(cached: CachedTable, report: Report) -> dict[str, Any]:
-    """Copy all rows to one Arrow file; return what is known of its format."""
+    """Copy all rows to one Arrow file; return the facts about its format."""
     options, _ = parse_options(cached.overrides)
     _, paths = files.expand_path(cached.path)
     total = sum(path.stat().st_size for path in paths)
@@ -224,8 +226,7 @@ def _fit(batch: Batch, schema: pa.Schema, name: str) -> pa.Table:
 
 
 def _read_head(table: DataTable) -> tuple[Batch, dict[str, Any] | None]:
-    """Return the first rows of the columns whose type they tell, and which columns hold the
-    time."""
+    """Return the first rows of text columns, and the columns that hold the time."""
     types = {name: table.reader.get_type(name) for name in table.column_names}
     dated = [name for name, kind in types.items() if _is_dated(kind)]
     part = table.slice_rows(0, min(FORMAT_ROWS, table.num_rows))
@@ -247,7 +248,7 @@ def _is_dated(kind: pa.DataType) -> bool:
 
 
 def _find_kind(table: DataTable, name: str, head: Mapping[str, Any]) -> str:
-    """Return the type of a column, of text by its first rows."""
+    """Return the type of a column; the type of text comes from its first rows."""
     kind = table.reader.get_type(name)
     for test, word in KINDS:
         if test(kind):
@@ -267,7 +268,7 @@ MICROSECONDS = 1e6
 
 
 class _Parsed(NamedTuple):
-    """The values of a batch."""
+    """The numbers of a batch, and its cells that are no numbers."""
 
     numbers: Floats
     not_numbers: Any = None
@@ -275,7 +276,7 @@ class _Parsed(NamedTuple):
 
 
 def build_column(cached: CachedTable, column: int, report: Report) -> dict[str, Any]:
-    """Write a column's values; return what they tell."""
+    """Write a column's values; return its statistics."""
     table = load_table(cached)
     name = _get_name(table, column)
     _check_disk(cached, table.num_rows)
@@ -383,7 +384,7 @@ def _to_floats(values: pa.ChunkedArray) -> Floats:
 
 
 class _Gaps:
-    """Remembers the longest gaps of the time."""
+    """Keeps the longest gaps of the time."""
 
     def __init__(self) -> None:
         self.gaps: list[tuple[float, int, float]] = []
@@ -411,7 +412,7 @@ class _Gaps:
 
 
 def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
-    """Return how many values lie in each part of the range."""
+    """Return a histogram of the values."""
     low, size = moments.low, moments.high - moments.low
     counts = np.zeros(BINS, dtype=np.int64)
     if not size or not np.isfinite(size):
@@ -425,6 +426,7 @@ def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
 
 MAX_SERIES = 5_000
 PART_ROWS = 1 << 18
+"""Rows at a time, so that all columns of a part fit into memory"""
 
 
 def correlate(cached: CachedTable, report: Report) -> dict[str, Any]:
@@ -468,8 +470,8 @@ def _divide(sums: Floats) -> Floats:
 
 
 def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
-    """Return the series that the columns of `data.id` tell apart, or files; write the order of rows
-    where series take turns."""
+    """Return the series by the columns of `data.id`, or by files; write the order of rows where
+    series alternate."""
     table = load_table(cached)
     named = (cached.read("findings") or {}).get("config", {}).get("data", {}).get("id")
     names = [named] if isinstance(named, str) else list(named or ())
@@ -500,7 +502,7 @@ def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
 
 
 def inspect(cached: CachedTable, _: Report) -> dict[str, Any]:
-    """Return what `slipstream inspect` finds."""
+    """Return the findings of `slipstream inspect`."""
     return inspect_path(str(cached.path), cached.overrides).to_dict()
 
 
@@ -512,7 +514,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "correlations": correlate,
     "series": find_series,
 }
-"""What is written to a file of the task's name, with its arguments"""
+"""Functions by the name of their task; each result is written to a file of that name"""
 
 
 def run_task(request: dict[str, Any], report: Report) -> Any:
@@ -534,14 +536,14 @@ def run_task(request: dict[str, Any], report: Report) -> Any:
 
 
 def answer(line: str, send: Callable[[Any], None]) -> None:
-    """Carry out the task of a line, and send what came of it."""
+    """Run the task of a line, and send its result or its error."""
     last = 0.0
 
-    def report(share: float) -> None:
+    def report(progress: float) -> None:
         nonlocal last
-        if share >= last + 0.01:
-            last = share
-            send({"progress": share})
+        if progress >= last + 0.01:
+            last = progress
+            send({"progress": progress})
 
     try:
         send({"result": run_task(json.loads(line), report)})

@@ -30,6 +30,7 @@ from slipstream.tools.bench.results import (
 
 PRESETS = ("baseline", "auto")
 MARGIN = 0.005
+"""The largest accepted growth of the error, as a share"""
 MIN_SEEDS = 3
 METRICS = {"mse": "RMSE", "mae": "MAE"}
 
