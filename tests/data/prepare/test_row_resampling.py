@@ -94,7 +94,9 @@ def test_bars_are_those_of_pandas():
     ticks = pd.DataFrame({"price": price, "size": draw.integers(1, 9, 600).astype(float)}, times)
     step = {"every": "15min", "method": "ohlc"}
     config = Data(
-        time="t", horizon=1, prepare=[{"step": "resample", **step, "price": "price", "volume": "size"}]
+        time="t",
+        horizon=1,
+        prepare=[{"step": "resample", **step, "price": "price", "volume": "size"}],
     ).prepare[0]
     got = resample(
         times.to_numpy().astype("datetime64[us]").astype(np.int64),
