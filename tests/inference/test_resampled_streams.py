@@ -42,7 +42,7 @@ def push_all(stream, table, **options):
     return found, answers
 
 
-def compare(found, wanted, context=0):
+def compare(found, wanted):
     columns = [
         n for n in wanted.column_names if n not in ("series", "row", "time", "step", "predicted")
     ]
@@ -134,12 +134,15 @@ def test_a_refused_row_changes_nothing(runs):
         for name in before
         if before[name].dtype.kind == "f"
     )
-    missing = [{**row, "b": None} for row in rows[150:]]
+    late = rows[149]["time"] + 0.1
+    missing = [{"time": late + 0.1 * k, "b": None, "c": 30.0} for k in range(60)]
+
+    def push() -> None:
+        for row in missing:  # the last known value is held for three seconds
+            stream.push(row)
+
     with pytest.raises(UserError, match='no value in the column "b"'):
-        for row in missing:
-            stream.push(row | {"time": row["time"] + 0.0})
-        for k in range(60):
-            stream.push({"time": rows[-1]["time"] + 0.1 * (k + 1), "b": None, "c": 30.0})
+        push()
 
 
 @pytest.mark.parametrize("policy", ["first", "last", "mean"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -40,11 +42,11 @@ def test_a_stream_answers_once_per_new_row_and_goes_on_after_a_restart(case, tra
     cuts = [0, 3, 4, 57, 199, 300, 301, 443, 600]
     answered = []
     with start_server(run, *state) as server:
-        for begin, end in zip(cuts[:4], cuts[1:5], strict=True):
+        for begin, end in pairwise(cuts[:5]):
             answered.append(send(server, table, begin, end, params={"every": "true"}))
         server.stop()
     with start_server(run, *state) as server:
-        for begin, end in zip(cuts[4:-1], cuts[5:], strict=True):
+        for begin, end in pairwise(cuts[4:]):
             answered.append(send(server, table, begin, end, params={"every": "true"}))
         refused = server.push("s", {"columns": table.slice(500, 5).to_pydict()})
         assert refused.status_code == 409

@@ -152,6 +152,10 @@ def test_what_cannot_be_resampled_row_by_row_is_refused(steps, message):
     from slipstream.data.prepare.rows import RowSteps
 
     data = Data(time="time", horizon=1, prepare=steps)
-    with pytest.raises(UserError, match=message):
+
+    def make() -> None:
         RowSteps(data, ["a"], {}, 1.0)
         RowResampler(data, ["a"], {})
+
+    with pytest.raises(UserError, match=message):
+        make()

@@ -46,7 +46,7 @@ def export(run, folder, **options):
     return result, CLibrary(path, "slip", kind, num_outputs=outputs), header
 
 
-def step(library, table, stream, regime):
+def step(library, table, stream):
     """What C predicts, by the row that completed it, and what the stream does."""
     columns = np.stack([table[name].to_numpy() for name in stream.columns], axis=1)
     times = table["time"].to_numpy()
@@ -85,7 +85,7 @@ def test_raw_rows_give_the_predictions_of_a_stream_and_of_predict(case, train, t
     result, library, header = export(run, tmp_path / "out", state="windows")
     assert "ok" in result["selftest"]
     assert "(resample)" in header
-    out, complete, wanted = step(library, table, Stream(run, gaps="reset"), "window")
+    out, complete, wanted = step(library, table, Stream(run, gaps="reset"))
     answered = [answer is not None for answer in wanted]
     np.testing.assert_array_equal(complete.astype(bool), answered)
     expected = np.stack([get_values(answer) for answer in wanted if answer is not None])
@@ -109,7 +109,7 @@ def test_dates_are_microseconds(train, tmp_path):
     table = make_rows("dated", 1200, seed=3)
     _, library, header = export(run, tmp_path / "out", state="windows")
     assert "typedef int64_t slip_time; /* microseconds" in header
-    out, complete, wanted = step(library, table, Stream(run, gaps="reset"), "window")
+    out, complete, wanted = step(library, table, Stream(run, gaps="reset"))
     expected = np.stack([get_values(answer) for answer in wanted if answer is not None])
     np.testing.assert_allclose(out[complete > 0], expected, rtol=1e-5, atol=1e-5)
 
@@ -118,7 +118,7 @@ def test_a_carried_state_is_carried_over_new_rows(train, tmp_path):
     run, table = train("carried"), make_rows("carried", 1200, seed=3)
     result, library, _ = export(run, tmp_path / "out")
     assert "ok" in result["selftest"]
-    out, complete, wanted = step(library, table, Stream(run, gaps="reset"), "carried")
+    out, complete, wanted = step(library, table, Stream(run, gaps="reset"))
     expected = np.stack([get_values(answer) for answer in wanted if answer is not None])
     rows = [number for number, answer in enumerate(wanted) if answer is not None]
     np.testing.assert_allclose(out[rows], expected, rtol=1e-5, atol=1e-5)
@@ -146,7 +146,11 @@ def test_resampling_alone_can_be_left_to_the_caller(train, tmp_path):
 @pytest.mark.parametrize(
     ("case", "data", "message"),
     [
-        ("before", {}, r"step 4 \(resample\) comes after other steps; put it first"),
+        (
+            "before",
+            {},
+            r"comes after other steps; put it first.*after_prepare=\"resample\"",
+        ),
         ("dated", {}, r"step 2 \(calendar\) needs the time of each row"),
         ("bars", {}, r"step 1 \(resample\) makes bars.*after_prepare=\"resample\""),
         ("mean", {"duplicates": "mean"}, r'data.duplicates = "mean".*after_prepare="resample"'),

@@ -638,14 +638,15 @@ def find_dates(source: ExportSource, settings: CSettings) -> bool:
     """Return whether rows that the code resamples have dates as times, and not plain numbers."""
     data = source.run.first.config.data
     resamples = any(isinstance(step, ResampleStep) for step in data.prepare)
-    if settings.after_prepare or not resamples or data.time_column is None:
+    column = data.time_column
+    if settings.after_prepare or not resamples or column is None:
         return False
     new_data = source.new_data
     if isinstance(new_data, (str, os.PathLike)):
         data, new_data = data.model_copy(update={"path": str(new_data)}), None
     table = read_tables(data, new_data)[0]
     first = table.slice_rows(0, min(table.num_rows, 1000))
-    return is_date(read_times(first, data.time_column, data.time_format))
+    return is_date(read_times(first, column, data.time_format))
 
 
 def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict[str, PieceRunner]:

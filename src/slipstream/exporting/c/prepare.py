@@ -17,6 +17,7 @@ from slipstream.base.text import format_c_double
 from slipstream.data.prepare.c_code import Statements
 from slipstream.data.prepare.chain import StepPlan, plan_steps, select_steps
 from slipstream.data.prepare.resampling import CONSTANT, ROUNDING, get_lengths
+from slipstream.data.prepare.rows import split_steps
 from slipstream.data.prepare.steps import Padding, Resampling, Step, StepInputs
 from slipstream.inference.portable import PortableModel
 
@@ -55,8 +56,10 @@ def prepare_in_c(
     problems = list(explain_refusals(model, plan, after=last))
     if problems:
         fix = Option("after-prepare", True) + ", and give the code rows as they are after all steps"
-        if isinstance(plan.steps[0], Resampling) and not list(
-            explain_refusals(model, replace(plan, steps=plan.steps[1:]), after=last + 1)
+        _, resampling, rest = split_steps(plan)
+        later = replace(plan, steps=rest)
+        if resampling is not None and not any(
+            explain_refusals(model, later, after=resampling.number)
         ):
             fix = Option("after-prepare", "resample") + ", and give the code resampled rows"
         raise UserError(f"{'; '.join(problems)}: C code cannot do this row by row; pass " + fix)

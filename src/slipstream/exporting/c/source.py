@@ -398,9 +398,9 @@ def _describe_resampling(layout: CLayout) -> Iterator[str]:
     unit = "in microseconds" if layout.settings.has_dates else "in the unit of the time column"
     yield (
         f"Rows come at any times, {unit}, none earlier than the one before. Each new row, one "
-        f"every {config.every}, is predicted once: by the call with a row at its very time, or else by "
-        "the first call with a later one. A call that completes several new rows returns the "
-        "prediction after the last. After a gap, the context begins anew by itself. A row that "
+        f"every {config.every}, is predicted once: by the call with a row at its very time, or "
+        "else by the first call with a later one. A call that completes several new rows returns "
+        "the prediction after the last. After a gap, the context begins anew by itself. A row that "
         "repeats the time of a new row which is complete comes too late for it."
     )
 
