@@ -60,6 +60,9 @@ class ResampleStep(Section):
     """With `"ohlc"`: the column of closing prices (default `"close"`)."""
     volume: str | Names | None = None
     """With `"ohlc"`: columns that are added up, such as volumes; 0 in a bar without a row."""
+    label: Literal["end", "start"] = "end"
+    """With `"ohlc"`: whether time stamps, of the rows and of the new bars, are the `"end"` of the
+    period that a bar covers or its `"start"`."""
     limit: Duration | None = None
     """Gaps in time longer than this stay gaps. Default: three times `every`; set it if rows are
     usually further apart."""
@@ -80,6 +83,8 @@ class ResampleStep(Section):
             for name in ("price", *BAR, "volume"):
                 if getattr(self, name) is not None:
                     raise ValueError(f'{name} applies only with method = "ohlc"; remove it')
+            if self.label == "start":
+                raise ValueError('label = "start" applies only with method = "ohlc"; remove it')
         names = [*self.bars, *self.volumes, *([] if self.price is None else [self.price])]
         if len(set(names)) < len(names):
             raise ValueError("a column is named twice among price, open, high, low, close, volume")

@@ -40,7 +40,7 @@ from slipstream.data.prepare.rows import (
     RowTime,
     plan_future,
 )
-from slipstream.data.series import MICROSECONDS, Floats, accepts_repeated
+from slipstream.data.series import Floats, accepts_repeated
 from slipstream.data.table import DataTable, wrap_table
 from slipstream.inference.networks import RowNetwork, predict_scaled, restore_outputs
 from slipstream.inference.portable import PortableMember, PortableRun, load_portable
@@ -1016,10 +1016,9 @@ class Stream:
     ) -> None:
         """Refuse a row after a gap at once, not only when its bin is complete."""
         last = made[-1].time if made else series.time
-        if bins is None or bins.is_made or last is None or self.signature.step is None:
+        if self._resampler is None or bins is None or bins.is_made or last is None:
             return
-        step = self.signature.step * (MICROSECONDS if last.is_date else 1.0)
-        end = RowTime(bins.number * step, last.is_date)
+        end = self._resampler.get_time(bins.number, is_date=last.is_date)
         self._check_time(replace(series, time=last), row._replace(time=end))
 
     def _finish(self, series: StreamSeries, values: list[Floats]) -> StreamPrediction:

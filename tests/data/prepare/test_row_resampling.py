@@ -20,6 +20,7 @@ STEPS = {
     "last": {"method": "last"},
     "bars": BARS,
     "ticks": {"method": "ohlc", "price": "a", "volume": ["e"]},
+    "starts": {**BARS, "label": "start"},
     "held": {"method": "mean", "limit": 7.5},
 }
 
@@ -109,6 +110,20 @@ def test_bars_are_those_of_pandas():
     for name in ("open", "high", "low", "close"):
         np.testing.assert_array_equal(got[name], wanted[name])
     np.testing.assert_array_equal(got["size"], grouped["size"].sum())
+    # stamped with the start, of the rows and of the bars
+    started = config.model_copy(update={"label": "start"})
+    got = resample(
+        times.to_numpy().astype("datetime64[us]").astype(np.int64),
+        {name: ticks[name].to_numpy() for name in ticks},
+        **step,
+        bars=BarColumns.from_step(started),
+    )
+    left = ticks.resample("15min")["price"].ohlc()[:-1]  # the last bar is not complete
+    np.testing.assert_array_equal(
+        got.times, left.index.to_numpy().astype("datetime64[us]").astype(np.int64)
+    )
+    for name in ("open", "high", "low", "close"):
+        np.testing.assert_array_equal(got.columns[name], left[name])
     # bars of bars are the bars of the ticks
     fine = ticks.resample("5min", closed="right", label="right")
     bars = fine["price"].ohlc().assign(volume=fine["size"].sum())
@@ -128,6 +143,7 @@ def test_bars_are_those_of_pandas():
     [
         ({"method": "mean", "price": "p"}, 'price applies only with method = "ohlc"'),
         ({"method": "ohlc", "price": "open"}, "named twice"),
+        ({"method": "last", "label": "start"}, "label = .start. applies only"),
     ],
 )
 def test_columns_of_bars_are_checked(step, message):

@@ -66,6 +66,8 @@ class BarColumns(NamedTuple):
     """Open, high, low and close of the rows; of ticks, four times the price"""
     names: tuple[str, str, str, str]
     volumes: tuple[str, ...] = ()
+    is_start: bool = False
+    """Whether times are the start of the period that a bar covers, not its end"""
 
     @classmethod
     def from_step(cls, step: ResampleStep) -> BarColumns | None:
@@ -74,7 +76,7 @@ class BarColumns(NamedTuple):
             return None
         price = step.price
         sources = step.bars if price is None else (price, price, price, price)
-        return cls(sources, step.bars, step.volumes)
+        return cls(sources, step.bars, step.volumes, step.label == "start")
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,9 @@ def resample(
             "to the usual step between rows or more"
         )
     del steps
+    is_start = bars is not None and bars.is_start
+    if is_start:
+        times = times + get_shift(times, step)
     grid = _make_grid(times, step, longest, method)
     neighbors = _find_neighbors(times, grid, method)
     if not neighbors.usable.all():
@@ -158,7 +163,14 @@ def resample(
         if not keep:
             del columns[name]
             release_memory()
-    return Resampled(grid.times, result, neighbors.before)
+    new_times = (grid.times - step).astype(times.dtype) if is_start else grid.times
+    return Resampled(new_times, result, neighbors.before)
+
+
+def get_shift(times: Times, step: int | float) -> int | float:
+    """Return how much later a row counts whose time is the start of a period: just enough for one
+    at the border of two bins to belong to the second."""
+    return 1 if times.dtype == np.int64 else 2 * ROUNDING * step
 
 
 def get_look_ahead(every: str | float, limit: str | float | None, method: str) -> int:

@@ -18,7 +18,7 @@ from slipstream.base.errors import UserError
 from slipstream.config import Data, Signature
 from slipstream.data.prepare.chain import StepPlan, plan_steps, select_steps
 from slipstream.data.prepare.frames import SeriesFrame
-from slipstream.data.prepare.resampling import CONSTANT, ROUNDING, get_lengths
+from slipstream.data.prepare.resampling import CONSTANT, ROUNDING, get_lengths, get_shift
 from slipstream.data.prepare.steps import Limits, Padding, Resampling, Step, StepInputs
 from slipstream.data.series import MICROSECONDS, Floats, Times
 
@@ -273,6 +273,8 @@ class RowResampler:
         """Return the state after a row, from its values in the order of `sources`, and the new
         rows that it completes, the oldest first."""
         step, limit, rounding = self._get_lengths(time)
+        if self.bars is not None and self.bars.is_start:
+            time = time._replace(value=time.value + get_shift(time.to_array(), step))
         number = _count_bins(time.value - rounding, step)
         made: list[MadeRow] = []
         if state.time is not None:
@@ -333,8 +335,14 @@ class RowResampler:
             known[self.bars.names[3]] = close
             for name in self.bars.volumes:
                 known[name] = float(bins[SUMS, place[name]]) if has_rows[place[name]] else 0.0
-        moment = RowTime(end if time.is_date else float(end), time.is_date)
+        moment = self.get_time(number, is_date=time.is_date)
         return MadeRow(np.array([known[name] for name in self.columns]), moment, ends_bin)
+
+    def get_time(self, number: int, *, is_date: bool) -> RowTime:
+        """Return the time of the new row of a bin."""
+        step, _, _ = self._get_lengths(RowTime(0, is_date))
+        end = (number - (self.bars is not None and self.bars.is_start)) * step
+        return RowTime(end if is_date else float(end), is_date)
 
 
 def _count_bins(time: float, step: float) -> int:

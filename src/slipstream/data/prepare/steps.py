@@ -272,7 +272,8 @@ class Resampling(Step[ResampleStep]):
         step, _ = resampling.get_lengths(frame.times, config.every, config.limit)
         ahead = 0
         if frame.ahead:  # a row that holds the last value, or a mean of fewer rows, is ahead too
-            ahead = int((result.times > frame.times[-frame.ahead - 1]).sum())
+            ends = result.times + (step if config.label == "start" else 0)
+            ahead = int((ends > frame.times[-frame.ahead - 1]).sum())
         return replace(
             frame,
             ahead=ahead,
