@@ -126,7 +126,7 @@ def test_parquet_and_tables_of_python_are_read_alike(tmp_path: Path) -> None:
     assert list_cells(stored, "name") == list_cells(passed, "name") == ["a", "a", "b"]
 
 
-def test_lists_are_series_of_several_columns(tmp_path: Path) -> None:
+def test_lists_are_series_of_several_columns() -> None:
     columns = {"load": [[1.0, 2.0], [3.0, 4.0, None]], "heat": [[5.0, 6.0], [7.0]]}
 
     (table,) = read_tables(Data(layout="wide"), columns)
