@@ -22,6 +22,7 @@ from slipstream.config.prepare import name_step
 from slipstream.data.scaler import Scaler
 from slipstream.inference.portable import PortableModel, PortableRun
 from slipstream.inference.rows import PhysicalWindows
+from slipstream.inference.stream import DefaultRegime
 from slipstream.models.kinds import load_kind
 
 if TYPE_CHECKING:
@@ -300,6 +301,8 @@ class ExportSource:
     """Returns so many of the windows that it is verified on, spread evenly over them"""
     read_start: Callable[[int], SeriesPiece]
     """Returns so many rows from the start of a series"""
+    regime: DefaultRegime
+    """What to deploy, unless the options of the format choose otherwise"""
     units: Mapping[str, str] = field(default_factory=dict)
     """Of columns, as the files state them"""
     new_data: Any = None

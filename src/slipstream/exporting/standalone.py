@@ -18,6 +18,7 @@ from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine
 from slipstream.config.data import SIMULATED
 from slipstream.inference.portable import MEMBERS, PortableMember, PortableRun
+from slipstream.inference.stream import STREAM_FILE, read_measurement
 from slipstream.models.files import ORIGIN, load_run_config
 from slipstream.runs.lanes import ENSEMBLE, LANE_METADATA, LANES_FOLDER, MODEL
 
@@ -100,6 +101,9 @@ def write_standalone(run: PortableRun, folder: Path) -> None:
     """Write the run's model, or its members with their weights, into a folder."""
     if not run.is_ensemble:
         _write_member(run.members[0], folder)
+        if read_measurement(run) is not None:  # the export is deployed as the run is
+            measurement = (run.run.folder / STREAM_FILE).read_bytes()
+            (folder / STREAM_FILE).write_bytes(measurement)
         return
     config = strip_config(runs.load_config(run.run))
     (folder / "config.toml").write_text(runs.format_config(config), encoding="utf-8")

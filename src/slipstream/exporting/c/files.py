@@ -8,16 +8,16 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import Option, UserError, Wording
-from slipstream.base.text import format_c_double
+from slipstream.base.text import format_c_double, format_count
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -40,10 +40,9 @@ from slipstream.exporting.formats import (
     to_inputs,
     widen_limit,
 )
-from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows
-from slipstream.inference.stream import Stream, StreamPrediction
+from slipstream.inference.stream import Regime, Stream, StreamPrediction
 from slipstream.models.c_code import format_floats
 
 MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
@@ -51,7 +50,7 @@ MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
 MAX_ROWS = 200
 """Rows of a series that the steps of `data.prepare` are tested on"""
 ROWS_AFTER_CONTEXT = 50
-"""Rows with predictions that count, where the state is carried on"""
+"""Rows after the first full context that steps are tested on"""
 
 
 def count_windows(layout: CLayout) -> int:
@@ -61,87 +60,118 @@ def count_windows(layout: CLayout) -> int:
 
 
 def write_selftest(
-    layout: CLayout, examples: ReferenceBatch, limit: float, series: SeriesRows | None
+    layout: CLayout,
+    limit: float,
+    *,
+    examples: ReferenceBatch | None,
+    steps: StepTest | None,
+    series: SeriesRows | None,
 ) -> str:
-    """Return the text of main.c."""
-    signature, scaler = layout.model.signature, layout.model.scaler
-    double, windows = layout.settings.double, examples.windows
-    expected = next(iter(examples.outputs.values()))  # lower and upper follow it
-    extra = [name for name in ("static", "future") if getattr(windows, name) is not None]
-    names = {"static": "constants", "future": "future"}
-    spread = _measure_spreads(layout)
-    limit = _widen_limit(layout, limit, expected, spread)
+    """Return the text of main.c: windows, rows one after the other, and rows before and after
+    `data.prepare`, each where there are any."""
+    double, spread = layout.settings.double, _measure_spreads(layout)
     values: dict[str, Any] = {
         "p": layout.settings.name,
-        "on": "test set",
-        "limit": f"{limit:g}",
-        "num_windows": len(windows.rows),
-        "rows": _format_rows(windows.rows, double=double),
-        "constants": (),
-        "future": (),
-        "expected": _format_rows(expected, double=True),
+        "prepares": layout.prepared is not None,
+        "carried": layout.parts.carried,
         "spread": _format_rows(spread[None], double=True)[0],
-        "window_arguments": "".join(f", {names[one]}[n]" for one in extra),
-        # a step that prepares or filters gives other numbers than a window
-        "compares_steps": not (layout.prepared or layout.parts.filter_past),
-        "prepared_rows": (),
+        "windows": None,
+        "steps": None,
+        "prepared": None,
     }
-    for one in extra:
-        values[names[one]] = _format_rows(getattr(windows, one), double=double)
+    counts = []
+    if examples is not None:
+        windows = examples.windows
+        expected = next(iter(examples.outputs.values()))  # lower and upper follow it
+        limit = max(limit, _widen_limit(layout, limit, expected, spread))
+        values["windows"] = {
+            "rows": _format_rows(windows.rows, double=double),
+            "constants": _format_optional(windows.static, double=double),
+            "future": _format_optional(windows.future, double=double),
+            "expected": _format_rows(expected, double=True),
+        }
+        counts.append(format_count(len(windows.rows), "window"))
+    if steps is not None:
+        piece = steps.piece
+        limit = max(limit, _widen_limit(layout, limit, steps.expected, spread))
+        static = None if piece.static is None else piece.static[None]
+        values["steps"] = {
+            "rows": _format_rows(piece.rows, double=double),
+            "constants": _format_optional(static, double=double),
+            "future": _format_optional(piece.future, double=double),
+            "expected": _format_rows(steps.expected, double=True),
+            "first": steps.first,
+        }
+        counts.append(format_count(len(piece.rows), "row"))
     if series is not None:
-        deviations = measure_spreads(signature.inputs, scaler)[None]
+        deviations = measure_spreads(layout.model.signature.inputs, layout.model.scaler)[None]
         if not double:
             prepared = np.nan_to_num(np.abs(series.prepared[:MAX_ROWS]))
             limit = float(widen_limit(limit, prepared / deviations).max())
-        values |= {
-            "limit": f"{limit:g}",
-            "raw_rows": _format_rows(series.raw[:MAX_ROWS], double=double),
-            "prepared_rows": _format_rows(series.prepared[:MAX_ROWS], double=True),
-            "input_spread": _format_rows(deviations, double=True)[0],
+        values["prepared"] = {
+            "raw": _format_rows(series.raw[:MAX_ROWS], double=double),
+            "rows": _format_rows(series.prepared[:MAX_ROWS], double=True),
+            "spread": _format_rows(deviations, double=True)[0],
         }
+    about = [f"{counts[0]} of the test set"] if examples is not None else []
+    about += [f"{counts[-1]} of a series"] if steps is not None else []
+    values |= {
+        "limit": f"{limit:g}",
+        "about": " and ".join(about),
+        "counted": " and ".join(counts),
+    }
     return render("main.c.j2", values)
 
 
+class StepTest(NamedTuple):
+    """Rows for the step function one after the other, and what it has to predict."""
+
+    piece: SeriesPiece
+    first: int
+    """The first row that a prediction is known after; one is known after every later row"""
+    expected: npt.NDArray[np.float64]
+    """[N, H, C], with quantiles or classes last"""
+
+
 def count_rows(layout: CLayout) -> int:
-    """Return how many rows of a series the self-test has, where the state is carried on."""
+    """Return how many rows of a series the self-test has; a step from windows predicts nothing
+    before it has one."""
     signature = layout.model.signature
     ahead = signature.future_shape[0] * signature.future_shape[1]
     outputs = signature.steps_out * len(signature.targets) * signature.outputs
     columns = layout.prepared.columns if layout.prepared else signature.inputs
     width = len(columns) + ahead + outputs
-    return max(min(MAX_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
+    count = min(MAX_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT)
+    return max(count, 1 if layout.parts.carried else signature.context)
 
 
-def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:
-    """Return the text of main.c: rows before `data.prepare` from the start of a series, and what
-    a stream of them predicts."""
-    signature, double = layout.model.signature, layout.settings.double
-    if not double:
+def make_step_test(
+    layout: CLayout, run: PortableRun, start: SeriesPiece, series: SeriesRows | None
+) -> StepTest | None:
+    """Return the rows of a series that a step takes and what a stream of the same regime predicts
+    after them; None where it predicts nothing."""
+    if not layout.settings.double:
         start = _round_to_float(start)
-    columns = layout.prepared.columns if layout.prepared else signature.inputs
-    if layout.prepared is None:
-        run = _drop_steps(run)
-    expected = _predict_rows(run, start, columns)
-    known = [one for one in expected if one is not None]
-    if not known:
-        raise UserError("no series is long enough for the self-test of the C code")
-    first = len(expected) - len(known)
-    count = len(expected)
-    spread = _measure_spreads(layout)
-    limit = _widen_limit(layout, limit, np.stack(known), spread)
-    ahead, fixed = start.future, start.static
-    values: dict[str, Any] = {
-        "p": layout.settings.name,
-        "limit": f"{limit:g}",
-        "first": first,
-        "prepares": layout.prepared is not None,
-        "rows": _format_rows(start.rows[:count], double=double),
-        "constants": () if fixed is None else _format_rows(fixed[None], double=double),
-        "future": () if ahead is None else _format_rows(ahead[:count], double=double),
-        "expected": _format_rows(np.stack(known), double=True),
-        "spread": _format_rows(spread[None], double=True)[0],
-    }
-    return render("main_rows.c.j2", values)
+    columns = layout.prepared.columns if layout.prepared else layout.model.signature.inputs
+    regime: Regime = "carried" if layout.parts.carried else "window"
+    try:
+        stream = Stream(run if layout.prepared else _drop_steps(run), regime=regime)
+        rows = start.rows[:, [columns.index(name) for name in stream.columns]]
+    except UserError:
+        # a formula over all earlier rows runs in C, but not in a stream: prepared as in training
+        if series is None or layout.parts.padded:
+            return None
+        stream = Stream(_drop_steps(run), regime=regime)
+        places = [layout.model.signature.inputs.index(name) for name in stream.columns]
+        rows = series.prepared[: len(start.rows), places]
+    skipped, predicted = _push_rows(stream, start._replace(rows=rows))
+    known = [values for values in predicted if values is not None]
+    if not known or (skipped and rows.shape != start.rows.shape):
+        return None
+    kept = slice(skipped, skipped + len(predicted))
+    future = None if start.future is None else start.future[kept]
+    piece = SeriesPiece(start.rows[kept], start.static, future)
+    return StepTest(piece, len(predicted) - len(known), np.stack(known))
 
 
 def _measure_spreads(layout: CLayout) -> npt.NDArray[np.float64]:
@@ -191,23 +221,23 @@ def _drop_steps(run: PortableRun) -> PortableRun:
     return replace(run, members=(replace(member, models=models),))
 
 
-def _predict_rows(
-    run: PortableRun, start: SeriesPiece, columns: Sequence[str]
-) -> list[npt.NDArray[Any] | None]:
-    """Return what is predicted after each row, up to one that makes a gap."""
-    stream = Stream(run, regime="carried")
-    places = [columns.index(name) for name in stream.columns]
-    result: list[npt.NDArray[Any] | None] = []
-    for number, row in enumerate(start.rows[:, places]):
+def _push_rows(stream: Stream, start: SeriesPiece) -> tuple[int, list[npt.NDArray[Any] | None]]:
+    """Return how many rows are refused at the beginning, and what is predicted after each of the
+    others, up to one that is refused or starts a new context."""
+    skipped, result = 0, list[npt.NDArray[Any] | None]()
+    for number, row in enumerate(start.rows):
         ahead = None if start.future is None else start.future[number]
         try:
             prediction = stream.push(row, id="", static=start.static, future=ahead)
         except UserError:
-            break
+            if result:
+                break
+            skipped += 1
+            continue
         if prediction is None and result and result[-1] is not None:
             break
         result.append(None if prediction is None else _get_values(prediction))
-    return result
+    return skipped, result
 
 
 def _get_values(prediction: StreamPrediction) -> npt.NDArray[Any]:
@@ -221,6 +251,10 @@ def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
     if not double:
         return ["{" + ", ".join(format_floats(one)) + "}" for one in flat.astype(np.float32)]
     return ["{" + ", ".join(map(format_c_double, one)) + "}" for one in flat.tolist()]
+
+
+def _format_optional(values: npt.NDArray[Any] | None, *, double: bool) -> list[str]:
+    return [] if values is None else _format_rows(values, double=double)
 
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -397,6 +431,8 @@ LARGEST_LOSS = 0.05
 INT8_LIMIT = 1.0
 """The largest relative difference of a prediction with --int8: the spread of the target itself"""
 RUN_LIMIT_S = 60.0
+STATES = {"window": "windows", "carried": "carried"}
+"""The values of the option `state` by regime"""
 
 
 def write(source: ExportSource, folder: Path) -> WrittenExport:
@@ -409,7 +445,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             + " export one of its members, or use "
             + Option("to", "onnx")
         )
-    settings = read_settings(source.options, double=source.interface.dtype == "float64")
+    settings = read_settings(source)
     is_carried = source.interface.signature.state == "carried"
     if is_carried and not settings.carried:
         raise UserError(
@@ -424,13 +460,16 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     series = None
     if layout.prepared:
         differences, series = check_prepare(library, layout, source.new_data)
-    if is_carried:
-        start = read_first_rows(source, layout, series)
-        main = write_row_selftest(layout, source.run, start, limit)
-    else:
-        examples = source.read_examples(count_windows(layout))
-        main = write_selftest(layout, examples, limit, series)
+    start = read_first_rows(source, layout, series)
+    steps = make_step_test(layout, source.run, start, series)
+    if is_carried and steps is None:
+        raise UserError("no series is long enough for the self-test of the C code")
+    examples = None if is_carried else source.read_examples(count_windows(layout))
+    main = write_selftest(
+        layout, limit, examples=examples, steps=steps, series=None if is_carried else series
+    )
     (folder / "main.c").write_text(main, encoding="utf-8")
+    regime = "carried" if layout.parts.carried else "window"
     return WrittenExport(
         run=None if is_carried else make_runner(library.predict, library, source.interface),
         others={} if is_carried else _list_others(library, layout, source.interface),
@@ -440,7 +479,12 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         largest_loss=LARGEST_LOSS if settings.int8 else None,
         details={
             "sizes": asdict(layout.sizes) | measure_arm(folder / f"{settings.name}.c"),
-            "state": "carried" if layout.parts.carried else "windows",
+            "state": STATES[regime],
+            "deploy": {
+                "regime": regime,
+                "reason": layout.about.regime,
+                "use": f"{settings.name}_step",
+            },
             "selftest": run_selftest(folder, settings.name),
             "before": list(source.interface.before) if settings.after_prepare else [],
             "after": [],
@@ -456,31 +500,41 @@ def write_source(source: ExportSource, settings: CSettings, folder: Path) -> CLa
         source.run.members[0].models,
         settings,
         half_widths=source.run.half_widths,
-        about=About(source.run.run.folder.name, source.units),
+        about=About(source.run.run.folder.name, source.units, explain_regime(source, settings)),
     )
     for name, text in code.files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return code.layout
 
 
-def read_settings(options: Mapping[str, Any], *, double: bool) -> CSettings:
-    """Return the settings of the command's options."""
-    name, state = options.get("name", "slip"), options.get("state", "carried")
+def read_settings(source: ExportSource) -> CSettings:
+    """Return the settings of the command's options; the regime of a step is by default the one to
+    deploy."""
+    options = source.options
+    name, state = options.get("name", "slip"), options.get("state", STATES[source.regime.name])
     if not NAME.fullmatch(name) or name == "main":
         raise UserError(
             Option("name")
             + f' is "{name}"; it becomes a prefix of C names: a letter, then letters, digits '
             "and underscores, at most 31"
         )
-    if state not in ("carried", "windows"):
+    if state not in STATES.values():
         raise UserError(Option("state") + f' is "{state}"; it should be carried or windows')
     return CSettings(
         name=name,
         int8=bool(options.get("int8")),
-        double=double,
+        double=source.interface.dtype == "float64",
         carried=state == "carried",
         after_prepare=bool(options.get("after_prepare")),
     )
+
+
+def explain_regime(source: ExportSource, settings: CSettings) -> str:
+    """Return why a step carries the state or predicts windows."""
+    default = source.regime
+    if settings.carried == (default.name == "carried"):
+        return default.reason
+    return f"as requested; the default would be {STATES[default.name]}: {default.reason}"
 
 
 def load_library(folder: Path, layout: CLayout) -> CLibrary:
@@ -600,14 +654,7 @@ def model_filter(layout: CLayout) -> str:
 
 def describe_notes(layout: CLayout) -> list[str]:
     """Say what a user should know of the steps."""
-    name, why = layout.settings.name, explain_no_steps(layout.model.config.model)
-    if not layout.parts.has_window:
-        return [
-            f"there is no {name}_window: the run was trained to carry its state on from row to row"
-        ]
-    if layout.parts.carried:
-        return [
-            f"{name}_step carries the state on from row to row, which training on windows does "
-            "not; compare both with slipstream evaluate RUN --stream, or pass --state windows"
-        ]
-    return [f"{name}_step keeps the last rows and predicts their window: {why}"] if why else []
+    if layout.parts.has_window:
+        return []
+    name = layout.settings.name
+    return [f"there is no {name}_window: the run was trained to carry its state on from row to row"]

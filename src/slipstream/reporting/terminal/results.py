@@ -216,6 +216,9 @@ def print_export(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"not inside, to be done before: {steps}")
     if result["after"]:
         print_text(console, f"not inside, to be done after: {'; '.join(result['after'])}")
+    deploy = result["deploy"]
+    use = f"{deploy['use']}, " if "use" in deploy else ""
+    print_text(console, f"deploy: {use}{streaming.REGIMES[deploy['regime']]}; {deploy['reason']}")
     _print_notes(result, console)
     print_text(console, f"folder: {escape_to_line(result['out'])}")
 
@@ -785,5 +788,7 @@ def print_stream(result: dict[str, Any], console: Console) -> None:
         print_text(console, line)
     for note in result["notes"]:
         print_text(console, f"note: {note}")
+    if recorded := result.get("recorded"):
+        print_text(console, f"recorded: {escape_to_line(recorded)}; exports and serve follow it")
     if page := result.get("page"):
         print_text(console, f"page: {escape_to_line(page)}")
