@@ -66,7 +66,10 @@ def choose_packages(run: PortableRun) -> tuple[str, ...]:
     has_steps = any(
         config.data.prepare or config.predict.filter.kind != "none" for config in configs
     )
-    return (*PACKAGES, *FOR_STEPS) if has_steps else PACKAGES
+    steps = [step for config in configs for step in config.data.prepare]
+    has_country = any(getattr(step, "country", None) is not None for step in steps)
+    for_holidays = ("holidays",) if has_country else ()
+    return (*PACKAGES, *FOR_STEPS, *for_holidays) if has_steps else PACKAGES
 
 
 def pin_packages(names: tuple[str, ...]) -> list[str]:

@@ -24,6 +24,7 @@ from slipstream.base.statistics import compute_percentile_interval
 from slipstream.base.storage import compute_sha256
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
+from slipstream.data.table import open_table_writer
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import recovery
 from slipstream.inference.networks import explain_no_steps
@@ -60,7 +61,6 @@ from slipstream.scoring.summary import (
     get_comparison_metric,
     list_quantiles,
     merge_sums,
-    open_table_writer,
 )
 
 Floats = npt.NDArray[np.float64]

@@ -187,6 +187,22 @@ def print_report(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"report: {escape_to_line(result['report'])}")
 
 
+def print_prepared_rows(result: dict[str, Any], console: Console) -> None:
+    """Print the rows of each set, by the column that names it."""
+    rows, series = format_count(result["rows"], "row"), f"{result['series']:,} series"
+    has_folds = len(result["splits"]) > 1
+    names = list(result["splits"][0]["rows"])
+    folds = ["test block"] if has_folds else []
+    table = TextTable("column", *folds, *names, title=f"prepared rows: {rows} of {series}")
+    for split in result["splits"]:
+        counts = [f"{split['rows'][name]:,}" for name in names]
+        table.add_row(split["column"], *([split["fold"]] if has_folds else []), *counts)
+    console.print(table)
+    print_text(console, f"columns: {', '.join(map(escape_to_line, result['columns']))}")
+    _print_notes(result, console)
+    print_text(console, f"file: {escape_to_line(result['out'])}")
+
+
 def print_export(result: dict[str, Any], console: Console) -> None:
     """Print the files, how closely they follow the model, and what they leave to the caller."""
     parity = result["parity"]
