@@ -38,7 +38,7 @@ RESUMABLE_CODES = (75, 130, 143)
 SHOWN_LOG = 4_000
 """Bytes at the end of a job's log that an error shows"""
 MAX_RECENT = 30
-"""Jobs that are no longer open and still listed"""
+"""Ended jobs that are still listed"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class AppJob:
     started_at: float | None = None
     ended_at: float | None = None
     position: int | None = None
-    """Its place in the queue, from 1"""
+    """The position in the queue, from 1"""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +67,7 @@ class JobStore:
     """The jobs of a folder."""
 
     STOP = "stop.json"
-    """In a job's folder: somebody wants it to end"""
+    """The file in a job's folder that requests its end"""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +101,7 @@ class JobStore:
     def list_queue(self, device: str) -> list[tuple[Path, str]]:
         """Return the marks and ids of the jobs that wait for a device, the next one first."""
         try:
-            names = sorted(one.name for one in self._get_queue(device).iterdir())
+            names = sorted(mark.name for mark in self._get_queue(device).iterdir())
         except OSError:
             return []
         pairs = [(self._get_queue(device) / name, name.partition("-")[2]) for name in names]
@@ -110,7 +110,7 @@ class JobStore:
     def list_devices(self) -> list[str]:
         """Return the devices that jobs have waited for."""
         with suppress(OSError):
-            return sorted(one.name.replace("-", ":") for one in (self.root / "queue").iterdir())
+            return sorted(queue.name.replace("-", ":") for queue in (self.root / "queue").iterdir())
         return []
 
     def claim(self, job: str, **about: Any) -> bool:
@@ -146,7 +146,7 @@ class JobStore:
         return True
 
     def request_stop(self, job: str) -> None:
-        """Write down that a job has to end; its worker looks when it gets a signal."""
+        """Write the request to end a job into its folder; its worker reads it upon a signal."""
         write_text(self.jobs / job / self.STOP, to_json({"at": time.time()}))
 
     def is_stop_requested(self, job: str) -> bool:
@@ -226,7 +226,8 @@ class JobStore:
         """Yield the ids of all jobs, the newest first."""
         with suppress(OSError):
             yield from sorted(
-                (one.name for one in self.jobs.iterdir() if one.name[0] != "."), reverse=True
+                (folder.name for folder in self.jobs.iterdir() if folder.name[0] != "."),
+                reverse=True,
             )
 
     def list_recent(self) -> list[AppJob]:
@@ -276,7 +277,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 POLL_S = 0.03
-"""Between two looks where the file system has no pipes"""
+"""Seconds between two checks where the file system has no pipes"""
 
 
 class WakePipe:
@@ -374,7 +375,7 @@ class DeviceLock:
 
 
 def announce_server(root: Path) -> Path:
-    """Write down that this process serves the folder; workers wait as long as one does."""
+    """Record that this process serves the folder; workers wait for jobs as long as one does."""
     folder = root / "servers"
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.json"):
@@ -390,7 +391,7 @@ def announce_server(root: Path) -> Path:
 
 
 def announce_ready(root: Path, device: str) -> None:
-    """Write down that this process waits for jobs with everything imported."""
+    """Record that this process waits for jobs with everything imported."""
     process = psutil.Process()
     path = root / "workers" / f"{device.replace(':', '-')}.json"
     path.write_text(
@@ -418,15 +419,16 @@ def has_spare_memory() -> bool:
 
 
 SLOW_POLL_S = 0.25
+"""Seconds between two looks for the run's folder after the first ten seconds of a job"""
 CHECK_S = 1.0
-"""Between two looks at memory and servers"""
+"""Seconds between two checks of memory and servers"""
 LOCK_S = 2.0
-"""How long another process may look whether a lock is free"""
+"""How long another process may hold a lock only to test whether it is free"""
 MODULES = (
     *("slipstream.cli.commands", "slipstream.config", "slipstream.training"),
     "slipstream.reporting.page",
 )
-"""What most jobs import"""
+"""Modules that most jobs import"""
 TINY = (
     *("data.context=10", "data.stride=400", "model.hidden=8", "model.layers=1", "train.epochs=1"),
     *("train.batch=16", "engine.plan=off", "engine.monitor=false", "data.horizon=0"),
@@ -459,7 +461,7 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
     """Wait for jobs and run them with `main`, one after another; return the last exit code."""
     signal.signal(signal.SIGUSR1, _stop_current)
     store = JobStore(folder)
-    waiting, use = (DeviceLock(store.root, device, one) for one in ("wait", "use"))
+    waiting, use = (DeviceLock(store.root, device, purpose) for purpose in ("wait", "use"))
     if not waiting.acquire(LOCK_S):
         return 0  # another worker waits already
     if warm:
@@ -487,8 +489,8 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
 
 
 def warm_up(device: str, *, is_idle: bool = True) -> None:
-    """Import what jobs need and, unless one waits, train a tiny model: what is loaded or built at
-    its first use is there afterwards."""
+    """Import the modules of jobs and, unless a job waits, train a tiny model, so that everything
+    that is loaded or built at its first use is ready."""
     setting = "auto" if device == "cuda:0" else device
     try:
         for name in MODULES:
@@ -643,7 +645,7 @@ class RunFinder(threading.Thread):
 
 def _list_names(folder: Path) -> set[str]:
     try:
-        return {one.name for one in folder.iterdir() if one.name[0] != "."}
+        return {path.name for path in folder.iterdir() if path.name[0] != "."}
     except OSError:
         return set()
 
@@ -695,7 +697,9 @@ class Supervisor:
         child = self._children.get(device)
         if child is not None and child.poll() is None:
             return False
-        return all(DeviceLock(self.store.root, device, one).is_free() for one in ("wait", "use"))
+        return all(
+            DeviceLock(self.store.root, device, purpose).is_free() for purpose in ("wait", "use")
+        )
 
 
 def stop_job(store: JobStore, name: str) -> AppJob:

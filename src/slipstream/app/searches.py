@@ -31,8 +31,8 @@ COMMON = (
 
 
 def parse_rows(rows: Any) -> dict[str, Any]:
-    """Return the rows of the editor as `[tune.space]` has them. What is wrong in them is left to
-    the config, whose messages the command line has too."""
+    """Return the rows of the editor as `[tune.space]` has them. Mistakes are left to the config, so
+    that the messages are those of the command line."""
     if rows is None:
         return {}
     if not isinstance(rows, list) or len(rows) > MAX_ROWS:
@@ -72,7 +72,7 @@ def _parse_choices(row: Mapping[str, Any]) -> list[Any]:
     try:
         values = tomllib.loads(f"values = [{text}]")["values"]
     except (ValueError, RecursionError):
-        values = [_parse_value(one.strip()) for one in text.split(",") if one.strip()]
+        values = [_parse_value(part.strip()) for part in text.split(",") if part.strip()]
     is_wrapped = text.startswith("[") and len(values) == 1 and isinstance(values[0], list)
     return list(values[0]) if is_wrapped else values
 
@@ -93,10 +93,13 @@ def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(entry, Range):
             texts = {key: getattr(entry, key) for key in ("low", "high", "step")}
             row |= {"kind": RANGE, "log": entry.log}
-            row |= {key: "" if one is None else _format_number(one) for key, one in texts.items()}
+            row |= {
+                key: "" if number is None else _format_number(number)
+                for key, number in texts.items()
+            }
         else:
             is_plain = all(map(_is_plain, entry))
-            values = ", ".join(_format_choice(one, is_plain=is_plain) for one in entry)
+            values = ", ".join(_format_choice(choice, is_plain=is_plain) for choice in entry)
             is_nested = len(entry) == 1 and isinstance(entry[0], list | tuple)
             row |= {"kind": CHOICES, "choices": f"[{values}]" if is_nested else values}
         rows.append(row)
@@ -104,7 +107,7 @@ def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _format_number(value: float) -> str:
-    """Return a number as one types it: 1e-4, not 0.0001; TOML reads 1e-4 as it reads 1.0e-4."""
+    """Return a number as people type it: 1e-4, not 0.0001, which TOML reads alike."""
     if not math.isfinite(value):
         return str(value)
     if isinstance(value, float) and (0 < abs(value) < 1e-2 or abs(value) >= 1e6):
@@ -118,7 +121,7 @@ def _format_number(value: float) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a choice needs no quotes: no text, or one that cannot be read as something else."""
+    """Return whether a choice needs no quotes: it is no text, or reads as nothing else."""
     if not isinstance(value, str):
         return True
     is_simple = bool(value) and value.isprintable() and value == value.strip() and "," not in value
@@ -132,8 +135,8 @@ def _format_choice(value: Any, *, is_plain: bool) -> str:
 
 
 def list_settings() -> list[dict[str, Any]]:
-    """Return the settings that can be searched, with what the editor suggests for each."""
-    controls = {one.setting: one for one in forms.list_controls(forms.TUNE)}
+    """Return the settings that can be searched, with the editor's suggestions for each."""
+    controls = {control.setting: control for control in forms.list_controls(forms.TUNE)}
     names = [name for name in search_space.list_searchable() if name in controls]
     names.sort(key=lambda name: (name not in COMMON, COMMON.index(name) if name in COMMON else 0))
     return [
@@ -142,7 +145,9 @@ def list_settings() -> list[dict[str, Any]]:
             "help": controls[name].summary.rstrip(".") + ".",
             "default": controls[name].default,
             "limits": controls[name].limits,
-            "choices": [one for one in controls[name].choices if one not in ("auto", "off")],
+            "choices": [
+                choice for choice in controls[name].choices if choice not in ("auto", "off")
+            ],
             "is_common": name in COMMON,
         }
         for name in names
@@ -152,13 +157,13 @@ def list_settings() -> list[dict[str, Any]]:
 Trial = dict[str, Any]
 Event = dict[str, Any]
 KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
-"""What the page shows of a trial"""
+"""Keys of a trial that the page shows"""
 IN_TRAINING, ENDED = "running", "ended"
 LOGGED = tuple(
     f'{{"event": "{name}"'.encode()
     for name in ("search", "resume", "trial", "searched", "retraining", "end")
 )
-"""How the lines of the log begin that are read"""
+"""The beginnings of the log's lines that are read"""
 CREATE_TRIAL, SET_PARAM, SET_STATE, SET_LOSS = 4, 5, 6, 7
 """Operations of Optuna's journal"""
 RUNNING_STATE = 0
@@ -181,13 +186,13 @@ def read_search_events(folder: Path) -> list[Event]:
 
 
 def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
-    """Return every trial that has begun, in their order."""
+    """Return every trial that has begun, in the order of their numbers."""
     trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
-    for one in [*_read_list(folder / "trials.json"), *events]:
-        number = one.get("trial")
-        is_trial = one.get("event", "trial") == "trial" and isinstance(one.get("params"), dict)
+    for entry in [*_read_list(folder / "trials.json"), *events]:
+        number = entry.get("trial")
+        is_trial = entry.get("event", "trial") == "trial" and isinstance(entry.get("params"), dict)
         if is_trial and isinstance(number, int) and number >= 0:
-            trials[number] = {key: one.get(key) for key in KEYS}
+            trials[number] = {key: entry.get(key) for key in KEYS}
     return [trials[number] for number in sorted(trials)]
 
 
@@ -196,7 +201,9 @@ def _read_list(path: Path) -> list[dict[str, Any]]:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return []
-    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+    return (
+        [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    )
 
 
 def _read_running(path: Path) -> dict[int, Trial]:
@@ -238,7 +245,8 @@ def _iter_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_param(value: Any, distribution: str) -> Any:
-    """Return a value from how the journal has it: a choice by its index, an integer as a float."""
+    """Return a parameter's value from the journal, which holds choices as indices and integers as
+    floats."""
     kind = json.loads(distribution)
     if kind["name"] == "CategoricalDistribution":
         return kind["attributes"]["choices"][int(value)]
@@ -246,12 +254,12 @@ def _parse_param(value: Any, distribution: str) -> Any:
 
 
 def describe_search(folder: Path) -> dict[str, Any]:
-    """Return what the page of a search draws."""
+    """Return the data of a search's page."""
     events, summary = read_search_events(folder), read_object(folder / "metrics.json")
     trials = read_trials(folder, events)
     config = _load_config(folder)
-    ended = [one for one in trials if one["state"] != IN_TRAINING]
-    states = [one["state"] for one in trials]
+    ended = [trial for trial in trials if trial["state"] != IN_TRAINING]
+    states = [trial["state"] for trial in trials]
     begin, phase = _find_last(events, "search", "resume"), _find_phase(events)
     total = begin.get("trials") or (config.tune.trials if config else len(trials))
     return {
@@ -314,7 +322,7 @@ def format_choice(value: Any) -> str:
 def _find_chosen(summary: Mapping[str, Any], trials: Iterable[Trial]) -> int | None:
     """Return the trial that retraining chose; it need not have the lowest score."""
     with suppress(*DAMAGE_ERRORS):
-        if any(one["trial"] == (chosen := get_chosen(summary)["trial"]) for one in trials):
+        if any(trial["trial"] == (chosen := get_chosen(summary)["trial"]) for trial in trials):
             return int(chosen)
     return None
 
@@ -326,13 +334,13 @@ def _read_speed(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_best(trials: Iterable[Trial]) -> int | None:
-    """Return the trial with the lowest score, of those that `tune.minutes` cut off if no other has
-    one."""
+    """Return the trial with the lowest score. Trials that `tune.minutes` cut off count only if no
+    other trial has a score."""
     for state in ("finished", "cut off"):
         scores = [
-            (one["value"], one["trial"])
-            for one in trials
-            if one["state"] == state and isinstance(one["value"], int | float)
+            (trial["value"], trial["trial"])
+            for trial in trials
+            if trial["state"] == state and isinstance(trial["value"], int | float)
         ]
         if scores:
             return int(min(scores)[1])
@@ -340,11 +348,11 @@ def find_best(trials: Iterable[Trial]) -> int | None:
 
 
 def _find_last(events: Iterable[Event], *names: str) -> Event:
-    return next((one for one in reversed(list(events)) if one["event"] in names), {})
+    return next((event for event in reversed(list(events)) if event["event"] in names), {})
 
 
 def _find_phase(events: Iterable[Event]) -> str:
-    """Return what a search does, or did last: searching, retraining, or ended."""
+    """Return the current or last phase of a search: searching, retraining, or ended."""
     last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
     names = {"searched": "retraining", "retraining": "retraining", "end": ENDED}
     return names.get(str(last), "searching")
@@ -352,10 +360,12 @@ def _find_phase(events: Iterable[Event]) -> str:
 
 def _measure_speed(events: list[Event], num_left: int) -> dict[str, Any]:
     """Return the trials an hour since the search was started or resumed, and the time left."""
-    starts = [at for at, one in enumerate(events) if one["event"] in ("search", "resume")]
+    starts = [
+        position for position, event in enumerate(events) if event["event"] in ("search", "resume")
+    ]
     if not starts:
         return {"per_hour": None, "left_s": None}
-    times = [one.get("at_s") for one in events[starts[-1] :] if one["event"] == "trial"]
+    times = [event.get("at_s") for event in events[starts[-1] :] if event["event"] == "trial"]
     begin = events[starts[-1]].get("at_s")
     if not times or times[-1] is None or begin is None or times[-1] <= begin:
         return {"per_hour": None, "left_s": None}
@@ -367,7 +377,11 @@ def _read_importances(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return how strongly each setting separates good trials from others, the strongest first."""
     values = summary.get("importances")
     values = values if isinstance(values, dict) else {}
-    pairs = [(name, one) for name, one in values.items() if isinstance(one, int | float)]
+    pairs = [
+        (name, importance)
+        for name, importance in values.items()
+        if isinstance(importance, int | float)
+    ]
     return sorted(pairs, key=lambda pair: -pair[1])
 
 

@@ -1,4 +1,4 @@
-"""From a form to a config: presets, checks, and what the app refuses beyond the command line."""
+"""From a form to a config: presets, checks, and the paths and classes that the app refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATHS = ("data.path", "data.labels", "train.init_from")
 """Settings that name files or runs"""
 JOINED, TRACKER = "data.prepare", "follow.out"
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-"""How an address begins, also one of a file or a database"""
+"""The beginning of an address, also of a file or a database"""
 MLFLOW = "MLFLOW_TRACKING_URI"
 REMOTE = ("is in object storage, which this app does not read", "use the command line for")
 MAX_NAME = 200
@@ -40,18 +40,19 @@ class Preset(NamedTuple):
     title: str
     settings: dict[str, Any]
     task: str = ""
-    """The only `data.task` that it is for, if it is"""
+    """The only `data.task` that the preset is for; "" for any"""
 
 
 class Checked(NamedTuple):
-    """A form's config, or what is wrong in it by setting; "" for what concerns no single one."""
+    """A form's config, or its mistakes by setting; "" is the key of mistakes that concern
+    several."""
 
     config: Config | None
     errors: dict[str, Message]
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is wrong, as a page shows it."""
+        """The mistakes by setting, as a page shows them."""
         return {setting: str(message) for setting, message in self.errors.items()}
 
 
@@ -60,7 +61,7 @@ def list_presets() -> list[Preset]:
     second one names the task that they are for."""
     folder = resources.files("slipstream.app").joinpath("presets")
     presets = []
-    for file in sorted(folder.iterdir(), key=lambda one: one.name):
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
         text = file.read_text("utf-8")
         title, second, *_ = text.split("\n")
         task = second.removeprefix("# only: ") if second.startswith("# only: ") else ""
@@ -142,8 +143,8 @@ class NamedPath(NamedTuple):
 
 
 def list_paths(config: Config) -> list[NamedPath]:
-    """Return every path and address of a config, also those among the choices of a search. `out` is
-    not among them: each job has a folder of its own."""
+    """Return every path and address of a config, including the choices of a search. `out` is left
+    out, since each job has a folder of its own."""
     named = {
         "data.path": config.data.paths,
         "data.labels": (config.data.labels,),
@@ -153,7 +154,7 @@ def list_paths(config: Config) -> list[NamedPath]:
     }
     for name, entry in config.tune.space.items():
         values = entry if isinstance(entry, list | tuple) else ()
-        flat = [one for value in values for one in _flatten(value)]
+        flat = [text for value in values for text in _flatten(value)]
         if name in named:
             named[name] = (*named[name], *flat)
     return [NamedPath(name, text) for name, texts in named.items() for text in texts if text]
@@ -161,13 +162,12 @@ def list_paths(config: Config) -> list[NamedPath]:
 
 def _flatten(value: Any) -> list[str]:
     values = value if isinstance(value, list | tuple) else (value,)
-    return [one for one in values if isinstance(one, str)]
+    return [item for item in values if isinstance(item, str)]
 
 
 def refuse_path(workspace: Workspace, path: NamedPath) -> None:
-    """Refuse a path that is not below the folder, or stands for something that is not, after
-    resolving links, and any address. This is the one check of all that a form, a draft, a search
-    space or a run that is resumed may name."""
+    """Refuse any address, and a path that leads outside the folder after resolving links. Every
+    path of a form, a draft, a search space or a resumed run passes this one check."""
     name = path.text[:MAX_NAME]
     if path.text.startswith(SIMULATED) and path.setting == "data.path":
         return
@@ -238,10 +238,10 @@ def load_start(workspace: Workspace, start: str, command: str = forms.TRAIN) -> 
 
 def load_fine_tuning(folder: Path) -> Config:
     """Return a config that starts from the encoder of a run, on the same files."""
-    theirs = configs.load(folder / "config.toml")
-    if not theirs.masked:
+    pretrained = configs.load(folder / "config.toml")
+    if not pretrained.masked:
         raise UserError(f"{folder.name}: is not a run of slipstream pretrain")
-    data = {key: getattr(theirs.data, key) for key in ("path", "time", "id")}
+    data = {key: getattr(pretrained.data, key) for key in ("path", "time", "id")}
     data = {key: value for key, value in data.items() if value}
     return configs.load({"data": data, "train": {"init_from": str(folder)}})
 

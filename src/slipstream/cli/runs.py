@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from slipstream.reporting.runs import RunTable
 
 LOW_PRIORITY = 10
-"""What is added to the niceness of a follower"""
+"""The niceness that a follower adds"""
 
 
 def evaluate(
@@ -208,7 +208,7 @@ def follow(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Send what a run logs to a tracker, while it trains or afterwards.
+    """Send a run's log to a tracker, while it trains or afterwards.
 
     Training is not touched: this process reads the run's log. It ends with the run; run it again
     after a resume, and it goes on where it was.
@@ -456,14 +456,14 @@ def _remove(rows: list[RunRow], yes: bool, as_json: bool, quiet: bool) -> None:
     from slipstream.reporting.terminal.results import format_size, print_runs
 
     num_bytes = sum(measure_size(row.run) for row in rows)
-    what = f"{len(rows)} run{'s' * (len(rows) != 1)} ({format_size(num_bytes)})"
+    described = f"{len(rows)} run{'s' * (len(rows) != 1)} ({format_size(num_bytes)})"
     if rows and not yes:
         print_runs(rows, create_progress_console(quiet=False))
-        if not _ask(f"remove {what}?"):
+        if not _ask(f"remove {described}?"):
             rows, num_bytes = RunTable(), 0
     remove_runs(*(row.run for row in rows))
     result = {"removed": [row.to_dict() for row in rows], "bytes": num_bytes}
-    text = f"removed {what if rows else 'nothing'}"
+    text = f"removed {described if rows else 'nothing'}"
     print_result(result, as_json, quiet, lambda _, console: console.print(text))
 
 

@@ -67,7 +67,7 @@ class TimeSource(NamedTuple):
     """A second format that fits the first rows, with day and month swapped"""
 
     def read(self, batch: Columns, decimal: str | None) -> Floats:
-        """Return the times of a batch, in seconds or in the column's unit; NaN for unreadable cells."""
+        """Return the times of a batch, in seconds or in the column's unit, unreadable ones NaN."""
         values = batch[self.columns[0]]
         if not self.is_date:
             return to_floats(values, decimal)
@@ -458,6 +458,26 @@ class Runs:
 
 
 @dataclass
+class TextCounter:
+    """Counts the occurrences of each distinct text, up to `MAX_DISTINCT` texts."""
+
+    total: int = 0
+    """Cells that were added"""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Occurrences of each distinct text; empty where there are too many"""
+    has_many: bool = False
+
+    def add(self, texts: pa.ChunkedArray) -> None:
+        self.total += len(texts)
+        if not self.has_many:
+            for entry in pc.value_counts(texts).to_pylist():
+                self.counts[entry["values"]] += entry["counts"]
+            if len(self.counts) > MAX_DISTINCT:
+                self.has_many = True
+                self.counts.clear()
+
+
+@dataclass
 class ColumnProfile:
     """Statistics of one column over all files."""
 
@@ -470,11 +490,8 @@ class ColumnProfile:
     sample: Sample = field(default_factory=Sample)
     runs: Runs = field(default_factory=Runs)
     num_infinite: int = 0
-    num_texts: int = 0
+    texts: TextCounter = field(default_factory=TextCounter)
     """Cells that are neither missing nor a number"""
-    texts: Counter[str] = field(default_factory=Counter)
-    """Occurrences of each distinct text; empty above `MAX_DISTINCT`"""
-    has_many_texts: bool = False
     num_steps: int = 0
     num_counted: int = 0
     """How many of `num_steps`, the steps from row to row, are exactly 1"""
@@ -504,8 +521,8 @@ class ColumnProfile:
         elif kind == pa.null():
             self._add_numbers(values.cast(pa.float64()))
         else:
-            self.num_texts += len(values)
-            self.has_many_texts = True
+            self.texts.total += len(values)
+            self.texts.has_many = True
 
     def _add_numbers(self, values: pa.ChunkedArray) -> None:
         if not len(values):
@@ -533,30 +550,21 @@ class ColumnProfile:
 
     def _add_text(self, text: pa.ChunkedArray, decimal: str | None) -> None:
         """Add text cells; cells that hold a number count as numbers."""
-        if decimal != "," and not self.num_texts:
+        if decimal != "," and not self.texts.total:
             with suppress(pa.ArrowInvalid):  # a cast of pure numbers is twice as fast as cleaning
                 self._add_numbers(text.cast(pa.float64()))
                 return
         clean = clean_text(text)
-        if self.num_texts > MIN_TEXTS and not self.moments.count:  # no need to look for numbers
+        if self.texts.total > MIN_TEXTS and not self.moments.count:  # no need to look for numbers
             self.num_missing += clean.null_count
-            self._count_texts(clean.drop_null())
+            self.texts.add(clean.drop_null())
             return
         numbers, not_numbers = parse_cells(clean, decimal)
         before = self.num_missing
         self._add_numbers(numbers)
         if len(not_numbers):  # null among the numbers, but not missing
             self.num_missing = before + clean.null_count
-            self._count_texts(not_numbers)
-
-    def _count_texts(self, not_numbers: pa.ChunkedArray) -> None:
-        self.num_texts += len(not_numbers)
-        if not self.has_many_texts:
-            counts = pc.value_counts(not_numbers).to_pylist()
-            self.texts.update({entry["values"]: entry["counts"] for entry in counts})
-            if len(self.texts) > MAX_DISTINCT:
-                self.has_many_texts = True
-                self.texts.clear()
+            self.texts.add(not_numbers)
 
     @property
     def kind(self) -> str:
@@ -564,15 +572,16 @@ class ColumnProfile:
             return TIME
         if self.is_boolean:
             return BOOLEAN
-        if not self.moments.count and not self.num_texts:
+        if not self.moments.count and not self.texts.total:
             return EMPTY
-        return NUMBER if self.moments.count > self.num_texts else TEXT
+        return NUMBER if self.moments.count > self.texts.total else TEXT
 
     @property
     def is_constant(self) -> bool:
         """Whether all known values are equal."""
         if self.kind == TEXT:
-            return not self.has_many_texts and len(self.texts) == 1 and not self.moments.count
+            texts = self.texts
+            return not texts.has_many and len(texts.counts) == 1 and not self.moments.count
         return bool(self.moments.count) and self.moments.low == self.moments.high
 
     @property
@@ -587,7 +596,7 @@ class ColumnProfile:
     @property
     def num_distinct(self) -> int | None:
         """The number of distinct texts; None above `MAX_DISTINCT`, and for numbers."""
-        return None if self.has_many_texts or self.kind != TEXT else len(self.texts)
+        return None if self.texts.has_many or self.kind != TEXT else len(self.texts.counts)
 
     def find_codes(self) -> list[MissingCode]:
         """Return the numbers that seem to mean "missing"."""
@@ -596,7 +605,8 @@ class ColumnProfile:
     def find_marks(self) -> list[str]:
         """Return the texts among numbers that seem to mean "missing". There are none where a text
         such as 2,89 looks like a number in another notation."""
-        few = 0 < len(self.texts) <= MAX_MARKS and not self.has_many_texts
-        if self.kind != NUMBER or not few or any(map(looks_like_number, self.texts)):
+        texts = self.texts.counts
+        few = 0 < len(texts) <= MAX_MARKS and not self.texts.has_many
+        if self.kind != NUMBER or not few or any(map(looks_like_number, texts)):
             return []
-        return sorted(self.texts)
+        return sorted(texts)

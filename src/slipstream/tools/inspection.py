@@ -206,6 +206,7 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
 
 
 CONTEXT, HORIZON = 96, 24
+"""Rows of the proposed windows, where the series are long enough: four days and one, if hourly"""
 EPOCHS = 20
 MAX_INPUTS = 60
 """Inputs up to which `data.inputs` lists them; above, `data.ignore` lists the other columns"""
@@ -215,7 +216,7 @@ TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
-"""Gaps up to which the table is split at them; beyond, gaps are the rule and rows are consecutive"""
+"""Gaps up to which windows never cross them; where gaps are the rule, rows count as consecutive"""
 INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
@@ -331,7 +332,7 @@ class Proposal:
         self.data["targets"] = [target]
         self.reasons["targets"] = "the column to predict; name another one"
         self.roles |= dict.fromkeys(inputs, "input") | {target: "target"}
-        if any(columns[name].num_missing or columns[name].num_texts for name in inputs) or (
+        if any(columns[name].num_missing or columns[name].texts.total for name in inputs) or (
             "na" in self.data
         ):
             self.data["missing"] = "forward"
@@ -344,7 +345,7 @@ class Proposal:
             return False
         if column.name in self.survey.scalars or self.find_copied(column) is not None:
             return False
-        if column.num_texts and not column.find_marks():
+        if column.texts.total and not column.find_marks():
             return False
         return column.num_missing <= MAX_MISSING * column.num_rows
 
@@ -558,15 +559,15 @@ def _describe(
     if column.num_infinite:
         count = format_count(column.num_infinite, "infinite value")
         yield "infinite", f"{count}, which no model can read (data.na)", *INFINITE
-    if column.kind == NUMBER and column.num_texts and role != "time":
-        texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MAX_NAMED))
+    if column.kind == NUMBER and column.texts.total and role != "time":
+        texts = ", ".join(f'"{text}"' for text, _ in column.texts.counts.most_common(MAX_NAMED))
         marks = column.find_marks()
-        count = format_count(column.num_texts, "cell")
-        are = "is no number" if column.num_texts == 1 else "are no numbers"
-        fix = f"; if {'it means' if column.num_texts == 1 else 'they mean'} missing, set data.na"
+        count = format_count(column.texts.total, "cell")
+        are = "is no number" if column.texts.total == 1 else "are no numbers"
+        fix = f"; if {'it means' if column.texts.total == 1 else 'they mean'} missing, set data.na"
         if not marks:
             fix = ""
-        if any(map(looks_like_number, column.texts)):
+        if any(map(looks_like_number, column.texts.counts)):
             fix = ": write all numbers with one decimal mark and no separators between thousands"
         yield "no numbers", f"{count} {are} ({texts}){fix}", *marks
 

@@ -32,11 +32,11 @@ Send = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class WorkerTask(ABC):
-    """What a worker is started with, and the function that it calls; the fields are plain values,
-    since they travel as JSON or to another machine."""
+    """The arguments of a worker, and the function that it calls. Fields are plain values, since
+    they travel as JSON or to another machine."""
 
     cluster_events: ClassVar[Collection[str]] = ()
-    """The events that are worth sending over a network"""
+    """The events that are sent over a network"""
 
     folder: str
     """The worker's own folder, which also gets its stderr"""

@@ -37,7 +37,7 @@ MODULE = "slipstream.workers"
 STDERR = "stderr.txt"
 POLL_S = 0.2
 MAX_DEATHS = 3
-"""Of a worker, one after another without progress in between, before it is given up"""
+"""Deaths in a row, without progress in between, after which a worker is given up"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Started:
     """A worker has started."""
 
     facts: dict[str, Any]
-    """Values for the log: its process, and its machine on a cluster"""
+    """Values for the log: the process and, on a cluster, the machine"""
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ class Outcome:
     """How a worker ended."""
 
     kind: Literal["done", "refused", "stopped", "died"]
-    """refused: by a UserError. stopped: it cannot go on for now, as on a full disk"""
-    what: str = ""
-    """The reason, unless it is done"""
+    """refused: by a UserError. stopped: resumable, as on a full disk"""
+    reason: str = ""
+    """Why the worker ended early; "" when it is done"""
     error: UserError | ResumableError | None = None
-    """Where it was refused or stopped: why, and what to do"""
+    """The error of a refused or stopped worker"""
 
 
 Message = Started | Outcome | Event
 
 
 class Workers(Protocol):
-    """Where workers run."""
+    """The processes or cluster tasks in which workers run."""
 
     stop: StopRequest
-    """What the user has requested by a signal"""
+    """The stop that the user has requested by a signal"""
 
     @property
     def slots(self) -> Sequence[int]:
@@ -77,21 +77,21 @@ class Workers(Protocol):
         """Start a worker in a free slot; `attempt` counts the starts of this task from 1."""
 
     def watch(self) -> Iterator[tuple[int, Message]]:
-        """Yield the messages of all workers with their numbers, the last one of each its outcome,
-        until none runs; workers may be started in between. A signal stops them all."""
+        """Yield the messages of all workers with their numbers, each worker's outcome last, until
+        none runs; workers may be started in between. A signal stops them all."""
 
     def terminate(self) -> None:
         """Have all workers save their state and stop."""
 
 
 class Reporter(Protocol):
-    """Logs and shows what happens to workers."""
+    """Logs and shows the events of workers."""
 
     def add(self, worker: int, event: Event) -> None:
         """Log or show an event of a worker."""
 
     def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
-        """Log that a worker started, died or took over the task of another."""
+        """Log that a worker started, died or took over another one's task."""
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,19 @@ class RestartRules:
     progress: Sequence[str] = ()
     """Events after which a worker may die as often again"""
     given_up: str = "given up"
-    """What the log says of a worker that is not started again"""
+    """The log's message for a worker that is not started again"""
     hands_over: bool = False
-    """Whether the task of a worker that is given up waits for the slot of another one"""
+    """Whether the task of a given up worker waits for another slot"""
     stops_together: bool = False
-    """Whether all have to stop where one does, as on a full disk; else it counts as dead"""
+    """Whether all workers stop when one does, as on a full disk; else that one counts as dead"""
     recover: Callable[[int], None] = field(default=lambda _: None)
-    """Is called with the number of a worker that died, before it is started again"""
+    """Called with the number of a dead worker, before it is started again"""
 
 
 def run_workers(
     workers: Workers, tasks: Sequence[WorkerTask], rules: RestartRules, reporter: Reporter
 ) -> dict[int, Outcome]:
-    """Run the tasks until all have ended; return how each did, by its number.
+    """Run the tasks until all have ended; return the outcomes by number.
 
     A UserError of a worker is raised, and a signal as Interrupted, after all have saved and
     stopped.
@@ -130,7 +130,7 @@ def run_workers(
 
 
 class _Launch:
-    """The tasks of one command: those that wait, the slots where others run, and how they ended."""
+    """The tasks of one command: waiting tasks, occupied slots, and outcomes."""
 
     def __init__(
         self,
@@ -144,23 +144,23 @@ class _Launch:
         self.waiting = deque(tasks)
         self.free = list(workers.slots)
         self.slots: dict[int, int] = {}
-        """By task: the slot where it runs"""
+        """The slot of each running task"""
         self.first_slots: dict[int, int] = {}
-        """By task: the slot where it ran first"""
+        """The first slot of each task"""
         self.attempts: Counter[int] = Counter()
-        """By task: how often it was started"""
+        """How often each task was started"""
         self.deaths: Counter[int] = Counter()
-        """By slot, since the last progress: a broken GPU fails with every task"""
+        """Deaths in each slot since the last progress: a broken GPU fails with every task"""
         self.outcomes: dict[int, Outcome] = {}
         self.error: Exception | None = None
-        """Why all have to stop"""
+        """Why all workers have to stop"""
 
     @property
     def is_stopping(self) -> bool:
         return self.error is not None or self.workers.stop.requested
 
     def fill_slots(self) -> None:
-        """Start each task that waits and finds a free slot."""
+        """Start a waiting task in each free slot."""
         while self.waiting and self.free and not self.is_stopping:
             task, slot = self.waiting.popleft(), self.free.pop(0)
             self.slots[task.index] = slot
@@ -169,15 +169,15 @@ class _Launch:
             self.workers.start(task, slot, self.attempts[task.index])
 
     def take(self, index: int, message: Message) -> None:
-        """Log a message; have the slot of a worker that has ended take the next task, or the same
+        """Log a message; give the slot of a worker that has ended to the next task, or to the same
         one again."""
         task, slot = self.tasks[index], self.slots[index]
         match message:
             case Started(facts):
                 first = self.first_slots[index]
-                what = "started" if first == slot else "took over"
-                others = {} if first == slot else {"of": first}
-                self.reporter.log(slot, task, what, **facts, **others)
+                change = "started" if first == slot else "took over"
+                origin = {} if first == slot else {"of": first}
+                self.reporter.log(slot, task, change, **facts, **origin)
             case Outcome():
                 del self.slots[index]
                 self.outcomes[index] = message
@@ -194,19 +194,19 @@ class _Launch:
         elif outcome.kind == "refused":
             # the first start accepted the same config, so a later refusal is not a user error
             error_type = UserError if self.attempts[task.index] == 1 else ResumableError
-            error = outcome.error or UserError(outcome.what)
+            error = outcome.error or UserError(outcome.reason)
             self._stop(error_type(error.reason, fix=error.fix))
         elif outcome.kind == "stopped" and self.rules.stops_together:
-            self._stop(outcome.error or ResumableError(outcome.what or "a worker had to stop"))
+            self._stop(outcome.error or ResumableError(outcome.reason or "a worker had to stop"))
         elif not self.is_stopping:
             self._recover(task, slot, outcome)
 
     def _recover(self, task: WorkerTask, slot: int, outcome: Outcome) -> None:
-        """Have a task whose worker died start again, here or in another slot."""
+        """Start the task of a dead worker again, in this or another slot."""
         self.deaths[slot] += 1
         is_given_up = self.deaths[slot] >= MAX_DEATHS
         remedy = self.rules.given_up if is_given_up else "started again"
-        self.reporter.log(slot, task, "died", why=outcome.what, remedy=remedy)
+        self.reporter.log(slot, task, "died", why=outcome.reason, remedy=remedy)
         if not is_given_up:
             self.rules.recover(task.index)
             self.waiting.appendleft(task)
@@ -215,7 +215,7 @@ class _Launch:
             self.waiting.append(task)
 
     def _stop(self, error: Exception) -> None:
-        """Have all workers save and stop; the first error counts."""
+        """Make all workers save and stop; the first error is the command's."""
         if not self.is_stopping:
             self.error = error
             self.workers.terminate()
@@ -226,11 +226,12 @@ class LocalWorkers:
     as SIGTERM; workers that still run at the end of the `with` are killed."""
 
     def __init__(self, envs: Sequence[Mapping[str, str]]) -> None:
-        """`envs` has the environment of each slot, which may show a worker one GPU."""
+        """Prepare slots; `envs` has the environment of each slot, which may show a worker one
+        GPU."""
         self.envs = envs
         self.stop = StopRequest()
         self.processes: dict[int, WorkerProcess] = {}
-        """By number of the worker; those that have ended too"""
+        """Processes by the worker's number, including ended ones"""
         self._messages: queue.Queue[tuple[int, Message]] = queue.Queue()
         self._running: set[int] = set()
         self._stack = ExitStack()
@@ -331,7 +332,7 @@ class WorkerProcess:
         self._put(self.get_outcome())
 
     def get_outcome(self) -> Outcome:
-        """Return how the process ended."""
+        """Return the outcome of the process."""
         match self.exit_code:
             case 0:
                 return Outcome("done")

@@ -1,4 +1,4 @@
-"""How long a job will take and how much memory, before it starts.
+"""The duration and the memory of a job, estimated before it starts.
 
 A guess from the sizes of its model and data, corrected by what earlier runs on this machine took.
 It does without torch, so it is rough, and given as a range.
@@ -26,43 +26,43 @@ from slipstream.reporting.run_rows import FINISHED
 MAX_RUNS = 20
 """Earlier runs that are looked at, the newest first"""
 USUAL_BATCH, USUAL_CLASSES = 256, 3
-"""Where they are found out in training only"""
+"""Values for settings that are chosen only in training"""
 UNKNOWN = 4.0
-"""By how much a guess may be wrong, either way, without earlier runs"""
+"""The factor by which an estimate may be wrong, either way, without earlier runs"""
 KNOWN = 1.4
-"""The same beyond the spread of earlier runs"""
+"""The factor by which an estimate may be wrong beyond the spread of earlier runs"""
 FIXED_S = 4.0
 """Start-up, reading, plan and report, without earlier runs"""
 PROCESS_BYTES = {"cpu": 4e8, "cuda": 1.2e9}
 COPIES = 8
-"""Of the weights: gradients, moments, the best ones, those to go back to ..."""
+"""Copies of the weights: gradients, moments, the best and the last good weights, and so on"""
 
 
 class JobSize(NamedTuple):
-    """What the duration of a job depends on."""
+    """The sizes that decide the duration of a job."""
 
     windows: float
-    """Of the training set"""
+    """Windows of the training set"""
     steps: float
-    """Of all epochs and models"""
+    """Steps of all epochs and models"""
     epochs: int
     parameters: int
     step_s: float
-    """Guessed"""
+    """Estimated seconds of a step"""
     data_bytes: float
     activation_bytes: float
 
 
 class EarlierRun(NamedTuple):
-    """What a finished run took, beside what would have been guessed."""
+    """The duration and memory of a finished run, and their ratio to the estimate."""
 
     kind: str
     data: tuple[str, ...]
     step_ratio: float
-    """Seconds of a step, by those guessed"""
+    """Measured seconds of a step relative to the estimate"""
     fixed_s: float
     rest_share: float
-    """Validation and scoring, by training"""
+    """Validation and scoring relative to training"""
     host_bytes: float | None
     gpu_bytes: float | None
     windows: int
@@ -72,23 +72,23 @@ class EarlierRun(NamedTuple):
 def estimate_job(
     workspace: Workspace, config: Config, rows: int, num_numbers: int, windows: int | None = None
 ) -> dict[str, Any]:
-    """Return the ranges of seconds and bytes of a job, and what they rest on.
+    """Return the ranges of seconds and bytes of a job, and the basis of the estimate.
 
     `rows` are those of the data, 0 where they are not known, `num_numbers` its columns of numbers,
     `windows` those of the training set where they were counted (of all folds together).
     """
     device = choose_queue(config.engine.device).partition(":")[0]
     earlier = _list_earlier(workspace, device)
-    same = [one for one in earlier if one.data == config.data.paths]
-    rows = rows or max((one.rows for one in same), default=0)
+    same = [run for run in earlier if run.data == config.data.paths]
+    rows = rows or max((run.rows for run in same), default=0)
     if not rows or config.model.is_custom:
-        what = "a network of your own" if rows else "data that were not read yet"
-        return {"basis": f"There is no estimate for {what}."}
-    share = median([one.windows / one.rows for one in same]) if same else None
+        subject = "a network of your own" if rows else "data that were not read yet"
+        return {"basis": f"There is no estimate for {subject}."}
+    share = median([run.windows / run.rows for run in same]) if same else None
     if windows:
         share = windows * config.data.stride / rows / (config.data.split.walk_forward or 1)
     size = _measure_job(config, rows, num_numbers, share, device)
-    alike = [one for one in earlier if one.kind == config.model.kind]
+    alike = [run for run in earlier if run.kind == config.model.kind]
     seconds = _estimate_seconds(config, size, alike)
     bytes_ = _estimate_bytes(size, alike, device)
     free = psutil.virtual_memory().available
@@ -152,7 +152,7 @@ def _measure_job(
 
 
 def _find_train_share(config: Config, rows: int) -> float:
-    """Return the share of rows that training windows begin at, as far as the config says."""
+    """Return the share of rows where training windows begin, as far as the config says."""
     split = config.data.split
     if split.rows:
         return min(split.rows[0] / rows, 1.0)
@@ -162,14 +162,14 @@ def _find_train_share(config: Config, rows: int) -> float:
 def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
     """Return the newest finished runs of this machine and device."""
     earlier: list[EarlierRun] = []
-    for row in workspace.rows.list(workspace.folder, workspace.places):
+    for row in workspace.rows.list(workspace.folder, workspace.run_folders):
         if row["state"] == FINISHED and row["kind"] == "train":
             path = workspace.folder / row["id"] / "metrics.json"
             try:
-                one = _read_earlier(path, path.stat().st_mtime_ns, device)
+                run = _read_earlier(path, path.stat().st_mtime_ns, device)
             except OSError:
                 continue
-            earlier += [one] if one else []
+            earlier += [run] if run else []
         if len(earlier) == MAX_RUNS:
             break
     return earlier
@@ -177,7 +177,7 @@ def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
 
 @lru_cache(maxsize=1_000)
 def _read_earlier(path: Path, _: int, device: str) -> EarlierRun | None:
-    """Return what a run took; None for one of another machine, device or version."""
+    """Return a finished run's figures; None for a run of another machine, device or version."""
     from slipstream.models.shapes import guess_step_s
 
     summary = read_object(path)
@@ -222,28 +222,28 @@ def _read_earlier(path: Path, _: int, device: str) -> EarlierRun | None:
 
 
 def _estimate_seconds(config: Config, size: JobSize, alike: list[EarlierRun]) -> list[float]:
-    ratios = [one.step_ratio for one in alike] or [1.0]
+    ratios = [run.step_ratio for run in alike] or [1.0]
     margin = KNOWN if alike else UNKNOWN
-    rest = median([one.rest_share for one in alike]) if alike else 0.1 + 0.5 / size.epochs
-    fixed = median([one.fixed_s for one in alike]) if alike else FIXED_S
+    overhead = median([run.rest_share for run in alike]) if alike else 0.1 + 0.5 / size.epochs
+    fixed = median([run.fixed_s for run in alike]) if alike else FIXED_S
     ends = []
     for ratio in (min(ratios) / margin, max(ratios) * margin):
         training = size.step_s * size.steps * ratio
         if config.train.minutes is not None:
             training = min(training, 60 * config.train.minutes)
-        ends.append(fixed + training * (1 + rest))
+        ends.append(fixed + training * (1 + overhead))
     if size.epochs > 1 and config.train.patience != "off":
         ends[0] = fixed + (ends[0] - fixed) / 2  # it may stop early
     return ends
 
 
 def _estimate_bytes(size: JobSize, alike: list[EarlierRun], device: str) -> list[float]:
-    own = 4.0 * size.parameters * COPIES + size.activation_bytes + size.data_bytes
-    low = high = PROCESS_BYTES[device] + own
-    seen = [one.gpu_bytes if device == "cuda" else one.host_bytes for one in alike]
-    if known := [one for one in seen if one]:
+    job_bytes = 4.0 * size.parameters * COPIES + size.activation_bytes + size.data_bytes
+    low = high = PROCESS_BYTES[device] + job_bytes
+    seen = [run.gpu_bytes if device == "cuda" else run.host_bytes for run in alike]
+    if known := [num_bytes for num_bytes in seen if num_bytes]:
         low, high = min(*known, high), max(*known, high)
-        low = max(low, own)
+        low = max(low, job_bytes)
     return [low / KNOWN if not alike else low, high + 2 * size.data_bytes]
 
 

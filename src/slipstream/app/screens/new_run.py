@@ -22,6 +22,7 @@ from slipstream.config import SIMULATED, Config
 from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
+"""A request with larger numbers is refused: no table has as many rows"""
 
 
 def show(request: Request) -> Response:
@@ -39,7 +40,7 @@ def show_form(
     return render(
         request,
         template,
-        groups=[one for one in forms.group_controls(command) if one[0] not in apart],
+        groups=[group for group in forms.group_controls(command) if group[0] not in apart],
         presets=settings.list_presets(),
         tables=paths.list_tables(workspace.folder),
         configs=paths.list_configs(workspace.folder),
@@ -63,7 +64,8 @@ def _list_data(workspace: Workspace, config: Config | None) -> str:
 
 
 async def inspect_file(request: Request) -> Response:
-    """What a data file holds, and the settings that fit; further parameters say how it is read."""
+    """The columns of a data file and settings that fit; further parameters say how the file is
+    read."""
     workspace = get_workspace(request)
     name = request.query_params.get("path", "")
     draft = Draft(dict(request.query_params))
@@ -82,14 +84,15 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
         "columns": columns,
         "rows": findings["rows"],
         "problems": [
-            {"column": one["column"], "message": one["message"]} for one in findings["problems"]
+            {"column": problem["column"], "message": problem["message"]}
+            for problem in findings["problems"]
         ],
         "values": forms.fill(suggested) | {"name": clean_run_name(path.stem)},
     }
 
 
 async def check(request: Request) -> Response:
-    """Check a form: what is wrong, or its config and command."""
+    """Check a form: return its mistakes, or its config and command."""
     workspace = get_workspace(request)
     form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)
@@ -109,8 +112,8 @@ async def ready(request: Request) -> Response:
 async def answer_ready(
     request: Request, checked: settings.Checked, form: Any, command: str = forms.TRAIN
 ) -> Response:
-    """Return the rows and windows of a job, or what is wrong by setting, with fixes: settings that
-    a message names."""
+    """Return the rows and windows of a job, or its problems by setting, with fixes: settings that a
+    message names."""
     if checked.config is None:
         return reply({"problems": checked.problems})
     try:
@@ -146,7 +149,7 @@ async def estimate(request: Request) -> Response:
     rows, numbers = (body.get(name) for name in ("rows", "numbers"))
     windows = body.get("windows")
     counts = (rows, numbers, windows or 0)
-    if not all(isinstance(one, int) and 0 <= one <= MAX_ROWS for one in counts):
+    if not all(isinstance(count, int) and 0 <= count <= MAX_ROWS for count in counts):
         raise UserError(f"rows, numbers and windows: expected integers up to {MAX_ROWS:,}")
     sizes = int(rows or 0), int(numbers or 0), windows
     return reply(await run_in_threadpool(estimates.estimate_job, workspace, checked.config, *sizes))
@@ -158,7 +161,7 @@ def format_job(config: Config) -> str:
 
 
 async def start(request: Request) -> Response:
-    """Start a job with the settings of a form; return its id, or what is wrong."""
+    """Start a job with the settings of a form; return its id, or the mistakes."""
     workspace = get_workspace(request)
     form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)

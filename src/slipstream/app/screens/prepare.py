@@ -1,4 +1,4 @@
-"""Prepare: roles, steps, split and problems of a draft, and the way on to a new run."""
+"""The screen Prepare: roles, steps, split and problems of a draft, which becomes a new run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from slipstream.runs import to_json, write_text
 from slipstream.runs.config import ChangedTarget, list_changed_targets
 
 PREPARE = "data.prepare"
-MOST_STEPS = 100
+MAX_STEPS = 100
 ACCEPTABLE = ("no time", "repeated", "unreadable", "disorder")
 """Kinds of problems that can be accepted: a draft leaves out a time that the data have"""
 Texts = dict[str, str]
@@ -62,10 +62,10 @@ class Draft:
 
 
 def list_names(text: str) -> list[str]:
-    """Return the names of a text: a list as TOML has it, or one name."""
+    """Return the names in a text: a TOML list, or one name."""
     value = parse_value(text) if text[:1] in ("[", '"') else text
     if isinstance(value, list):
-        return [str(one) for one in value]
+        return [str(name) for name in value]
     return [str(value)] if value else []
 
 
@@ -75,7 +75,7 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a text as TOML has it; the text itself where it is none."""
+    """Return the TOML value of a text, or the text itself where it is no TOML."""
     try:
         parsed = tomllib.loads(f"x = {text}")
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):
@@ -89,12 +89,12 @@ def parse_draft(value: Any) -> Draft:
     if not isinstance(value, dict):
         raise UserError("draft: expected an object")
     texts, steps = value.get("settings", {}), value.get("steps", [])
-    if not isinstance(steps, list) or len(steps) > MOST_STEPS:
-        raise UserError(f"steps: expected a list of at most {MOST_STEPS}")
+    if not isinstance(steps, list) or len(steps) > MAX_STEPS:
+        raise UserError(f"steps: expected a list of at most {MAX_STEPS}")
     accepted = value.get("accepted", [])
-    if not isinstance(accepted, list) or not all(one in ACCEPTABLE for one in accepted):
+    if not isinstance(accepted, list) or not all(kind in ACCEPTABLE for kind in accepted):
         raise UserError(f"accepted: expected a list of {', '.join(ACCEPTABLE)}")
-    steps = tuple(_parse_step(one) for one in steps)
+    steps = tuple(_parse_step(step) for step in steps)
     return Draft(_parse_texts(texts), steps, tuple(dict.fromkeys(accepted)))
 
 
@@ -146,11 +146,11 @@ def to_relative(workspace: Workspace, name: str) -> str:
 
 
 def to_form(workspace: Workspace, draft: Draft) -> Texts:
-    """Return the form of a draft, as New run has it."""
+    """Return the form of New run for a draft."""
     if not draft.steps:
         return draft.settings
-    every = (parse_step_values(workspace, step) for step in draft.steps)
-    tables = ", ".join(forms.format_value(values) for values in every)
+    steps = (parse_step_values(workspace, step) for step in draft.steps)
+    tables = ", ".join(map(forms.format_value, steps))
     return draft.settings | {PREPARE: f"[{tables}]"}
 
 
@@ -169,7 +169,7 @@ def parse_step_values(workspace: Workspace, step: Texts) -> dict[str, Any]:
 
 
 def _parse_field(control: Control, text: str) -> Any:
-    """Return the value of a field: a text unless the field takes something else."""
+    """Return the value of a step's field: a text, unless the field takes another type."""
     is_flag = control.choices == ("true", "false")
     if control.kind in ("text", "column") or (control.kind == "choice" and not is_flag):
         return text
@@ -179,7 +179,7 @@ def _parse_field(control: Control, text: str) -> Any:
 
 
 def format_config(workspace: Workspace, config: Config, folder: Path) -> str:
-    """Return the config file of a draft, with paths relative to the folder that it is in."""
+    """Return the config file of a draft, with paths relative to its own folder."""
 
     def shorten(name: str) -> str:
         is_path = Path(name).is_absolute() and paths.is_below(workspace.folder, Path(name))
@@ -204,14 +204,14 @@ def apply_change(draft: Draft, change: Any, set_role: SetRole) -> Draft:
     """Return the draft after a change; `set_role` gives a column its role."""
     if not isinstance(change, list):
         raise UserError("change: expected a list")
-    for one in change:
-        match one:
+    for edit in change:
+        match edit:
             case {"set": dict(values)}:
                 draft = draft.set(_parse_texts(values))
             case {"role": [str(column), str(role)]}:
                 draft = set_role(draft, column, role)
-            case {"add": dict(step), **rest}:
-                draft = _insert(draft, _parse_step(step), rest.get("at"))
+            case {"add": dict(step), **options}:
+                draft = _insert(draft, _parse_step(step), options.get("at"))
             case {"accept": str(kind)} if kind in ACCEPTABLE:
                 draft = replace(draft, accepted=(*draft.accepted, kind))
             case {"move": [int(start), int(end)]}:
@@ -225,11 +225,11 @@ def apply_change(draft: Draft, change: Any, set_role: SetRole) -> Draft:
     return draft
 
 
-def _insert(draft: Draft, step: Texts, at: Any) -> Draft:
-    if len(draft.steps) >= MOST_STEPS:
-        raise UserError(f"a draft has at most {MOST_STEPS} steps")
+def _insert(draft: Draft, step: Texts, position: Any) -> Draft:
+    if len(draft.steps) >= MAX_STEPS:
+        raise UserError(f"a draft has at most {MAX_STEPS} steps")
     steps = list(draft.steps)
-    steps.insert(at if isinstance(at, int) else len(steps), step)
+    steps.insert(position if isinstance(position, int) else len(steps), step)
     return replace(draft, steps=tuple(steps))
 
 
@@ -266,14 +266,14 @@ READABLE = ("number", "boolean")
 
 
 class Column(NamedTuple):
-    """A column of the file, or one that a step makes."""
+    """A column of the file, or a column that a step makes."""
 
     name: str
     type: str
     facts: Mapping[str, Any]
-    """What `slipstream inspect` says about it"""
+    """The facts of `slipstream inspect` about the column"""
     made_by: int | None = None
-    """The number of the step that makes it"""
+    """The number of the step that makes the column"""
 
 
 def get_roles(draft: Draft, columns: Sequence[Column]) -> dict[str, str]:
@@ -286,7 +286,14 @@ def get_roles(draft: Draft, columns: Sequence[Column]) -> dict[str, str]:
         is_input = name in listed[INPUT]
         if not is_listed:
             is_input = column.type in READABLE and name not in listed[IGNORE]
-        role = next((one for one in (TIME, ID, TARGET, STATIC, FUTURE) if name in listed[one]), "")
+        role = next(
+            (
+                candidate
+                for candidate in (TIME, ID, TARGET, STATIC, FUTURE)
+                if name in listed[candidate]
+            ),
+            "",
+        )
         if role == TARGET and not (is_input and _reads_targets(draft)):
             role = OUTPUT
         roles[name] = role or (INPUT if is_input else IGNORE)
@@ -294,7 +301,7 @@ def get_roles(draft: Draft, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def _reads_targets(draft: Draft) -> bool:
-    """Whether a target may be an input as well, whose rows before the horizon are known."""
+    """Return whether a target may be an input as well: with a horizon, its past rows are known."""
     return draft.get("data.horizon") != "0" and draft.get("data.task") != "classify"
 
 
@@ -308,10 +315,10 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
     """Return the draft in which a column has another role."""
     if role not in (*ROLES, OUTPUT):
         raise UserError(f"{role[:100]} is no role; there are {', '.join(ROLES)}")
-    known = [one.name for one in columns]
+    known = [known_column.name for known_column in columns]
     if column not in known:
         raise UserError(f'there is no column "{column[:100]}"')
-    listed = {one: draft.get_names(setting) for one, setting in SETTINGS.items()}
+    listed = {role_name: draft.get_names(setting) for role_name, setting in SETTINGS.items()}
     is_listed = bool(draft.get(SETTINGS[INPUT]))
     for names in listed.values():
         names[:] = [name for name in names if name != column]
@@ -329,9 +336,15 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
     elif not is_listed and not reads and role in (OUTPUT, IGNORE):
         listed[IGNORE].append(column)
     texts = {}
-    for one, setting in SETTINGS.items():
-        names = listed[one] if one in (TARGET, TIME) else sorted(listed[one], key=_rank(known))
-        is_plain = one in (TIME, ID) and len(names) == 1 and names == list_names(names[0].strip())
+    for role_name, setting in SETTINGS.items():
+        names = (
+            listed[role_name]
+            if role_name in (TARGET, TIME)
+            else sorted(listed[role_name], key=_rank(known))
+        )
+        is_plain = (
+            role_name in (TIME, ID) and len(names) == 1 and names == list_names(names[0].strip())
+        )
         texts[setting] = names[0] if is_plain else format_names(names)
     if is_listed and not listed[INPUT]:
         texts[SETTINGS[INPUT]] = "[]"  # refused with the reason; without it, every column is one
@@ -341,24 +354,25 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
 
 
 def _rank(known: Sequence[str]) -> Any:
-    places = {name: place for place, name in enumerate(known)}
-    return lambda name: places.get(name, len(places))
+    ranks = {name: rank for rank, name in enumerate(known)}
+    return lambda name: ranks.get(name, len(ranks))
 
 
 Findings = dict[str, Any]
 INSPECT_S = 120.0
-"""How long a look into a file may take"""
-MOST_FINDINGS = 16
+"""The time limit of an inspection"""
+MAX_FINDINGS = 16
+"""Entries of each cache; the oldest ones are dropped"""
 CHECKED_TRAIN = {"objective", "loss", "quantiles", "repeats"}
-"""Settings of `[train]` on which it depends whether the data can be trained on"""
+"""Settings of `[train]` that decide whether the data can be trained on"""
 _known: OrderedDict[tuple[Any, ...], Findings] = OrderedDict()
-"""The last ones, by the file, its time and size, and how it is read"""
+"""Recent findings by file, time, size and settings of the reader"""
 _checked: OrderedDict[tuple[Any, ...], dict[str, Any] | UserError] = OrderedDict()
-"""The last answers of `check_ready`, by the settings that matter and the state of the files"""
+"""Recent answers of `check_ready`, by the settings that matter and the state of the files"""
 
 
 async def find(workspace: Workspace, draft: Draft) -> Findings:
-    """Return what is known of the data that a draft names."""
+    """Return the findings about the data of a draft."""
     name = draft.get("data.path")
     if "\n" in name:
         raise UserError("this page takes one file, folder or pattern; data.path lists several")
@@ -374,11 +388,12 @@ def list_reading(draft: Draft) -> list[str]:
 
 
 async def find_file(workspace: Workspace, name: str, overrides: Sequence[str] = ()) -> Findings:
-    """Return what `slipstream inspect` says about a file; `overrides` say how it is read."""
+    """Return the findings of `slipstream inspect` about a file; `overrides` are settings of the
+    reader."""
     key = (workspace.folder, name, *overrides, _read_state(workspace, name))
     if key not in _known:
         _known[key] = await _inspect(workspace, name, overrides)
-        while len(_known) > MOST_FINDINGS:
+        while len(_known) > MAX_FINDINGS:
             _known.popitem(last=False)
     if "error" in _known[key]:
         raise UserError(str(_known[key]["error"]).replace(f"{workspace.folder}/", ""))
@@ -386,14 +401,14 @@ async def find_file(workspace: Workspace, name: str, overrides: Sequence[str] = 
 
 
 async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) -> Findings:
-    """Run `slipstream inspect` in a process of its own, since a file may be large; return what it
-    prints, also its message where a file cannot be read."""
+    """Run `slipstream inspect` in a process of its own, since a file may be large; return its
+    output or, for an unreadable file, its message."""
     path = name
     if not name.startswith(SIMULATED):
         path = str(paths.resolve_below(workspace.folder, name))
         if not name or not (Path(path).exists() or find_matches(Path(path))[1]):
             raise paths.MissingError(f"{name}: there is no such file")
-    options = [word for one in overrides for word in ("--set", one)]
+    options = [word for override in overrides for word in ("--set", override)]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "slipstream", "inspect", path, "--json", *options),
         stdin=asyncio.subprocess.DEVNULL,
@@ -417,14 +432,14 @@ async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) ->
 
 
 def _read_state(workspace: Workspace, name: str) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when a file does: names, times and sizes."""
+    """Return the names, times and sizes of files, which change whenever a file does."""
     if name.startswith(SIMULATED):
         return ()
     path = paths.resolve_below(workspace.folder, name)
     settings.refuse_path(workspace, settings.NamedPath("data.path", name))
     files = [path]
     if path.is_dir():
-        files = [path / one for one in paths.list_tables(path)]
+        files = [path / table for table in paths.list_tables(path)]
     elif not path.exists():
         files = find_matches(path)[1]
     return tuple(_stamp_file(file) for file in files)
@@ -440,7 +455,7 @@ def _stamp_file(file: Path) -> tuple[str, int, int]:
 
 def list_columns(findings: Findings) -> list[Column]:
     """Return the columns of the file."""
-    return [Column(one["name"], one["type"], one) for one in findings["columns"]]
+    return [Column(facts["name"], facts["type"], facts) for facts in findings["columns"]]
 
 
 def get_proposal(findings: Findings) -> Config:
@@ -449,8 +464,8 @@ def get_proposal(findings: Findings) -> Config:
 
 
 async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
-    """Return the rows and windows that a run of a config would have, as `readiness.check_data`
-    does; a UserError says why it could not be trained. The code is that of training."""
+    """Return the rows and windows that a run of a config would have, found by the code of training;
+    a UserError says why it could not be trained."""
     names = [*config.data.paths, config.data.labels or ""]
     names += [str(getattr(step, "path", "")) for step in config.data.prepare]
     states = [_read_state(workspace, name) for name in filter(None, names)]
@@ -462,7 +477,7 @@ async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
     key = (workspace.folder, to_json(configs.to_json_values(matters)), *states)
     if key not in _checked:
         _checked[key] = await _check(workspace, config)
-        while len(_checked) > MOST_FINDINGS:
+        while len(_checked) > MAX_FINDINGS:
             _checked.popitem(last=False)
     answer = _checked[key]
     if isinstance(answer, UserError):
@@ -478,8 +493,7 @@ async def _check(workspace: Workspace, config: Config) -> dict[str, Any] | UserE
 
 
 def list_created(workspace: Workspace, draft: Draft, present: Sequence[Column]) -> list[Column]:
-    """Return the columns that steps make and the file does not have; steps that are not complete
-    yet make none."""
+    """Return the columns that steps make and the file does not have; incomplete steps make none."""
     names = {column.name for column in present}
     created = []
     for number, step in enumerate(draft.steps, start=1):
@@ -512,8 +526,8 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
 
 
 def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
-    """Return what is wrong with the steps of a config, beyond what the config says; None for
-    nothing. `columns` are those of the file."""
+    """Return a problem of a config's steps that the config alone does not show; None without one.
+    `columns` are the columns of the file."""
     if not config.data.prepare:
         return None
     from slipstream.app.screens.prepare_rows import refuse_large_joins
@@ -521,7 +535,9 @@ def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
     from slipstream.data.table import DataTable, MemoryReader
 
     joined = [config.data.time_column] if config.data.time_column else []
-    names = tuple(dict.fromkeys([*(one.name for one in columns if one.made_by is None), *joined]))
+    names = tuple(
+        dict.fromkeys([*(column.name for column in columns if column.made_by is None), *joined])
+    )
     try:
         refuse_large_joins(config.data.prepare)
         chain = PrepareChain(config.data.model_copy(update={"inputs": None}))
@@ -548,20 +564,20 @@ class Fix:
 
 @dataclass(frozen=True)
 class DraftProblem:
-    """Something to know about the data or the draft."""
+    """A note or a problem of the data or the draft."""
 
     message: str
     column: str | None = None
     kind: str = ""
     fixes: list[Fix] = field(default_factory=list)
     answer: str = ""
-    """What the draft does about it; "" while it does nothing"""
+    """The draft's answer to the problem; "" while it has none"""
 
 
 def list_problems(
     findings: Findings, draft: Draft, columns: Sequence[Column]
 ) -> list[DraftProblem]:
-    """List what is suspicious in the data, each with its fixes, or with what the draft does."""
+    """List the problems of the data, each with its fixes, or with the draft's answer."""
     roles = get_roles(draft, columns)
     problems = []
     for remark in findings["problems"]:
@@ -573,7 +589,8 @@ def list_problems(
 
 
 def _check_time(findings: Findings, draft: Draft) -> Iterator[DraftProblem]:
-    """Yield that the draft does without a time which the data have, unless a problem says why."""
+    """Yield a problem where the draft leaves out a time that the data have, unless another problem
+    says why."""
     time = findings["time"]
     kinds = {remark.get("kind") for remark in findings["problems"]}
     if time is None or draft.get("data.time") or kinds & {"unreadable", "repeated", "disorder"}:
@@ -600,10 +617,10 @@ def _list_time_settings(findings: Findings) -> dict[str, str]:
 
 
 def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProblem]:
-    """Yield what is wrong between settings, which the loader says as well, with a fix."""
+    """Yield contradictions between settings, each with a fix; the loader refuses them as well."""
     targets, inputs = draft.get_names("data.targets"), draft.get_names("data.inputs")
     for name in targets:
-        column = next((one for one in columns if one.name == name), None)
+        column = next((candidate for candidate in columns if candidate.name == name), None)
         if name in inputs and draft.get("data.horizon") == "0":
             message = "a target among the inputs: with data.horizon = 0, the model would read it"
             fix = Fix("Remove it from the inputs", [{"role": [name, OUTPUT]}])
@@ -614,8 +631,10 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
             change += [{"role": [name, OUTPUT]}]
             yield DraftProblem(message, name, "target", [Fix("Predict classes", change)])
     data = {"prepare": draft.steps, "targets": targets or None}
-    for one in list_changed_targets(_parse_columns(data)):
-        yield DraftProblem(one.describe(), one.target, "target", _list_filter_fixes(one, draft))
+    for changed in list_changed_targets(_parse_columns(data)):
+        yield DraftProblem(
+            changed.describe(), changed.target, "target", _list_filter_fixes(changed, draft)
+        )
     roles = get_roles(draft, columns)
     for column in columns:
         if column.made_by is not None and roles[column.name] == IGNORE:
@@ -627,7 +646,7 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
 
 
 def _parse_columns(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return steps of a draft with their lists of columns, which are texts there, as lists."""
+    """Return a draft's steps with their lists of columns, which a draft has as texts, as lists."""
     keys = ("columns", "into")
     steps = [
         step | {key: list_names(step[key]) for key in keys if key in step}
@@ -637,7 +656,7 @@ def _parse_columns(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_filter_fixes(changed: ChangedTarget, draft: Draft) -> list[Fix]:
-    """Return the fix that filters into a new column, which is an input, where a step can do so."""
+    """Return the fix that filters into a new column and makes it an input, where a step can."""
     step = draft.steps[changed.number - 1]
     columns = list_names(step.get("columns", ""))
     if changed.step != "filter" or step.get("into", "").strip() or not columns:
@@ -652,7 +671,7 @@ def _list_filter_fixes(changed: ChangedTarget, draft: Draft) -> list[Fix]:
 def _find_answer(
     kind: str, remark: Mapping[str, Any], draft: Draft, roles: Mapping[str, str], findings: Findings
 ) -> str:
-    """Say what the draft does about a problem."""
+    """Describe the draft's answer to a problem; "" without one."""
     column, time = remark["column"], draft.get_names("data.time")
     if kind in draft.accepted and not time:
         return "the time is not used"
@@ -669,7 +688,7 @@ def _find_answer(
             return f'data.missing = "{policy}"' if policy in ("forward", "drop") else ""
         case "code" | "no numbers" | "infinite":
             marks, values = _list_marks(draft), configs.from_json_values(remark["values"])
-            is_marked = bool(values) and all(one in marks for one in values)
+            is_marked = bool(values) and all(value in marks for value in values)
             return "data.na lists it" if is_marked else ""
         case "gaps":
             if not time:
@@ -717,10 +736,10 @@ def _list_fixes(
         yield Fix("Read it as missing", [{"set": texts}])
     elif kind == "gaps":
         yield Fix("Take rows as they follow", [{"set": {"data.gap_tolerance": "inf"}}])
-        every = findings["time"]["step"]
-        if every:
-            step = {"step": "resample", "every": f"{every:.12g}"}
-            yield Fix(f"Resample every {every:.6g}", [{"add": step, "at": 0}])
+        step_s = findings["time"]["step"]
+        if step_s:
+            step = {"step": "resample", "every": f"{step_s:.12g}"}
+            yield Fix(f"Resample every {step_s:.6g}", [{"add": step, "at": 0}])
     elif kind == "disorder":
         texts = _list_time_settings(findings) | {"data.unsorted": "sort"}
         yield Fix("Sort the rows by time", [{"set": texts}])
@@ -760,9 +779,9 @@ def find_fixes(message: Message, draft: Draft, columns: Sequence[Column] = ()) -
             case LeaveOut(_, column, setting):
                 names = draft.get_names(setting)
                 if column in names:
-                    rest = format_names([name for name in names if name != column])
+                    remaining = format_names([name for name in names if name != column])
                     fixes.append(
-                        Fix(f"Leave {column} out of {setting}", [{"set": {setting: rest}}])
+                        Fix(f"Leave {column} out of {setting}", [{"set": {setting: remaining}}])
                     )
     return fixes
 
@@ -780,7 +799,7 @@ FACTS = ("unit", "missing", "low", "high", "mean", "distinct", "course", "consta
 
 
 def show(request: Request) -> Response:
-    """The page; what it shows comes with the first answer of `update`."""
+    """The page; its content comes with the first answer of `update`."""
     workspace = get_workspace(request)
     controls = {control.setting: control for control in forms.list_controls()}
     return render(
@@ -800,7 +819,7 @@ def show(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Begin a draft, or change one, and return all that the page shows of it."""
+    """Begin a draft, or change one, and return the data of the page."""
     workspace = get_workspace(request)
     body = await read_request(request)
     if "draft" in body:
@@ -820,7 +839,7 @@ async def update(request: Request) -> Response:
 
 
 async def _begin(workspace: Workspace, file: str, start: str) -> Draft:
-    """Return the draft of a config or a run, or what `slipstream inspect` proposes for a file."""
+    """Return the draft of a config or a run, or the proposal of `slipstream inspect` for a file."""
     if start:
         return load_draft(workspace, settings.load_start(workspace, start))
     draft = Draft({"data.path": file})
@@ -874,23 +893,28 @@ def _describe(
 def _describe_columns(draft: Draft, columns: Sequence[Column]) -> list[dict[str, Any]]:
     assigned = get_roles(draft, columns)
     return [
-        {key: one.facts[key] for key in FACTS if one.facts.get(key) is not None}
-        | {"name": one.name, "type": one.type, "role": assigned[one.name], "made_by": one.made_by}
-        for one in columns
+        {key: column.facts[key] for key in FACTS if column.facts.get(key) is not None}
+        | {
+            "name": column.name,
+            "type": column.type,
+            "role": assigned[column.name],
+            "made_by": column.made_by,
+        }
+        for column in columns
     ]
 
 
 def _list_all(
     findings: Any, draft: Draft, columns: Sequence[Column], errors: Sequence[Message]
 ) -> list[dict[str, Any]]:
-    """Return errors with the fixes that they name, then what is suspicious in the data."""
-    every = [
+    """Return errors with the fixes that they name, then the problems of the data."""
+    problems = [
         DraftProblem(str(error), kind="error", fixes=find_fixes(error, draft, columns))
         for error in errors
     ]
     if findings:
-        every += list_problems(findings, draft, columns)
-    return [asdict(one) for one in every]
+        problems += list_problems(findings, draft, columns)
+    return [asdict(problem) for problem in problems]
 
 
 def _describe_config(workspace: Workspace, config: Config) -> dict[str, Any]:
@@ -943,10 +967,10 @@ async def groups(request: Request) -> Response:
 
 
 async def dates(request: Request) -> Response:
-    """The rows of each set that dates bound, as `data.split.rows` counts them."""
+    """The rows of each set between dates, as `data.split.rows` counts them."""
     draft, body = await _read(request)
     borders = body.get("borders")
-    if not isinstance(borders, list) or not all(isinstance(one, str) for one in borders):
+    if not isinstance(borders, list) or not all(isinstance(border, str) for border in borders):
         raise UserError("borders: expected a list of times")
 
     def compute(config: Config) -> dict[str, Any]:
@@ -958,7 +982,8 @@ async def dates(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Whether the draft can be trained on its data: rows and windows, or what is wrong."""
+    """Check whether the draft can be trained on its data: return rows and windows, or the
+    problem."""
     workspace = get_workspace(request)
     draft, _ = await _read(request)
     try:
@@ -969,7 +994,7 @@ async def ready(request: Request) -> Response:
 
 
 async def save(request: Request) -> Response:
-    """Save a draft as a config file in the folder; another one is not replaced unasked."""
+    """Save a draft as a config file in the folder; an existing file is replaced only on request."""
     workspace = get_workspace(request)
     draft, body = await _read(request)
     name = str(body.get("name", "")).removesuffix(".toml")
@@ -996,7 +1021,7 @@ async def save(request: Request) -> Response:
 
 
 async def proceed(request: Request) -> Response:
-    """Keep a draft beside the jobs, and return the address of a new run with it."""
+    """Store a draft beside the jobs, and return the address of a new run with it."""
     workspace = get_workspace(request)
     draft, _ = await _read(request)
     config = await run_in_threadpool(_require_config, workspace, draft)
@@ -1021,7 +1046,8 @@ def _require_config(workspace: Workspace, draft: Draft) -> Config:
 async def _answer(
     request: Request, draft: Draft, compute: Callable[[Config], dict[str, Any]]
 ) -> Response:
-    """Compute in a thread; a mistake of the user is an answer, with the fixes that it names."""
+    """Compute an answer in a thread; a user's mistake becomes an answer with the fixes that it
+    names."""
     workspace = get_workspace(request)
 
     def run() -> dict[str, Any]:
@@ -1034,7 +1060,7 @@ async def _answer(
 
 
 def _describe_error(error: UserError, draft: Draft) -> dict[str, Any]:
-    """Return what a page shows of an error: its message, its buttons and its step."""
+    """Return an error for the page: its message, its buttons and its step."""
     fixes = [asdict(fix) for fix in find_fixes(error.message, draft)]
     return {"error": str(error), "fixes": fixes, "step": configs.find_step(str(error))}
 

@@ -1,4 +1,5 @@
-"""The forms of searches and of pre-training: that of a new run, with parts of their own."""
+"""The forms of searches and of pre-training, which extend the form of a new run, and the page of a
+search."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ SPACE = "tune.space"
 
 def show_search(request: Request) -> Response:
     """The form of a search."""
-    controls = [one for one in forms.list_controls(forms.TUNE) if one.section == forms.TUNE]
+    controls = [
+        control for control in forms.list_controls(forms.TUNE) if control.section == forms.TUNE
+    ]
     return show_form(
         request,
         forms.TUNE,
@@ -54,13 +57,13 @@ def _list_rows(config: Config | None) -> list[dict[str, Any]]:
 def show_pretraining(request: Request) -> Response:
     """The form of pre-training, and the encoders there are."""
     workspace = get_workspace(request)
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     encoders = [row for row in rows if row["kind"] == "pretrain"]
     return show_form(request, forms.PRETRAIN, "pretrain_form.html", encoders=encoders)
 
 
 async def check_search(request: Request) -> Response:
-    """Check the form of a search: what is wrong, or its config and command."""
+    """Check the form of a search: return its mistakes, or its config and command."""
     workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     if checked.config is None:
@@ -92,27 +95,29 @@ def _check_search(workspace: Workspace, values: dict[str, Any]) -> Checked:
 
 
 def _describe_problems(checked: Checked, values: dict[str, Any]) -> dict[str, Any]:
-    """Return problems by setting; those of the space also by the row that they name."""
+    """Return problems by setting; problems of the space also by the row that they name."""
     message = checked.problems.get(SPACE) or checked.problems.get("tune", "")
     stated = message.partition("; did you mean")[0]
-    named = [at for at, name in enumerate(_list_names(values.get("space"))) if name in stated]
-    rows = {str(at): message for at in named[-1:]} if "tune.space" in message else {}
+    named = [
+        position for position, name in enumerate(_list_names(values.get("space"))) if name in stated
+    ]
+    rows = {str(position): message for position in named[-1:]} if "tune.space" in message else {}
     problems = dict(checked.problems)
     if "tune.space" in message:
-        problems = {key: one for key, one in problems.items() if one != message}
+        problems = {key: problem for key, problem in problems.items() if problem != message}
         problems[SPACE] = message
     return {"problems": problems, "rows": rows}
 
 
 def _list_names(space: Any) -> list[str]:
-    """Return the settings of the rows, as messages have them."""
+    """Return the settings of the rows, as messages name them."""
     rows = space if isinstance(space, list) else []
     names = [row.get("setting") if isinstance(row, dict) else None for row in rows]
     return [f'"{name.strip()}"' if isinstance(name, str) else "\0" for name in names]
 
 
 async def start_search(request: Request) -> Response:
-    """Start a search; return its job, or what is wrong."""
+    """Start a search; return its job, or the mistakes."""
     workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     if checked.config is None:
@@ -136,7 +141,7 @@ async def _check_pretraining(workspace: Workspace, values: dict[str, Any]) -> Ch
 
 
 async def start_pretraining(request: Request) -> Response:
-    """Start pre-training; return its job, or what is wrong."""
+    """Start pre-training; return its job, or the mistakes."""
     workspace, values = get_workspace(request), await read_request(request)
     checked = await _check_pretraining(workspace, values)
     if checked.config is None:
@@ -150,13 +155,13 @@ TESTS = {"best": "the chosen settings", "default": "the settings without a searc
 """Runs in retrained/"""
 MAX_TRIALS = 1_000_000
 LIMITS = ("trials", "minutes")
-"""What a resumed search may have more of"""
+"""Limits that can be raised when a search is resumed"""
 
 
 def list_searches(request: Request) -> Response:
     """The searches of the folder."""
     workspace = get_workspace(request)
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] == KIND]
     return render(request, "searches.html", searches=searches, command="slipstream tune CONFIG")
 
@@ -199,30 +204,30 @@ def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         return [
             {
-                "what": str(one["what"]),
-                "mean": format_number(one["mean"]),
-                "sd": format_number(one["sd"], figures=2),
-                "seeds": len(one["losses"]),
-                "chosen": bool(one["chosen"]),
+                "what": str(candidate["what"]),
+                "mean": format_number(candidate["mean"]),
+                "sd": format_number(candidate["sd"], figures=2),
+                "seeds": len(candidate["losses"]),
+                "chosen": bool(candidate["chosen"]),
             }
-            for one in summary.get("retrained") or ()
+            for candidate in summary.get("retrained") or ()
         ]
     except DAMAGE_ERRORS:
         return []
 
 
 def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
-    """Return the runs that a search has made of retrained models."""
+    """Return the test runs of a search's retrained models."""
     return [
-        {"what": what, "url": quote(f"{name}/retrained/{one}")}
-        for one, what in TESTS.items()
-        if looks_like_run(folder / "retrained" / one)
+        {"what": description, "url": quote(f"{name}/retrained/{folder_name}")}
+        for folder_name, description in TESTS.items()
+        if looks_like_run(folder / "retrained" / folder_name)
     ]
 
 
 def _list_findings(summary: dict[str, Any]) -> list[str]:
     try:
-        return [str(one) for one in wording.describe_search(summary)]
+        return [str(finding) for finding in wording.describe_search(summary)]
     except DAMAGE_ERRORS:
         return []
 
@@ -250,14 +255,14 @@ def _find_storage(folder: Path) -> str | None:
 
 
 def _explain_storage(folder: Path) -> str:
-    """Say how to resume a search whose study this app cannot find by itself; empty where it can."""
+    """Say how to resume a search whose study this app cannot find by itself; "" where it can."""
     storage = studies.read_storage(folder)
     is_found = storage is None or studies.find_storage(storage) is not None
     return "" if storage is None or is_found else str(studies.explain_missing(folder, storage))
 
 
 def list_trials(request: Request) -> Response:
-    """All that the page draws, as JSON."""
+    """The data of the page, as JSON."""
     folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
     return reply(describe_search(folder))
 
@@ -287,8 +292,8 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
         raise UserError("the search is finished; say how many trials it should have")
     config = load_resumed(workspace, folder, overrides)
     command = ["tune", "--resume", str(folder), "--json"]
-    for one in overrides:
-        command += ["--set", one]
+    for override in overrides:
+        command += ["--set", override]
     if workspace.allow_code:
         command.append("--allow-code")
     job, _ = workspace.store.create_folder()
