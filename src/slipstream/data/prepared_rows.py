@@ -83,10 +83,13 @@ class PreparedRows:
         }
 
 
-def load_prepared_rows(config: Config, table: Any = None) -> PreparedRows:
-    """Load the rows that a config trains on, from its files or from a table instead of them."""
-    source = read_source(config, table)
-    if should_stream(config, source.tables, source.roles):
+def load_prepared_rows(
+    config: Config, table: Any = None, *, in_memory: bool = False
+) -> PreparedRows:
+    """Load the rows that a config trains on, from its files or from a table instead of them; those
+    that training would stream come in batches, unless all are wanted `in_memory`."""
+    source = read_source(config, table, in_memory=in_memory)
+    if not in_memory and should_stream(config, source.tables, source.roles):
         return _open_stream(config, source)
     loaded = load_series(config, source)
     raw, signature, data, _ = loaded
