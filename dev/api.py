@@ -28,7 +28,7 @@ LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
     *(
         "inspect",
-    "prepare",
+        "prepare",
         "train",
         "evaluate",
         "export",

@@ -319,8 +319,9 @@ def export(
         typer.Option(
             "--state",
             metavar="STATE",
-            help="For c, what a step does: carried goes on with the state of the row before "
-            "(default, where the model can), windows predicts the window of the last rows.",
+            help="For c, what a step does: carried goes on with the state of the row before, "
+            "windows predicts the window of the last rows. Default: what the run was trained for, "
+            "or what evaluate --stream advised.",
         ),
     ] = None,
     after_prepare: Annotated[
