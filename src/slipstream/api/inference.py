@@ -322,8 +322,8 @@ def export(
 
     Returns:
         A dict, as in `export.json`: `files` with their SHA-256, `parity` (`windows`, `max_abs`,
-        `max_rel`), `deploy` (the regime to use, and why), `interface` (names, shapes and columns), `before` (the steps of `data.prepare`
-        that are left to the caller), `run` and `out`.
+        `max_rel`), `deploy` (the regime to use, and why), `interface` (names, shapes and columns),
+        `before` (the steps of `data.prepare` that are left to the caller), `run` and `out`.
 
     Raises:
         UserError: The run holds no model, the format cannot hold it, or it differs.
