@@ -19,7 +19,7 @@ from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
 from slipstream.config import Config
 from slipstream.data.dataset import load_dataset
-from tests.conftest import small_config, waves
+from tests.conftest import merged, small_config, waves
 from tests.labelled import CLASSIFY, states
 
 RESAMPLED = [
@@ -119,6 +119,23 @@ def test_classes_have_their_names(tmp_path):
         None if v is None else str(v) for v in table[target].to_pylist()
     ]
     assert set(rows["split"].to_pylist()) <= {"train", "val", "test", "unused"}
+
+
+def test_a_stratified_split_gives_rows_the_set_of_the_window_that_predicts_them(tmp_path):
+    split = {"stratified": True, "train": 0.6, "val": 0.2, "test": 0.2}
+    config = small_config(tmp_path, **merged(CLASSIFY, {"data": {"split": split}}))
+    table = states(600)
+    sets = np.array(slipstream.prepare(config, table)["split"].to_pylist())
+    dataset = load_dataset(config, table)
+    for which, starts in dataset.memory.starts.items():
+        assert set(sets[starts.numpy() + dataset.signature.lead]) == {which}
+
+
+def test_pre_training_has_its_rows_too(tmp_path):
+    config = small_config(tmp_path, train={"objective": "masked"})
+    rows = slipstream.prepare(config, waves(600))
+    assert rows.num_rows == 600
+    assert set(rows["split"].to_pylist()) >= {"train", "val"}
 
 
 def test_a_missing_target_is_null_and_a_missing_input_follows_its_setting(tmp_path):

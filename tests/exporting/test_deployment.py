@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -30,11 +31,11 @@ TCN = {"kind": "tcn", "layers": 2, "kernel_size": 2}
 """Reads the last 7 rows, fewer than the context: a carried state predicts the same"""
 
 
-def train_run(folder: Path, **sections: object) -> Path:
+def train_run(folder: Path, *, data: dict[str, Any] | None = None, **sections: object) -> Path:
     path = folder / "waves.csv"
     pa.csv.write_csv(waves(400), path)
-    data = {"path": str(path), "inputs": ["a", "b"], "targets": ["c"], "horizon": 0, "context": 8}
-    return train(small_config(folder / "runs", data=data, **sections)).run
+    plain = {"path": str(path), "inputs": ["a", "b"], "targets": ["c"], "horizon": 0, "context": 8}
+    return train(small_config(folder / "runs", data=plain | (data or {}), **sections)).run
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,14 @@ def test_the_measurement_of_other_weights_or_of_other_networks_does_not_count(me
     (run / STREAM_FILE).write_text('{"use": "carried"}')
     with pytest.raises(UserError, match=r"stream\.json: is damaged; remove it, or measure again"):
         slipstream.Stream(run)
+
+
+@pytest.mark.parametrize(("folds", "repeats"), [(True, 1), (False, 2), (True, 2)])
+def test_repeats_and_folds_are_deployed_as_they_were_measured(folds, repeats, tmp_path):
+    split = {"split": {"walk_forward": 2}} if folds else {}
+    run = train_run(tmp_path, data=split, model=TCN, train={"epochs": 1, "repeats": repeats})
+    assert slipstream.evaluate(run, stream=True).deploy == "carried"
+    assert slipstream.Stream(run).regime == "carried"
 
 
 def test_the_training_set_does_not_decide(lstm, tmp_path):
