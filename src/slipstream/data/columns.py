@@ -460,8 +460,12 @@ def _read_encoded(
             raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
     codes = indices.to_numpy()
     # number the texts as they first appear, and those that are equal as one
-    used, first = np.unique(codes, return_index=True)
-    used = used[np.argsort(first)]
+    steps = np.diff(codes, prepend=np.int32(-1))
+    if ((steps == 0) | (steps == 1)).all():
+        used = np.arange(codes[-1] + 1 if len(codes) else 0)
+    else:
+        used, first = np.unique(codes, return_index=True)
+        used = used[np.argsort(first)]
     numbers: dict[str, int] = {}
     places = np.zeros(len(texts), dtype=np.int64)
     places[used] = [numbers.setdefault(texts[code], len(numbers)) for code in used.tolist()]
