@@ -300,7 +300,9 @@ def find_split_groups(
         codes, values = series, names
     elif by is not None:
         codes, values = read_codes(table, by, "data.split.by")
-    known = [group_names.setdefault(normalize_value(value), len(group_names)) for value in values]
+    if data.split.lists_values:
+        values = [normalize_value(value) for value in values]
+    known = [group_names.setdefault(value, len(group_names)) for value in values]
     if len(known) == 1:
         return np.broadcast_to(np.array(known, dtype=np.int32), len(codes))
     return np.array(known, dtype=np.int32)[codes]
