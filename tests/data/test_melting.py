@@ -126,7 +126,7 @@ def test_parquet_and_tables_of_python_are_read_alike(tmp_path: Path) -> None:
     assert list_cells(stored, "name") == list_cells(passed, "name") == ["a", "a", "b"]
 
 
-def test_lists_are_series_of_several_columns(tmp_path: Path) -> None:
+def test_lists_are_series_of_several_columns() -> None:
     columns = {"load": [[1.0, 2.0], [3.0, 4.0, None]], "heat": [[5.0, 6.0], [7.0]]}
 
     (table,) = read_tables(Data(layout="wide"), columns)
@@ -153,7 +153,7 @@ def test_marks_of_missing_values_end_a_series(tmp_path: Path) -> None:
 
 
 def test_an_id_that_two_rows_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match='line 4.*"x" is the name of the series of.*line 2'):
+    with pytest.raises(UserError, match=r'line 4.*"x" is the name of the series of.*line 2'):
         read(tmp_path, WIDE, layout="wide", id="kind")
 
 
@@ -207,7 +207,7 @@ def test_values_need_another_layout() -> None:
         Data(layout="wide", time="t")
 
 
-def test_a_wide_table_trains_as_the_same_long_one(tmp_path: Path) -> None:
+def test_a_wide_table_trains_as_the_same_long_one() -> None:
     matrix = np.random.default_rng(0).normal(size=(5, 40)).cumsum(axis=1)
     wide = {"id": list("abcde")} | {f"V{i}": matrix[:, i] for i in range(40)}
     long = {"id": np.repeat(list("abcde"), 40), "value": matrix.ravel()}
