@@ -158,6 +158,11 @@ class Split(Section):
         return self
 
     @property
+    def lists_values(self) -> bool:
+        """Whether a set is a list of values."""
+        return any(isinstance(share, tuple) for share in (self.train, self.val, self.test))
+
+    @property
     def draws_series(self) -> bool:
         """Whether a set is a fraction of the series, or of the values of `by`."""
         return self.by is not None and any(

@@ -370,6 +370,11 @@ def read_column(table: DataTable, name: str, setting: str) -> pa.ChunkedArray:
     """Read a column with its own type; categories become their values, durations seconds."""
     require_column(table, name, setting)
     values = table.read_column(name)
+    if len(values) != table.num_rows:
+        raise UserError(
+            f'{table.name}: column "{name}" ({setting}) has {len(values):,} of the '
+            f"{table.num_rows:,} rows of the file, which is damaged; write it again"
+        )
     if pa.types.is_dictionary(values.type):
         try:
             values = values.cast(values.type.value_type)
@@ -483,8 +488,14 @@ def _read_encoded(
             raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
     codes = indices.to_numpy()
     # number the texts as they first appear, and those that are equal as one
-    used, first = np.unique(codes, return_index=True)
-    used = used[np.argsort(first)]
+    steps = np.diff(codes, prepend=np.int32(-1))
+    if ((steps == 0) | (steps == 1)).all():
+        if len(set(texts)) == len(texts) == codes[-1] + 1:
+            return codes.astype(np.int64), texts
+        used = np.arange(codes[-1] + 1 if len(codes) else 0)
+    else:
+        used, first = np.unique(codes, return_index=True)
+        used = used[np.argsort(first)]
     numbers: dict[str, int] = {}
     places = np.zeros(len(texts), dtype=np.int64)
     places[used] = [numbers.setdefault(texts[code], len(numbers)) for code in used.tolist()]

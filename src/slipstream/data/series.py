@@ -556,6 +556,8 @@ def _find_most_frequent(steps: Floats) -> float | None:
 
 def make_unique(names: list[str]) -> tuple[str, ...]:
     """Number the names that occur more than once."""
+    if len(set(names)) == len(names):
+        return tuple(names)
     repeated = {name for name, count in Counter(names).items() if count > 1}
     return tuple(f"{name} #{i}" if name in repeated else name for i, name in enumerate(names, 1))
 
