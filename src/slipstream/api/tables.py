@@ -74,11 +74,11 @@ def refuse_dates(table: pa.Table, name: str, *, is_index: bool) -> None:
     """Refuse an input of dates, and say what they are for; it may be the index of pandas."""
     if not pa.types.is_temporal(table.schema.field(name).type):
         return
-    what, drop = f'X has a column of dates, "{name}"', "leave it out of X"
+    dates, drop = f'X has a column of dates, "{name}"', "leave it out of X"
     if is_index:
-        what, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
+        dates, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
     raise EstimatorError(
-        f'{what}, which is no input; set time="{name}" to order the rows and find gaps by it, or '
+        f'{dates}, which is no input; set time="{name}" to order the rows and find gaps by it, or '
         f"{drop}"
     )
 
@@ -116,10 +116,10 @@ def add_columns(table: pa.Table, columns: dict[str, Array]) -> pa.Table:
     return table
 
 
-def _is_same(one: Array, other: Array) -> bool:
-    if one.dtype.kind in "fiu" and other.dtype.kind in "fiu":
-        return bool(np.array_equal(one.astype(float), other.astype(float), equal_nan=True))
-    return bool(one.tolist() == other.tolist())
+def _is_same(first: Array, second: Array) -> bool:
+    if first.dtype.kind in "fiu" and second.dtype.kind in "fiu":
+        return bool(np.array_equal(first.astype(float), second.astype(float), equal_nan=True))
+    return bool(first.tolist() == second.tolist())
 
 
 class SeriesPlaces(NamedTuple):

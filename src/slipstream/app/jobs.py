@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from typing import Any, Self
 import psutil
 
 from slipstream import runs
+from slipstream.base import machine
 from slipstream.base.errors import Interrupted, UserError
 from slipstream.base.phases import set_process_start
 from slipstream.runs import to_json, write_text
@@ -484,7 +486,7 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
     keep_warm = warm and has_server(store.root) and has_spare_memory()
     use.release()
     if keep_warm or store.list_queue(device):
-        start_worker(folder, device, warm=warm)
+        machine.disown_process(start_worker(folder, device, warm=warm))
     return code
 
 
@@ -679,6 +681,7 @@ class Supervisor:
         self.store, self.warm = store, warm
         self._usual = find_default_device()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        weakref.finalize(self, _disown_workers, self._children)
 
     def start_workers(self) -> None:
         """Start a worker for each device where jobs wait, and one that waits on the usual device.
@@ -700,6 +703,12 @@ class Supervisor:
         return all(
             DeviceLock(self.store.root, device, purpose).is_free() for purpose in ("wait", "use")
         )
+
+
+def _disown_workers(workers: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Let the workers run on: their jobs do not depend on the server that started them."""
+    for process in workers.values():
+        machine.disown_process(process)
 
 
 def stop_job(store: JobStore, name: str) -> AppJob:

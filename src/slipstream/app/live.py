@@ -27,6 +27,7 @@ from slipstream.app.paths import find_run_folder
 from slipstream.app.rows import describe_row
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
+from slipstream.events import format_event
 from slipstream.reporting.run_rows import RUNNING, read_row
 from slipstream.runs.log import LOG_START, read_chunk
 
@@ -157,7 +158,8 @@ class Feed:
             if chunk.is_reset:
                 messages.append(format_message("reset", {}, LOG_START))
             if chunk.events or chunk.is_reset:
-                messages.append(format_message("lines", chunk.events, chunk.position))
+                lines = [format_event(event) for event in chunk.events]
+                messages.append(format_message("lines", lines, chunk.position))
             if chunk.position == self.last:
                 break
             self.last = chunk.position

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,15 @@ from slipstream.app.paths import MissingError
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import find_kind
 from slipstream.config import Config, Range, search_space
+from slipstream.events import (
+    End,
+    Event,
+    RetrainingStart,
+    SearchEnd,
+    SearchStart,
+    TrialEnd,
+    format_event,
+)
 from slipstream.reporting.wording import get_chosen, shorten_names
 
 RANGE, CHOICES = "range", "choices"
@@ -155,7 +164,6 @@ def list_settings() -> list[dict[str, Any]]:
 
 
 Trial = dict[str, Any]
-Event = dict[str, Any]
 KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
 """Keys of a trial that the page shows"""
 IN_TRAINING, ENDED = "running", "ended"
@@ -188,11 +196,11 @@ def read_search_events(folder: Path) -> list[Event]:
 def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
     """Return every trial that has begun, in the order of their numbers."""
     trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
-    for entry in [*_read_list(folder / "trials.json"), *events]:
-        number = entry.get("trial")
-        is_trial = entry.get("event", "trial") == "trial" and isinstance(entry.get("params"), dict)
-        if is_trial and isinstance(number, int) and number >= 0:
-            trials[number] = {key: entry.get(key) for key in KEYS}
+    ended = [format_event(event) for event in events if isinstance(event, TrialEnd)]
+    for trial in [*_read_list(folder / "trials.json"), *ended]:
+        number = trial.get("trial")
+        if isinstance(trial.get("params"), dict) and isinstance(number, int) and number >= 0:
+            trials[number] = {key: trial.get(key) for key in KEYS}
     return [trials[number] for number in sorted(trials)]
 
 
@@ -258,10 +266,11 @@ def describe_search(folder: Path) -> dict[str, Any]:
     events, summary = read_search_events(folder), read_object(folder / "metrics.json")
     trials = read_trials(folder, events)
     config = _load_config(folder)
-    ended = [trial for trial in trials if trial["state"] != IN_TRAINING]
-    states = [trial["state"] for trial in trials]
-    begin, phase = _find_last(events, "search", "resume"), _find_phase(events)
-    total = begin.get("trials") or (config.tune.trials if config else len(trials))
+    ended = [one for one in trials if one["state"] != IN_TRAINING]
+    states = [one["state"] for one in trials]
+    begin, phase = _find_start(events), _find_phase(events)
+    total = begin and begin.trials
+    total = total or (config.tune.trials if config else len(trials))
     return {
         "metric": config.tune.metric if config else "loss",
         "total": total,
@@ -347,26 +356,31 @@ def find_best(trials: Iterable[Trial]) -> int | None:
     return None
 
 
-def _find_last(events: Iterable[Event], *names: str) -> Event:
-    return next((event for event in reversed(list(events)) if event["event"] in names), {})
+def _find_start(events: Sequence[Event]) -> SearchStart | None:
+    """Return the last start, or resume, of a search."""
+    return next((event for event in reversed(events) if isinstance(event, SearchStart)), None)
 
 
-def _find_phase(events: Iterable[Event]) -> str:
-    """Return the current or last phase of a search: searching, retraining, or ended."""
-    last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
-    names = {"searched": "retraining", "retraining": "retraining", "end": ENDED}
-    return names.get(str(last), "searching")
+def _find_phase(events: Sequence[Event]) -> str:
+    """Return what a search does, or did last: searching, retraining, or ended."""
+    for event in reversed(events):
+        match event:
+            case SearchStart():
+                return "searching"
+            case SearchEnd() | RetrainingStart():
+                return "retraining"
+            case End():
+                return ENDED
+    return "searching"
 
 
-def _measure_speed(events: list[Event], num_left: int) -> dict[str, Any]:
+def _measure_speed(events: Sequence[Event], num_left: int) -> dict[str, Any]:
     """Return the trials an hour since the search was started or resumed, and the time left."""
-    starts = [
-        position for position, event in enumerate(events) if event["event"] in ("search", "resume")
-    ]
-    if not starts:
+    positions = [n for n, event in enumerate(events) if isinstance(event, SearchStart)]
+    if not positions:
         return {"per_hour": None, "left_s": None}
-    times = [event.get("at_s") for event in events[starts[-1] :] if event["event"] == "trial"]
-    begin = events[starts[-1]].get("at_s")
+    start, *later = events[positions[-1] :]
+    begin, times = start.at_s, [event.at_s for event in later if isinstance(event, TrialEnd)]
     if not times or times[-1] is None or begin is None or times[-1] <= begin:
         return {"per_hour": None, "left_s": None}
     per_s = len(times) / (times[-1] - begin)

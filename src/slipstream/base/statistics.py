@@ -22,8 +22,9 @@ LEVEL = 0.95
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 HIGHER_IS_BETTER = {"r2", "accuracy", "balanced_accuracy", "f1_macro", "auc"}
 NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 20
+"""The number of bootstrap resamples, and of those drawn at a time, to limit memory"""
 MIN_BLOCKS = 5
-"""Blocks of windows that share no rows, from which on an interval says something"""
+"""The minimum number of blocks of windows without shared rows for a meaningful interval"""
 
 
 class Interval(NamedTuple):
@@ -34,7 +35,7 @@ class Interval(NamedTuple):
     high: float
 
     def judge(self, *, higher_is_better: bool) -> str:
-        """Say whether a difference is an improvement; an interval that holds 0 shows none."""
+        """Return the verdict on a difference; an interval that contains 0 shows none."""
         above, below = (BETTER, WORSE) if higher_is_better else (WORSE, BETTER)
         return above if self.low > 0 else below if self.high < 0 else NO_DIFFERENCE
 
@@ -79,8 +80,8 @@ def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) 
     """Return the mean of `first` less that of `second`, two spreads, with Welch's interval."""
     variances = [sample["sd"] ** 2 / sample["n"] for sample in (first, second)]
     terms = [
-        variance**2 / (one["n"] - 1)
-        for variance, one in zip(variances, (first, second), strict=True)
+        variance**2 / (sample["n"] - 1)
+        for variance, sample in zip(variances, (first, second), strict=True)
     ]
     freedom = sum(variances) ** 2 / max(sum(terms), 1e-300)
     error = math.sqrt(sum(variances))
@@ -94,63 +95,64 @@ def _make_interval(mean: float, error: float, freedom: float) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width)
 
 
-def is_better(value: float, other: float, metric: str) -> bool:
-    """Whether a value of a metric is better than another one."""
-    return value > other if metric in HIGHER_IS_BETTER else value < other
+def is_better(value: float, reference: float, metric: str) -> bool:
+    """Return whether a value of a metric is better than the reference value."""
+    return value > reference if metric in HIGHER_IS_BETTER else value < reference
 
 
 class WindowUnits(NamedTuple):
-    """What a predictor did on each window of a set, or on neighbours that were joined."""
+    """A predictor's sums on each window of a set, or on groups of neighbouring windows."""
 
     firsts: Array
-    """[U]: the row that each begins with"""
+    """[U]: the first row of each window or group"""
     sums: Array
-    """[U, K]: what metrics are computed from"""
+    """[U, K]: the sums that metrics are computed from"""
 
 
 class PairedComparison(NamedTuple):
-    """A predictor against others on the same windows."""
+    """A comparison of one predictor with others on the same windows."""
 
     differences: dict[str, dict[str, dict[str, Any]]]
-    """By metric and by the name of the other"""
+    """The differences, by metric and by the other predictor's name"""
     how: str
-    """How the intervals were made, or why there are none"""
+    """A description of how the intervals were computed, or why there are none"""
 
 
 def compare_predictors(
     model: WindowUnits,
-    others: Mapping[str, WindowUnits],
+    references: Mapping[str, WindowUnits],
     metrics: Mapping[str, Callable[[Array], Array]],
     *,
     context: int,
 ) -> PairedComparison:
-    """Return by how much each metric of a model differs from that of others, with an interval and
-    a verdict: the one rule by which something is called better or worse.
+    """Return the difference of each metric of a model from the references, with an interval and a
+    verdict. This is the only rule by which something is called better or worse.
 
-    Windows are drawn again in blocks of neighbours, as long as those share rows, and the same ones
-    for both, so that what makes a window hard for both cancels out. A difference is better or worse
-    where the whole 95 % interval is, else it is not shown. Metrics are functions of sums [..., K].
+    Windows are resampled in blocks of neighbours that share rows, and the same blocks for both
+    predictors, so that the difficulty of a window cancels out. A difference is better or worse
+    where the whole 95 % interval is, otherwise it is not shown. Metrics are functions of sums [...,
+    K].
     """
     import numpy as np
 
-    sums_of = [model.sums, *(other.sums for other in others.values())]
+    sums_of = [model.sums, *(reference.sums for reference in references.values())]
     num_units, block = len(model.firsts), estimate_block_length(model.firsts, context)
     samples: list[list[Array]] = [[] for _ in sums_of]
     how = f"none: the windows hold fewer than {MIN_BLOCKS} that share no rows"
     if num_units >= MIN_BLOCKS * block:
         how = f"{NUM_RESAMPLES:,} resamples of the windows in {num_units / block:.0f} blocks"
         for counts in draw_counts(num_units, block):
-            for own, sums in zip(samples, sums_of, strict=True):
-                own.append(counts @ sums)
+            for drawn, sums in zip(samples, sums_of, strict=True):
+                drawn.append(counts @ sums)
     totals = [sums.sum(axis=0) for sums in sums_of]
-    resampled = [np.concatenate(own) if own else None for own in samples]
+    resampled = [np.concatenate(drawn) if drawn else None for drawn in samples]
     with np.errstate(invalid="ignore", divide="ignore"):
         differences = {
             metric: {
                 name: _compare_pair(
                     metric, compute, totals[0], totals[i], resampled[0], resampled[i]
                 )
-                for i, name in enumerate(others, start=1)
+                for i, name in enumerate(references, start=1)
             }
             for metric, compute in metrics.items()
         }
@@ -161,11 +163,11 @@ def _compare_pair(
     metric: str,
     compute: Callable[[Array], Array],
     total: Array,
-    other: Array,
+    reference: Array,
     samples: Array | None,
     other_samples: Array | None,
 ) -> dict[str, Any]:
-    value, base = float(compute(total)), float(compute(other))
+    value, base = float(compute(total)), float(compute(reference))
     is_error = metric not in HIGHER_IS_BETTER
     interval = relative = None
     if samples is not None and other_samples is not None:
@@ -186,14 +188,14 @@ def _compare_pair(
 
 
 def combine_verdicts(verdicts: Iterable[str]) -> str:
-    """Return the verdict on a model from those against each baseline: worse than one of them is
-    worse, and better is better than all."""
+    """Return the verdict on a model from its verdicts against each baseline: worse than any of them
+    is worse, and better means better than all."""
     outcomes = set(verdicts)
     return WORSE if WORSE in outcomes else BETTER if outcomes == {BETTER} else NO_DIFFERENCE
 
 
 def estimate_block_length(starts: Array, context: int) -> int:
-    """Return how many consecutive windows share rows with the first of them, typically."""
+    """Return the typical number of consecutive windows that share rows with the first of them."""
     import numpy as np
 
     ordered = np.sort(starts)
@@ -202,7 +204,8 @@ def estimate_block_length(starts: Array, context: int) -> int:
 
 
 def draw_counts(num_windows: int, block: int) -> Iterator[Array]:
-    """Yield how often each window is drawn, [R, N], some resamples at a time, from a fixed seed."""
+    """Yield the number of times that each window is drawn, [R, N], several resamples at a time,
+    from a fixed seed."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -216,7 +219,7 @@ def draw_counts(num_windows: int, block: int) -> Iterator[Array]:
 
 
 def compute_percentile_interval(samples: npt.NDArray[Any]) -> list[float] | None:
-    """Return what the middle share of bootstrap samples lies within; None if all are NaN."""
+    """Return the interval of the middle share of bootstrap samples; None if all are NaN."""
     import numpy as np
 
     known = samples[~np.isnan(samples)]
@@ -257,11 +260,9 @@ class Moments:
 
 
 def find_median(quantiles: Sequence[float]) -> tuple[int, int, float]:
-    """Return between which of some quantiles, which increase, the median lies, and how far it is
-    from the first of them to the second: 0.5 between 0.1 and 0.9.
-
-    Where 0.5 is among them, or all lie to one side of it, that is the nearest one, and no way.
-    """
+    """Return the positions of the two increasing quantiles around the median, and the median's
+    relative position between them: 0.5 between 0.1 and 0.9. Where 0.5 is among the levels, or all
+    lie to one side of it, both positions are the nearest level's and the relative position is 0."""
     nearest = min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)
     above = next((i for i, level in enumerate(quantiles) if level > 0.5), 0)
     if not above or 0.5 in quantiles:
@@ -272,7 +273,8 @@ def find_median(quantiles: Sequence[float]) -> tuple[int, int, float]:
 
 def select_median(values: Any, quantiles: Sequence[float]) -> Any:
     """Return the point prediction [...] from quantiles [..., Q], an array or a tensor: the median,
-    or what lies between the quantiles around it. Without quantiles, the last axis has one value."""
+    or an interpolation between the quantiles around it. Without quantiles, the last axis has one
+    value."""
     low, high, share = find_median(quantiles)
     if not share:
         return values[..., low]

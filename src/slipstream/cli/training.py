@@ -40,6 +40,7 @@ from slipstream.cli.output import (
     write_stdout,
 )
 from slipstream.cli.startup import import_modules, prepare_device
+from slipstream.events import Epoch, Event
 from slipstream.reporting.terminal.progress import LOADING, SearchDisplay, TrainingDisplay
 from slipstream.reporting.terminal.results import (
     print_ensemble,
@@ -52,7 +53,6 @@ from slipstream.reporting.terminal.streams import SafeStream
 
 if TYPE_CHECKING:
     from slipstream.config import Config
-    from slipstream.runs import Event
     from slipstream.training import FinishedRun
 
 KINDS = ["train", "pretrain"]
@@ -415,7 +415,7 @@ REPORTING = "slipstream.reporting.page"
 def show_event(event: Event, display: TrainingDisplay | SearchDisplay, has_classes: bool) -> None:
     """Show an event; from the first epoch on, prepare the command's end."""
     display.show(event)
-    if event["event"] == "epoch" and REPORTING not in sys.modules:
+    if isinstance(event, Epoch) and REPORTING not in sys.modules:
         threading.Thread(target=_prepare_end, args=(has_classes,), daemon=True).start()
 
 

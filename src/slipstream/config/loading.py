@@ -1,4 +1,4 @@
-"""Load a config from TOML, a mapping and `section.key=value`; explain what is wrong in it."""
+"""Load a config from TOML, a mapping and `section.key=value`, with explained errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ PATHS = (("data", "path"), ("data", "labels"))
 ENCODER = (("train", "init_from"),)
 """The setting that names a run"""
 NONFINITE_TEXT = re.compile(r'("*)(?:-?inf|nan)\1')
-"""How JSON has a number that is not finite, and with quotes a text that reads so"""
+"""The texts of numbers that are not finite in JSON, and quoted ones, which are texts that look
+alike"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -114,14 +115,16 @@ def replace_settings(
     try:
         changed = Config.model_validate(result)
     except ValidationError as error:
-        raise UserError(join_messages(one.message for one in explain(error, Config))) from None
+        raise UserError(
+            join_messages(problem.message for problem in explain(error, Config))
+        ) from None
     if not reset_engine:
         _keep_notes(config, changed)
     return changed
 
 
 def _keep_notes(old: Config, new: Config) -> None:
-    """Give a config that is made from another the other's notes on old names."""
+    """Copy the notes on old names from a config to the config made from it."""
     if notes := tuple(dict.fromkeys((*old.engine.notes, *new.engine.notes))):
         new.engine.__dict__["notes"] = notes
 
@@ -180,10 +183,10 @@ def to_toml(config: Config, *, only_set: bool = False) -> str:
 
 
 def to_json_values(value: Any) -> Any:
-    """Return settings, or one of their values, as strict JSON can have them.
+    """Return settings, or one value, as values of strict JSON.
 
-    A number that is not finite becomes its text in TOML ("inf", "-inf", "nan"); a text that reads
-    so gets quotes. `from_json_values` returns exactly what there was, but tuples as lists.
+    A number that is not finite becomes its text in TOML ("inf", "-inf", "nan"); a text that looks
+    the same gets quotes. `from_json_values` restores the settings exactly, with lists for tuples.
     """
     if isinstance(value, Section):
         value = value.model_dump(exclude_unset=True)
@@ -216,7 +219,7 @@ def _join_lines(array: re.Match[str]) -> str:
 
 
 def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
-    """Read a config file; its paths are found from there on."""
+    """Read a config file; relative paths in it are resolved against its folder."""
     if path.suffix.lower() in TABLES:
         raise UserError(
             f"{path}: is a table, not a config; write a TOML file that says [data] path = "
@@ -241,15 +244,15 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
     settings.setdefault("name", name or "run")
 
-    def resolve(each: str) -> str:
-        if is_url(each):
-            return each
-        beside = path.resolve().parent / each
-        return str(beside if _exists(beside) or not _exists(Path(each)) else Path(each))
+    def resolve(setting: str) -> str:
+        if is_url(setting):
+            return setting
+        beside = path.resolve().parent / setting
+        return str(beside if _exists(beside) or not _exists(Path(setting)) else Path(setting))
 
-    def resolve_run(each: str) -> str:
-        beside = path.resolve().parent / each
-        return str(beside) if is_run(beside) else each
+    def resolve_run(setting: str) -> str:
+        beside = path.resolve().parent / setting
+        return str(beside) if is_run(beside) else setting
 
     _map_paths(settings, resolve)
     _map_join_paths(settings, resolve)
@@ -258,12 +261,12 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _make_absolute(path: str) -> str:
-    """Return a path that means the same from any folder; one in object storage does."""
+    """Return the absolute path; an address in object storage is returned unchanged."""
     return str(parse_path(path) if is_url(path) else Path(path).absolute())
 
 
 def _exists(path: Path) -> bool:
-    """Return whether there is such a file or folder, or any that matches a pattern."""
+    """Return whether the file or folder exists, or for a pattern any match."""
     return path.exists() or bool(find_matches(path)[1])
 
 
@@ -283,7 +286,7 @@ def _map_paths(
         if isinstance(values, dict) and key in values:
             value = values[key]
             is_list = isinstance(value, (list, tuple))
-            mapped = [map_one(one) for one in value] if is_list else map_one(value)
+            mapped = [map_one(entry) for entry in value] if is_list else map_one(value)
             settings[section] = values | {key: mapped}
 
 
@@ -400,8 +403,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str,
 
 
 def list_unused(config: Config) -> list[str]:
-    """Say of each setting that differs from its default and has no effect why it has none, and of
-    each that was given by an older name what it is now."""
+    """List the settings without effect that differ from their defaults, with the reason, and the
+    settings given by an older name, with the new name."""
     unused = [*_find_in_train(config), *_find_in_data(config)]
     if "model.kind" not in config.tune.space:
         unused = [*_find_in_model(config), *unused]
@@ -451,14 +454,16 @@ def _find_in_model(config: Config) -> Iterator[tuple[str, str]]:
         names = ["hidden", "layers", "dropout"]
         if isinstance(model.hidden, tuple):  # the layers follow from it
             names.remove("layers")
-        what = "has layers of its own" if spec.is_custom else "has no hidden layer"
-        yield from ((f"model.{name}", f"{kind} {what}") for name in names)
+        reason = "has layers of its own" if spec.is_custom else "has no hidden layer"
+        yield from ((f"model.{name}", f"{kind} {reason}") for name in names)
     elif spec.is_recurrent and len(model.sizes) == 1:
         yield "model.dropout", "it drops between layers, and there is one"
     if config.data.task == "classify" or config.masked:
         yield "model.output_range", "it limits predicted numbers, and there are none"
-    others = {name for other in SPECS.values() for name in other.settings} - set(spec.settings)
-    for name in sorted(others):
+    foreign = {name for kind_spec in SPECS.values() for name in kind_spec.settings} - set(
+        spec.settings
+    )
+    for name in sorted(foreign):
         yield f"model.{name}", f"it is for {' and '.join(list_kinds(name))}, not {kind}"
 
 
@@ -478,7 +483,7 @@ def _find_in_train(config: Config) -> Iterator[tuple[str, str]]:
         value = getattr(train, choice)
         for name, values in settings.items():
             if value not in values:
-                wanted = " or ".join(f'"{one}"' for one in values)
+                wanted = " or ".join(f'"{allowed}"' for allowed in values)
                 yield (
                     f"train.{name}",
                     f'it applies only with train.{choice} = {wanted}, not "{value}"',

@@ -135,8 +135,8 @@ def check_filter(
         if name not in takes:
             raise ValueError(f'kind = "{kind}" takes {takes[0]}, not {name}; remove it')
     if len(given) != 1:
-        what = takes[0] if len(takes) == 1 else f"either {' or '.join(takes)}"
-        raise ValueError(f'kind = "{kind}" needs {what}')
+        needed = takes[0] if len(takes) == 1 else f"either {' or '.join(takes)}"
+        raise ValueError(f'kind = "{kind}" needs {needed}')
     if order is not None and kind not in MAX_FILTER_ORDER:
         raise ValueError(f'order does not apply to kind = "{kind}"; remove it')
     degree = order or DEFAULT_FILTER_ORDER
@@ -360,8 +360,17 @@ class PadStep(Section):
     step: Literal["pad"] = "pad"
     rows: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """How many rows. Default: `data.context` - 1, so that every row of a series has a context."""
+    length: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Instead of `rows`: the rows of each series afterwards; of longer ones, the last rows stay.
+    `data.context = "all"` sets it."""
     value: Literal["first", "zero"] = "first"
     """Values of the added rows: those of the first row, or zeros."""
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        if self.rows is not None and self.length is not None:
+            raise ValueError("rows and length both say how many rows to add; remove one")
+        return self
 
 
 class ClipStep(Section):
@@ -447,10 +456,10 @@ def _parse_step(number: int, entry: Any) -> Any:
         raise ValueError(f"{where} is {format_value(entry)}; it should be a table")
     kind = entry.get("step")
     if kind not in STEPS:
-        what = 'has no "step"' if kind is None else f"is {format_value(kind)}, which is no step"
+        found = 'has no "step"' if kind is None else f"is {format_value(kind)}, which is no step"
         nearest = find_nearest(kind, STEPS) if isinstance(kind, str) else None
         hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(STEPS)}"
-        raise ValueError(f"{where} {what}; {hint}")
+        raise ValueError(f"{where} {found}; {hint}")
     try:
         return STEPS[kind].model_validate(dict(entry))
     except ValidationError as error:

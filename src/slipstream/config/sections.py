@@ -12,6 +12,7 @@ from slipstream.config.errors import format_value
 from slipstream.config.model import Model
 from slipstream.config.prepare import MAX_FILTER_ORDER, check_filter
 from slipstream.config.train import (
+    FORECAST_LOSSES,
     Augment,
     Engine,
     Pretrain,
@@ -31,7 +32,7 @@ UNCARRIED: dict[str, tuple[Any, ...]] = {
     "engine.rnn": ("auto", "cudnn", "torch"),
     "engine.recompute": (False,),
 }
-"""The values of settings that a carried state works with"""
+"""The accepted values of settings where a state is carried"""
 NAME_WORDS = (
     "made of letters, digits, dots, underscores and hyphens, and begin with a letter or digit"
 )
@@ -79,7 +80,8 @@ MAX_FILTER_ROWS = {
     "savgol": 1001,
     "butterworth": 1_000_000,
 }
-"""Shorter averages than of columns: every number of a prediction keeps as many past ones"""
+"""The longest filters of predictions, by kind. They are shorter than filters of columns, because
+every number of a prediction keeps that many past values"""
 
 
 class Predict(Section):
@@ -175,7 +177,7 @@ class Config(Section):
             return self
         classify, train = self.data.task == "classify", self.train
         if classify != (train.loss in CLASS_LOSSES):
-            fit = CLASS_LOSSES if classify else ("mse", "mae", "huber", "quantile")
+            fit = CLASS_LOSSES if classify else FORECAST_LOSSES
             raise ValueError(
                 f'train.loss = "{train.loss}" does not work with data.task = "{self.data.task}"; '
                 f"use one of {', '.join(map(format_value, fit))}"
@@ -203,10 +205,10 @@ class Config(Section):
             return self
         setting, way_out = 'train.state = "carried"', 'or set train.state = "windows"'
         if self.masked or not self.model.spec.is_recurrent:
-            what = "pre-training" if self.masked else f'model.kind = "{self.model.kind}"'
+            obstacle = "pre-training" if self.masked else f'model.kind = "{self.model.kind}"'
             raise ValueError(
-                f"{setting} does not work with {what}: an LSTM or a GRU that predicts carries its "
-                f"state on; {way_out}"
+                f"{setting} does not work with {obstacle}: an LSTM or a GRU that predicts carries "
+                f"its state on; {way_out}"
             )
         for name, accepted in UNCARRIED.items():
             value: Any = self
@@ -232,17 +234,19 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_parallel(self) -> Self:
-        """Refuse what one model over several processes does not go together with."""
+        """Refuse settings that do not work with one model over several processes."""
         if self.engine.data_parallel == 1:
             return self
         setting = f"engine.data_parallel = {self.engine.data_parallel}"
         way_out = "or set engine.data_parallel = 1"
         walks = self.data.split.walk_forward is not None
         if self.trains_lanes:
-            what = "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
+            obstacle = (
+                "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
+            )
             raise ValueError(
-                f"{setting} is for one model, and {what} trains several, which are faster side by "
-                "side: train with " + Option("workers") + f", {way_out}"
+                f"{setting} is for one model, and {obstacle} trains several, which are faster side "
+                "by side: train with " + Option("workers") + f", {way_out}"
             )
         if self.train.state == "carried":
             raise ValueError(

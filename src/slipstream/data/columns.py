@@ -1,4 +1,5 @@
-"""From cells to numbers, times and codes: each column is parsed once, from all of its values."""
+"""Conversion of cells to numbers, times and codes. Each column is parsed once, from all of its
+values."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ WITH_COMMA = (
     r"^[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?$"
     r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?$|^[+-]?\d{1,3}(?:\.\d{3})+,\d*$"
 )
-"""Numbers with a decimal comma or separated thousands, whichever it may be"""
+"""Numbers in which a comma, point or space is either the decimal mark or separates thousands"""
 _SPACES = " '\u2019\u00a0\u202f"
 THOUSANDS = (
     rf"^[+-]?\d{{1,3}}(?:[{_SPACES}]\d{{3}})+(?:[.,]\d*)?$"
@@ -39,12 +40,14 @@ CERTAIN = (
 """Numbers in which MARK cannot separate thousands: 1,5 and 0,123 but not 1,199"""
 POINT = CERTAIN.replace("MARK", r"\.")
 HEAD_ROWS = 1000
+"""These first rows are tried alone: they show most text columns and decimal commas at once"""
 
 
 def find_mark(table: pa.Table) -> str | None:
-    """Return a comma if some number of a file has it as its decimal mark; None if none has.
+    """Return "," if a number of a file has a decimal comma, MIXED if other numbers have a decimal
+    point, else None.
 
-    MIXED where other numbers have a point: which of the two is a slip, nobody can tell.
+    With MIXED, nothing tells which of the two marks is the slip.
     """
     if not _is_certain(table, ",", CERTAIN.replace("MARK", ",")):
         return None
@@ -52,7 +55,7 @@ def find_mark(table: pa.Table) -> str | None:
 
 
 def has_points(table: pa.Table) -> bool:
-    """Return whether some number of a file has a decimal point."""
+    """Return whether any number of a file has a decimal point."""
     return _is_certain(table, ".", POINT)
 
 
@@ -63,7 +66,8 @@ def has_byte(cells: pa.ChunkedArray, marks: str) -> bool:
 
 
 def normalize_decimals(text: pa.ChunkedArray, mark: str | None) -> pa.ChunkedArray:
-    """Give a column's numbers a decimal point; with another mark, text is no number afterwards."""
+    """Return a column whose numbers have a decimal point; text with any other mark is no number
+    afterwards."""
     if mark != ",":
         return text
     swapped = pc.replace_substring(text, ".", "'")
@@ -71,7 +75,7 @@ def normalize_decimals(text: pa.ChunkedArray, mark: str | None) -> pa.ChunkedArr
 
 
 def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> Text | None:
-    """Say what is wrong with a number's comma or point; None if it is no number at all.
+    """Explain why a number's comma or point is not accepted; None if the cell is no number at all.
 
     `with_point` names a number of the same file that has a decimal point.
     """
@@ -107,7 +111,8 @@ def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> 
 
 
 def _is_certain(table: pa.Table, mark: str, certain: str) -> bool:
-    """Look for a number with this decimal mark, in the first rows first."""
+    """Return whether a number certainly has this decimal mark; the first rows are searched
+    first."""
     head = [column.slice(0, HEAD_ROWS) for column in table.columns]
     for cells in [*head, *(table.columns if table.num_rows > HEAD_ROWS else ())]:
         if has_byte(cells, mark):
@@ -126,7 +131,14 @@ PATTERNS |= dict.fromkeys(("%b", "%B", "%h", "%a", "%A", "%p"), r"\pL+\.?")
 DATES = (
     *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
+    *("%d/%b/%Y", "%d-%b-%y", "%B %d, %Y", "%d %B %Y"),
 )
+MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%b-%y", "%B %Y")
+DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+"""Formats of digits alone, by their number: 8, 10, 12 and 14"""
+BASIC = ("%Y%m%dT%H%M%S", "%Y%m%dT%H%M", "%Y%m%dT%H%M%SZ", "%d/%b/%Y:%H:%M:%S")
+"""ISO 8601 without separators, and the logs of web servers"""
+FRACTIONS = (" %H:%M:%S.%f", "T%H:%M:%S.%f", " %H:%M:%S,%f")
 ELAPSED = (
     r"(?:(?P<days>\d+) ?d(?:ays?)? )?"
     r"(?P<hours>\d+):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d(?:\.\d+)?)"
@@ -151,8 +163,8 @@ ISO = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?$"
 def parse_elapsed(
     text: pa.ChunkedArray,
 ) -> tuple[pa.ChunkedArray, None] | tuple[int, str] | None:
-    """Parse times since a start, 25:19:08.386 or 1d 01:19:08, as seconds; None if the first cell is
-    none. Where another one is none, return it and what is wrong with it."""
+    """Parse times since a start, 25:19:08.386 or 1d 01:19:08, as seconds. None if the first cell is
+    no such time; if a later cell is none, its position and an explanation."""
     if not len(text) or not re.fullmatch(ELAPSED, str(text[0])):
         return None
     parts = pc.extract_regex(text, pattern=f"^{ELAPSED}$")
@@ -170,8 +182,8 @@ def parse_elapsed(
 def parse_times(
     text: pa.ChunkedArray, time_format: str | None, setting: str = "data.time_format"
 ) -> tuple[pa.ChunkedArray, None] | tuple[int, str]:
-    """Parse text as times; or return the first cell that is none, and what is wrong with it.
-    `setting` is what the format is called."""
+    """Parse text as times, or return the position of the first cell that is no time and an
+    explanation; `setting` is the setting that holds the format."""
     if time_format is None:
         for kind in (NAIVE, ZONED):
             if (times := _cast(text, kind)) is not None:
@@ -190,7 +202,8 @@ def parse_times(
 
 
 def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
-    """Parse times with fractions of a second, %f, of up to nine digits; Arrow's parser has none."""
+    """Parse times with fractions of a second, %f, of up to nine digits; Arrow's parser does not
+    know %f."""
     for short, long in COMPOSITE.items():
         time_format = time_format.replace(short, long)
     before, _, after = time_format.partition("%f")
@@ -209,7 +222,7 @@ def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray
 
 
 def _to_pattern(time_format: str) -> str:
-    """Return a regular expression of the texts that a format describes, roughly."""
+    """Return a regular expression that roughly matches the texts of a time format."""
     parts = re.split(r"(%.|\s+)", time_format)
     return "".join(
         PATTERNS.get(part, ".+?")
@@ -222,7 +235,8 @@ def _to_pattern(time_format: str) -> str:
 
 
 def _explain_iso(text: pa.ChunkedArray, setting: str) -> tuple[int, str]:
-    """Find the first cell that does not read as those before it, and say what is wrong with it."""
+    """Return the position of the first cell that is no ISO 8601 time like the cells before it, and
+    an explanation."""
     bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
     for other_kind in (NAIVE, ZONED):
         if bad and _cast(text.slice(bad, 1), other_kind) is not None:
@@ -235,21 +249,24 @@ def _explain_iso(text: pa.ChunkedArray, setting: str) -> tuple[int, str]:
 
 
 def find_formats(text: pa.ChunkedArray) -> list[str | None]:
-    """List the formats that every cell has: None for ISO 8601, else the common ones that fit; two
-    where day and month may be swapped."""
+    """List the time formats that fit every cell: None for ISO 8601, else the common ones; two where
+    day and month may be swapped."""
     if _cast(text, NAIVE) is not None or _cast(text, ZONED) is not None:
         return [None]
     return [*_list_fitting(text)]
 
 
 def _list_fitting(text: pa.ChunkedArray) -> list[str]:
+    """List the common formats that every cell has."""
     first = str(text[0]) if len(text) else ""
-    if ELAPSED_NUMBER.fullmatch(
-        first
-    ):  # 20240131 at most, and 120 formats of 1,000 columns take long
-        formats: Iterable[str] = ("%Y%m%d",)
+    if ELAPSED_NUMBER.fullmatch(first):  # a number: trying 200 formats on 1,000 columns takes long
+        formats: Iterable[str] = (
+            digits for digits in DIGITS if _count_digits(digits) == len(first)
+        )
     else:
-        formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
+        separated = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
+        formats = (*MONTHS, *separated, *BASIC)
+        formats = (*formats, *(f"{date}{clock}" for date in DATES for clock in FRACTIONS))
     return [
         candidate
         for candidate in formats
@@ -257,8 +274,12 @@ def _list_fitting(text: pa.ChunkedArray) -> list[str]:
     ]
 
 
+def _count_digits(time_format: str) -> int:
+    return 2 + 2 * time_format.count("%")  # a year has four
+
+
 def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.ChunkedArray:
-    """Parse text as times, null where a cell is none."""
+    """Parse text as times, with null where a cell is no time."""
     if time_format is None:
         for kind in (NAIVE, ZONED):
             if (times := _cast(text, kind)) is not None:
@@ -272,7 +293,7 @@ def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.Chun
 
 
 def _suggest_format(text: pa.ChunkedArray, setting: str) -> str:
-    """Say which of the common formats every cell has."""
+    """Suggest the common time formats that fit every cell, as a value for the setting."""
     fitting = _list_fitting(text)
     if not fitting:
         return f'set {setting}, as in "%d.%m.%Y %H:%M:%S.%f"'
@@ -285,7 +306,8 @@ def _fits(text: pa.ChunkedArray, time_format: str) -> bool:
 
 
 def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Find the first cell that does not read as this type; there is one."""
+    """Return the position of the first cell that cannot be read as this type; the caller knows that
+    there is one."""
     reads, fails = 0, len(text)
     while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
         middle = (reads + fails) // 2
@@ -305,6 +327,7 @@ def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
 
 LARGEST = 1e30
 """Beyond it, squares leave the range of float32."""
+HOUR_US = 3_600_000_000
 PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 FIRST_SECOND, PAST_SECOND = -62_135_596_800, 253_402_300_800
 """The years 1 to 9999, in seconds from 1970 on"""
@@ -335,7 +358,7 @@ def parse_text(
 
 
 def require_column(table: DataTable, name: str, setting: str) -> None:
-    """Refuse a column that is missing, and suggest the name that may have been meant."""
+    """Refuse a name that no column has, and suggest the closest column."""
     if name not in table.column_set:
         nearest = find_nearest(name, table.column_names)
         known = f"it has {', '.join(table.column_names[:20])}"
@@ -409,6 +432,9 @@ def read_codes(
     table: DataTable, name: str, setting: str
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Read a column as codes and the text of each, numbered as they first appear."""
+    require_column(table, name, setting)
+    if is_encoded(table.reader.get_type(name)):
+        return _read_encoded(table, name, setting)
     values = read_column(table, name, setting)
     kind = values.type
     dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
@@ -435,6 +461,36 @@ def read_codes(
     return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(numbers)
 
 
+def is_encoded(kind: pa.DataType) -> bool:
+    """Return whether a column holds text as numbers of a list of texts."""
+    return bool(pa.types.is_dictionary(kind) and is_text(kind.value_type))
+
+
+def _read_encoded(
+    table: DataTable, name: str, setting: str
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Read text that is encoded already, of which only the list of texts is looked at."""
+    encoded = table.read_column(name).unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0)
+    texts = encoded.dictionary.to_pylist()
+    indices = encoded.indices
+    is_missing = pa.array([text is None for text in texts], pa.bool_())
+    if indices.null_count or pc.any(is_missing).as_py():
+        missing = pc.fill_null(is_missing.take(indices), True)
+        if pc.any(missing).as_py():
+            row = pc.index(missing, True).as_py()
+            raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
+    codes = indices.to_numpy()
+    # number the texts as they first appear, and those that are equal as one
+    used, first = np.unique(codes, return_index=True)
+    used = used[np.argsort(first)]
+    numbers: dict[str, int] = {}
+    places = np.zeros(len(texts), dtype=np.int64)
+    places[used] = [numbers.setdefault(texts[code], len(numbers)) for code in used.tolist()]
+    return places[codes], list(numbers)
+
+
 def read_times(
     table: DataTable, name: str, time_format: str | None, setting: str = "data.time"
 ) -> npt.NDArray[np.int64] | npt.NDArray[np.float64]:
@@ -449,8 +505,10 @@ def read_times(
         values = _parse_times(table, name, values, time_format, format_setting)
         if pa.types.is_floating(values.type):
             return np.asarray(values.to_numpy(), dtype=np.float64)
-    elif _is_numeric(kind):
+    elif _is_numeric(kind) and time_format is None:
         return _read_number_times(table, name, setting)
+    elif _is_numeric(kind):  # 20240131 as a number
+        values = _parse_times(table, name, to_plain_text(values), time_format, "data.time_format")
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise UserError(f'{table.name}: column "{name}" ({setting}) holds {kind}, not times')
     if values.null_count:
@@ -462,8 +520,8 @@ def read_times(
 def _read_microseconds(
     table: DataTable, name: str, values: pa.ChunkedArray
 ) -> npt.NDArray[np.int64]:
-    """Return dates and timestamps in microseconds; those outside of the years 1 to 9999, which
-    overflow here or elsewhere, are refused."""
+    """Return dates and timestamps in microseconds; refuse those outside of the years 1 to 9999,
+    which overflow here or elsewhere."""
     if pa.types.is_date(values.type):
         values = values.cast(pa.timestamp("s" if values.type == pa.date32() else "ms"))
     counts = np.asarray(values.cast(pa.int64()).to_numpy(), dtype=np.int64)
@@ -494,12 +552,13 @@ def _is_numeric(kind: pa.DataType) -> bool:
 
 
 def clean_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Trim text; null where it is missing."""
+    """Return trimmed text, with null where a cell is empty or means "missing"."""
     return _drop_texts(pc.utf8_trim_whitespace(values.cast(pa.string())), NULLS)
 
 
 def _drop_texts(values: pa.ChunkedArray, na: Collection[str]) -> pa.ChunkedArray:
-    """Return text with nulls in place of some; they are compared without spaces around them."""
+    """Return text with null in place of the texts `na`, which are compared without surrounding
+    spaces."""
     if not na:
         return values
     is_missing = pc.is_in(pc.utf8_trim_whitespace(values), value_set=pa.array(na))
@@ -562,7 +621,7 @@ def mark_missing(table: DataTable, na: Marks) -> DataTable:
 
 
 def list_texts(na: Marks) -> list[str]:
-    """List the texts that mean "missing"; of a number, its usual spellings."""
+    """List the texts that mean "missing"; a number stands for its usual spellings."""
     texts = {str(mark).strip() for mark in na}
     for number in list_numbers(na):
         texts |= {str(number), f"{number:g}", f"{number:.0f}" if number.is_integer() else ""}
@@ -570,13 +629,13 @@ def list_texts(na: Marks) -> list[str]:
 
 
 def list_numbers(na: Marks) -> tuple[float, ...]:
-    """List the numbers that mean "missing"; a text may be one too."""
+    """List the numbers that mean "missing", including texts that read as numbers."""
     return tuple(float(mark) for mark in na if is_number(str(mark)))
 
 
 @dataclass(frozen=True)
 class _MarkedReader:
-    """Reads columns with nulls in place of the marks."""
+    """Reads columns with null in place of the values that mean "missing"."""
 
     reader: ColumnReader
     texts: tuple[str, ...]
@@ -602,7 +661,8 @@ class _MarkedReader:
 
 
 def join_times(table: DataTable, columns: Sequence[str]) -> DataTable:
-    """Return a table with one more column, the times that several columns hold together."""
+    """Return a table with one more column: the times that several columns (a date, a time of day)
+    give together."""
     joined = " ".join(columns)
     if len(columns) < 2 or joined in table.column_set:
         return table
@@ -618,7 +678,7 @@ def join_times(table: DataTable, columns: Sequence[str]) -> DataTable:
 
 @dataclass(frozen=True)
 class _JoiningReader:
-    """Reads a table's columns, and one more that joins some of them."""
+    """Reads a table's columns, and one more column that joins several of them as times."""
 
     table: DataTable
     columns: tuple[str, ...]
@@ -628,41 +688,58 @@ class _JoiningReader:
         if name != self.joined:
             return self.table.reader.get_type(name)
         first = self.table.reader.get_type(self.columns[0])
-        return pa.timestamp("us") if _is_date(first) else pa.string()
+        return pa.timestamp("us") if is_date_type(first) else pa.string()
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         if name != self.joined:
             return self.table.reader.read(name, begin, end)
         parts = [self.table.reader.read(column, begin, end) for column in self.columns]
-        if _is_date(parts[0].type):
-            return self._add(parts)
-        return pc.binary_join_element_wise(*map(_to_text, parts), " ")
-
-    def _add(self, parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
-        """Add times of day to dates."""
-        total = parts[0].cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        for column, part in zip(self.columns[1:], parts[1:], strict=True):
-            total = pc.add(total, self._read_clock(column, part))
-        return total.cast(pa.timestamp("us"))
-
-    def _read_clock(self, column: str, part: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return microseconds since midnight; spreadsheets write times of day as dates, too."""
-        kind = part.type
-        if pa.types.is_duration(kind):
-            return part.cast(pa.duration("us"), safe=False).cast(pa.int64())
-        if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
-            return part.cast(pa.time64("us"), safe=False).cast(pa.int64())
-        raise UserError(
-            f'{self.table.name}: "{self.columns[0]}" holds dates, but "{column}" (data.time) holds '
-            f"{part.type}, not times of day; make both of them text"
-        )
+        try:
+            return join_columns(parts)
+        except NoClockError as error:
+            raise UserError(
+                f'{self.table.name}: "{self.columns[0]}" holds dates, but '
+                f'"{self.columns[error.number]}" (data.time) holds {parts[error.number].type}, not '
+                "times of day or hours; make both of them text"
+            ) from None
 
 
-def _is_date(kind: pa.DataType) -> bool:
+class NoClockError(ValueError):
+    """A column beside dates holds no times of day."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"column {number} holds no times of day")
+        self.number = number
+
+
+def join_columns(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return the times of several columns: dates plus times of day or hours, or else text joined
+    by blanks."""
+    if not is_date_type(parts[0].type):
+        return pc.binary_join_element_wise(*map(to_plain_text, parts), " ")
+    total = parts[0].cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    for number, part in enumerate(parts[1:], start=1):
+        total = pc.add(total, _read_clock(number, part))
+    return total.cast(pa.timestamp("us"))
+
+
+def _read_clock(number: int, part: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return microseconds since midnight; spreadsheets write times of day as dates, too."""
+    kind = part.type
+    if pa.types.is_duration(kind):
+        return part.cast(pa.duration("us"), safe=False).cast(pa.int64())
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        return part.cast(pa.time64("us"), safe=False).cast(pa.int64())
+    if pa.types.is_integer(kind):
+        return pc.multiply(part.cast(pa.int64()), HOUR_US)
+    raise NoClockError(number)
+
+
+def is_date_type(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _to_text(part: pa.ChunkedArray) -> pa.ChunkedArray:
+def to_plain_text(part: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return values as text, whole numbers without a fraction."""
     if pa.types.is_floating(part.type):
         with contextlib.suppress(pa.ArrowInvalid):  # it has fractions

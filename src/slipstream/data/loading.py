@@ -1,4 +1,4 @@
-"""From a config to series and the windows of each set, before scaling and without torch.
+"""Loading of a config's series and of the windows of each set, before scaling and without torch.
 
 Training (`data/dataset`) and the app, which shows rows, sets and fitted steps before training, load
 data with these functions.
@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.base import machine
 from slipstream.base.errors import Setting, UserError
-from slipstream.config import Config, Data, Signature
+from slipstream.config import ALL_ROWS, Config, Data, Signature, Split, replace_settings
 from slipstream.data import labels, splits
 from slipstream.data.files import read_tables
 from slipstream.data.labels import LabelIntervals
@@ -23,10 +23,12 @@ from slipstream.data.prepare.chain import (
     find_source,
     mark_source_rows,
 )
-from slipstream.data.roles import Roles, build_signature
+from slipstream.data.roles import SERIES, Roles, build_signature
 from slipstream.data.series import Flags, RawSeries, merge_on_disk
 from slipstream.data.splits import FoldWindows, SplitAssignment
 from slipstream.data.table import DataTable, describe_files
+
+DEFAULT_SPLIT = Split(train=0.7, val=0.1, test=0.2)
 
 
 class LoadedSeries(NamedTuple):
@@ -35,7 +37,7 @@ class LoadedSeries(NamedTuple):
     raw: RawSeries
     signature: Signature
     data: Data
-    """The settings, of which steps of `data.prepare` may have changed some"""
+    """The settings of the data, as the steps of `data.prepare` leave them"""
     intervals: LabelIntervals | None = None
     """The labelled rows, where a table of labels is named (`data.labels`)"""
 
@@ -44,7 +46,7 @@ class WindowSets(NamedTuple):
     """The windows of each set: of one split, or of every fold of a walk-forward split."""
 
     folds: list[FoldWindows]
-    """One without a label for a single split"""
+    """The folds; for a single split, one fold without a label"""
     training: Flags
     """The rows that columns are scaled by"""
     notes: list[str]
@@ -69,6 +71,25 @@ def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool
     return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 
 
+def refuse_undecided(data: Data) -> None:
+    """Refuse to train by a config in which `slipstream inspect` has left a question open."""
+    for name, question in data.undecided.items():
+        if name not in data.accept:
+            raise UserError(
+                f"data.undecided: {question} ("
+                + Setting({"data.accept": [*data.accept, name]})
+                + "); or remove the question once the settings answer it",
+                setting="data.undecided",
+            )
+    for name in data.accept:
+        if name not in data.undecided:
+            known = ", ".join(f'"{known}"' for known in data.undecided) or "empty"
+            raise UserError(
+                f'data.accept has "{name}", which is not in data.undecided ({known}); remove it',
+                setting="data.accept",
+            )
+
+
 def read_source(
     config: Config,
     table: Any = None,
@@ -79,9 +100,9 @@ def read_source(
 ) -> Source:
     """Read the tables that a config names, carry out the steps of `data.prepare`, and find roles.
 
-    `replay` has what the steps were fitted to, where they are not to be fitted again. A search has
-    `num_folds`, of which steps are fitted on the training rows of the first. Steps run over rows
-    that stay on disk where training would stream them, unless all rows are wanted `in_memory`.
+    `replay` holds the fitted ranges of the steps, where they are not to be fitted again. With the
+    `num_folds` of a search, steps are fitted on the training rows of the first fold. Steps run over
+    rows that stay on disk where training would stream them, unless all rows are wanted `in_memory`.
     """
     data = config.data
     if not data.prepare:
@@ -109,8 +130,8 @@ def read_source(
 
 
 def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags:
-    """Mark the training rows by their position before the first step of `data.prepare`; those of
-    the first fold, where there are several."""
+    """Mark the training rows by their position before the first step of `data.prepare`; with folds,
+    the training rows of the first fold."""
     loaded = load_series(config, source)
     sets = find_sets(loaded)
     training = sets.training
@@ -123,9 +144,38 @@ def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags
     return mark_source_rows(source, training, loaded.raw.index)
 
 
+def resolve_context(config: Config, table: Any = None) -> Config:
+    """Return a config whose `data.context` is a number of rows: "all" is the length of the longest
+    series of its data, or of the table passed instead.
+
+    Series that are shorter are padded, and shares of the split become shares of the series.
+    """
+    data = config.data
+    if data.context != ALL_ROWS:
+        return config
+    split = data.split if data.split.by or data.split.folders else DEFAULT_SPLIT
+    whole = data.model_copy(update={"context": 1, "split": split})
+    draft = config.model_copy(update={"data": whole})
+    index = load_series(draft, read_source(draft, table), min_rows=1).raw.index
+    lengths = np.diff(index.offsets)
+    longest = int(lengths.max())
+    if config.model.spec.is_sequential:  # patches of so many rows cover a window
+        longest = -(-longest // config.model.patch) * config.model.patch
+    settings: dict[str, Any] = {"context": longest}
+    if (lengths != longest).any():
+        steps = data.model_dump(exclude_unset=True).get("prepare", ())
+        settings["prepare"] = (*steps, {"step": "pad", "length": longest})
+    if not (data.split.by or data.split.folders):
+        shares = {name: getattr(data.split, name) for name in ("train", "val", "test")}
+        if sum(share or 0.0 for share in shares.values()) > 1 - 1e-9:
+            del shares["train"]  # the rest
+        settings["split"] = {"by": SERIES, **shares}
+    return replace_settings(config, data=settings)
+
+
 def load_series(config: Config, source: Source, *, min_rows: int | None = None) -> LoadedSeries:
-    """Separate and order the series of a source; one shorter than `min_rows`, by default those of a
-    window, is refused or dropped."""
+    """Separate and order the series of a source; a series shorter than `min_rows`, by default the
+    rows of one window, is refused or dropped."""
     data, roles = source.data, source.roles
     needed = data.context + data.horizon if min_rows is None else min_rows
     raw, names, intervals = labels.prepare_with_labels(
@@ -136,7 +186,7 @@ def load_series(config: Config, source: Source, *, min_rows: int | None = None) 
 
 
 def find_sets(loaded: LoadedSeries) -> WindowSets:
-    """Find the windows of each set; every set must have some."""
+    """Find the windows of each set; a set without windows is refused."""
     raw, signature, data, _ = loaded
     index = raw.index
     if data.split.stratified:
@@ -156,8 +206,8 @@ def find_sets(loaded: LoadedSeries) -> WindowSets:
 
 
 def assign_predicted_rows(loaded: LoadedSeries, fold: FoldWindows) -> SplitAssignment:
-    """Return the sets of rows: as the split assigns them, or where it assigns windows (stratified),
-    the set of the window that predicts a row."""
+    """Return the set of each row: as the split assigns rows, or where it assigns windows
+    (stratified), the set of the window that predicts the row."""
     if fold.assignment is not None:
         return fold.assignment
     num_rows, signature = loaded.raw.index.num_rows, loaded.signature

@@ -1,7 +1,8 @@
-"""Which rows and which windows are for training, validation and test."""
+"""The split: which rows and windows are for training, validation and test."""
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ import numpy.typing as npt
 
 from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest, format_count
-from slipstream.config import Data, Signature, Split
+from slipstream.config import WILDCARD, Data, Signature, Split
 from slipstream.data.roles import normalize_value
-from slipstream.data.series import Ints, SeriesIndex, Times, is_date
+from slipstream.data.series import Ints, SeriesIndex, Times, is_date, mark_runs
+from slipstream.data.table import FILE_COLUMN
 
 SETS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(len(SETS))
@@ -37,11 +39,9 @@ class SplitAssignment:
     def mask(self, set_index: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.bool_]:
         """Mark the rows of a set among those from `begin` to before `end`."""
         end = self.num_rows if end is None else end
-        rows = np.zeros(end - begin, dtype=bool)
-        in_set = (self.sets == set_index) & (self.begins < end) & (self.ends > begin)
-        for first, past in zip(self.begins[in_set], self.ends[in_set], strict=True):
-            rows[max(first - begin, 0) : past - begin] = True
-        return rows
+        in_set = self.sets == set_index
+        runs = np.stack([self.begins[in_set], self.ends[in_set]], axis=1)
+        return mark_runs(runs, begin, end)
 
     def find_series(self, set_index: int, offsets: Ints) -> npt.NDArray[np.bool_]:
         """Mark the series, from one offset to before the next, that have a row in this set."""
@@ -57,26 +57,23 @@ class SplitAssignment:
 
 
 def assign_all(index: SeriesIndex) -> SplitAssignment:
-    """Assign every row to the first set, except for padded ones."""
+    """Assign every row to the training set, except for padding rows."""
     begins, sets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8)
     return _exclude_padding(index, SplitAssignment(begins, sets, index.num_rows))
 
 
 def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
-    """Take padded rows, at the beginning of each series, out of every set."""
+    """Take padding rows, at the beginning of each series, out of every set."""
     if index.padding is None:
         return assignment
-    sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
-    for begin, end, set_index in zip(
-        assignment.begins, assignment.ends, assignment.sets, strict=True
-    ):
-        sets[begin:end] = set_index
+    before = np.full(assignment.begins[0], UNUSED, dtype=np.int8)
+    sets = np.append(before, np.repeat(assignment.sets, assignment.ends - assignment.begins))
     sets[index.mask_padding(0, index.num_rows)] = UNUSED
     return _encode_runs(index, sets)
 
 
 def _purge(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
-    """Take rows that look ahead to another set's out of their own."""
+    """Take rows that look ahead into the rows of another set out of their set."""
     if not index.look_ahead:
         return assignment
     borders = np.union1d(assignment.begins, index.offsets[:-1])
@@ -104,7 +101,7 @@ def _purge(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
 
 
 def assign_first_split(index: SeriesIndex, data: Data) -> SplitAssignment:
-    """Assign each row to a set; of a walk-forward split, to those of its first fold."""
+    """Assign each row to a set; of a walk-forward split, as in its first fold."""
     if data.split.walk_forward is not None:
         return assign_walk_forward(index, data.split)[0]
     return assign_rows(index, data)
@@ -117,22 +114,24 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
         by_group = _assign_values(index, data) if split.by is not None else _assign_folders(index)
         sets_of_runs = by_group[index.group_codes]
         groups = SplitAssignment(index.group_begins, sets_of_runs, index.num_rows)
+        if split.by == FILE_COLUMN and _list_shares(split):
+            groups = _share_series(index, groups, split)
         return _purge(index, _exclude_padding(index, groups))
-    begins, sets = [], []
-    for start, stop in iter_own_rows(index):
-        borders = start + np.cumsum([0, *_count_rows(data, int(stop - start))])
-        for set_index in range(len(SETS) + 1):
-            if borders[set_index] < stop and (
-                set_index == UNUSED or borders[set_index] < borders[set_index + 1]
-            ):
-                begins.append(int(borders[set_index]))
-                sets.append(set_index)
-    shares = SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), index.num_rows)
+    first = index.offsets[:-1] + (0 if index.padding is None else index.padding)
+    last = index.offsets[1:]
+    # [series, 4]: where the rows of each set begin, and then the unused ones
+    counts = np.stack([np.zeros_like(first), *_count_rows(data, last - first)], axis=1)
+    borders = first[:, None] + np.cumsum(counts, axis=1)
+    present = borders < last[:, None]
+    present[:, :UNUSED] &= borders[:, :UNUSED] < borders[:, 1:]
+    sets = np.broadcast_to(np.arange(UNUSED + 1, dtype=np.int8), borders.shape)
+    shares = SplitAssignment(borders[present], sets[present], index.num_rows)
     return _purge(index, _exclude_padding(index, shares))
 
 
 def iter_own_rows(index: SeriesIndex) -> Iterator[tuple[int, int]]:
-    """Yield where each series' own rows begin and end, after those that pad it."""
+    """Yield the first row of each series and the row after its last, without the rows that pad
+    it."""
     padding = (
         np.zeros(len(index.series_names), np.int64) if index.padding is None else index.padding
     )
@@ -160,7 +159,8 @@ def merge_test_blocks(index: SeriesIndex, folds: Sequence[SplitAssignment]) -> S
 
 
 def _write_fold(sets: npt.NDArray[np.int8], split: Split, fold: int, purge: int) -> None:
-    """Write one series' sets. What does not fit before its start is cut off."""
+    """Write one series' sets of a fold. Rows of a set that would lie before the series' start are
+    cut off."""
     num_rows, folds = len(sets), split.walk_forward or 1
     assert isinstance(split.val, float)
     assert isinstance(split.test, float)
@@ -191,41 +191,110 @@ def _assign_folders(index: SeriesIndex) -> npt.NDArray[np.int8]:
     return np.array([SETS.index(name) for name in index.group_names], dtype=np.int8)
 
 
-def _count_rows(data: Data, num_rows: int) -> tuple[int, int, int]:
-    """Return how many rows of a series are for training, validation and test."""
+def _count_rows(data: Data, num_rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return how many rows of each series are for training, validation and test."""
     split = data.split
     if split.rows is not None:
-        return split.rows[0], split.rows[1], split.rows[2]
+        first, second, third = (np.full_like(num_rows, count) for count in split.rows)
+        return first, second, third
     train, val, test = split.train, split.val, split.test
     assert isinstance(train, float)
     assert isinstance(val, float)
     test = test if isinstance(test, float) else 0.0
     # borders are rounded, not lengths, so that shares which add up to 1 use every row
-    first, second, third = (round(num_rows * s) for s in (train, train + val, train + val + test))
+    first, second, third = (
+        np.round(num_rows * share).astype(np.int64)
+        for share in (train, train + val, train + val + test)
+    )
     return first, second - first, third - second
 
 
 def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
     """Return the set of each group, by the values that `data.split` lists."""
-    split = data.split
+    split, known = data.split, set(index.group_names)
     listed: dict[str, int] = {}
+    by_pattern: dict[str, int] = {}
     for set_index, name in enumerate(SETS):
-        for value in getattr(split, name) or ():
+        values = getattr(split, name)
+        for value in values if isinstance(values, tuple) else ():
             text = normalize_value(value)
-            if listed.setdefault(text, set_index) != set_index:
-                raise UserError(
-                    f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}',
-                    setting="data.split",
-                )
-            if text not in index.group_names:
-                nearest = find_nearest(text, index.group_names)
-                hint = f'did you mean "{nearest}"? It' if nearest else "it"
-                raise UserError(
-                    f'data.split.{name} lists "{value}", but "{split.by}" has no such value; '
-                    f"{hint} has {', '.join(index.group_names[:20])}"
-                )
-    default = UNUSED if split.train is not None else TRAIN
-    return np.array([listed.get(name, default) for name in index.group_names], dtype=np.int8)
+            matches = [text] if text in known else fnmatch.filter(index.group_names, text)
+            # a value that is listed itself belongs there, whatever pattern matches it
+            chosen = listed if text in known else by_pattern
+            for match in matches:
+                if chosen.setdefault(match, set_index) != set_index:
+                    raise UserError(
+                        f'data.split: "{match}" is in both {SETS[chosen[match]]} and {name}',
+                        setting="data.split",
+                    )
+            if not matches:
+                _refuse_value(index, split, name, str(value))
+    default = UNUSED if isinstance(split.train, tuple) else TRAIN
+    listed = by_pattern | listed
+    sets = np.array([listed.get(name, default) for name in index.group_names], dtype=np.int8)
+    if _list_shares(split) and split.by != FILE_COLUMN:
+        free = np.array([name not in listed for name in index.group_names])
+        strata = index.strata if len(sets) == len(index.series_names) else None
+        _draw_shares(sets, free, split, strata)
+    return sets
+
+
+def _refuse_value(index: SeriesIndex, split: Split, name: str, value: str) -> None:
+    """Refuse a value of the split that no row has, and name those that there are."""
+    nearest = find_nearest(value, index.group_names)
+    hint = f'did you mean "{nearest}"? It' if nearest else "it"
+    missing = "no value that matches it" if WILDCARD.search(value) else "no such value"
+    more = f" and {len(index.group_names) - 20:,} more" if len(index.group_names) > 20 else ""
+    raise UserError(
+        f'data.split.{name} lists "{value}", but "{split.by}" has {missing}; '
+        f"{hint} has {', '.join(index.group_names[:20])}{more}"
+    )
+
+
+def _list_shares(split: Split) -> dict[int, float]:
+    """Return the sets that are given as fractions of values or of series."""
+    shares = {set_index: getattr(split, name) for set_index, name in enumerate(SETS)}
+    return {number: share for number, share in shares.items() if isinstance(share, float)}
+
+
+def _share_series(index: SeriesIndex, groups: SplitAssignment, split: Split) -> SplitAssignment:
+    """Return an assignment in which shares of the training series are for the other sets."""
+    begins = np.union1d(groups.begins, index.offsets[:-1])
+    sets = groups.sets[np.searchsorted(groups.begins, begins, side="right") - 1]
+    owners = np.searchsorted(index.offsets, begins, side="right") - 1
+    by_series = np.full(len(index.series_names), TRAIN, dtype=np.int8)
+    free = np.bincount(owners[sets != TRAIN], minlength=len(by_series)) == 0
+    _draw_shares(by_series, free, split, index.strata)
+    sets = np.where(free[owners], by_series[owners], sets).astype(np.int8)
+    return SplitAssignment(begins, sets, groups.num_rows)
+
+
+def _draw_shares(
+    sets: npt.NDArray[np.int8], free: npt.NDArray[np.bool_], split: Split, strata: Ints | None
+) -> None:
+    """Assign shares of the free entries to sets, in place; those of each class, if there are
+    `strata`.
+
+    Of as many consecutive entries as a share stands for, one is drawn, so that a set covers the
+    whole order, in which files are often sorted. The draw is the same every time.
+    """
+    generator = np.random.default_rng(0)
+    shares = _list_shares(split)
+    classes = np.zeros(len(sets), dtype=np.int64) if strata is None else strata
+    for number in np.unique(classes[free]):
+        entries = np.flatnonzero(free & (classes == number))
+        total, remaining = len(entries), entries
+        for set_index, share in sorted(shares.items(), reverse=True):  # test, val, train
+            if set_index == TRAIN:
+                continue
+            count = min(round(share * total), len(remaining))
+            edges = np.linspace(0, len(remaining), count + 1)
+            drawn = np.floor(generator.uniform(edges[:-1], edges[1:])).astype(np.int64)
+            sets[remaining[drawn]] = set_index
+            remaining = np.delete(remaining, drawn)
+        if TRAIN in shares:
+            kept = min(round(shares[TRAIN] * total), len(remaining))
+            sets[remaining[kept:]] = UNUSED
 
 
 @dataclass(frozen=True)
@@ -246,7 +315,8 @@ class WindowRanges:
         return np.repeat(self.first, self.count) + within * self.stride
 
     def restrict(self, begin: int | Ints, end: int | Ints) -> WindowRanges:
-        """Return the windows that start from `begin` to before `end`, of all runs or of each."""
+        """Return the windows that start from `begin` to before `end`; both may be arrays with one
+        bound per run."""
         skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
         first = self.first + skipped * self.stride
         most = np.maximum(-(-(end - first) // self.stride), 0)
@@ -308,8 +378,8 @@ def find_set_windows(
 def find_windows(
     index: SeriesIndex, data: Data, signature: Signature
 ) -> tuple[SplitAssignment, dict[str, WindowRanges]]:
-    """Assign the rows to sets and find the windows of each, with or without a target; every set
-    must have some.
+    """Assign the rows to sets and find the windows of each, with or without a target; a set without
+    windows is refused.
 
     Pre-training has no test windows, so that rows for later tests stay unseen.
     """
@@ -326,10 +396,32 @@ def find_windows(
     return assignment, ranges
 
 
+MAX_LOST = 0.05
+"""The share of windows that gaps may cost without a note"""
+
+
+def describe_gaps(index: SeriesIndex, data: Data, signature: Signature) -> list[str]:
+    """Note how many windows gaps in time cost, where they are many."""
+    window = signature.lead + signature.steps_out
+
+    def count(begins: Ints) -> int:
+        lengths = np.diff(np.append(begins, index.num_rows))
+        return int(np.maximum(lengths - window + 1, 0).sum())
+
+    possible, left = count(index.offsets[:-1]), count(np.union1d(index.breaks, index.offsets[:-1]))
+    if not data.time_columns or possible - left <= MAX_LOST * possible:
+        return []
+    return [
+        f"gaps in time leave {left:,} of {possible:,} windows: none crosses a gap; a resample step "
+        f"(data.prepare) would keep {possible:,}, and data.gap_tolerance says what a gap is"
+    ]
+
+
 def exclude_unknown(
     ranges: dict[str, WindowRanges], index: SeriesIndex, signature: Signature
 ) -> tuple[dict[str, WindowRanges], dict[str, int]]:
-    """Return the windows whose targets are known, and how many each set loses; some must remain."""
+    """Return the windows whose targets are known, and the number that each set loses; a set that
+    loses all is refused."""
     known = {name: windows.exclude(index.unknown, signature) for name, windows in ranges.items()}
     for name, windows in known.items():
         refuse_unknown(name, len(ranges[name]), len(windows), signature)
@@ -356,15 +448,15 @@ def refuse_unknown(
         )
     raise UserError(
         f"no {name} window{where} has a target: each of its {num_windows:,} windows lacks a "
-        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, name "
-        "fewer data.targets, or choose another data.split"
+        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, "
+        "name fewer data.targets, or choose another data.split"
     )
 
 
 def explain_empty_set(
     name: str, index: SeriesIndex, rows: int, data: Data, *, fold: str = ""
 ) -> str:
-    """Say why a set, or a fold's set, has no window, and which settings would give it some."""
+    """Explain why a set, or a fold's set, has no window, and which settings would give it some."""
     gaps = len(index.breaks) - len(index.series_names)
     leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
     message = (
@@ -400,19 +492,20 @@ class FoldWindows:
     """The windows of a split, or of one fold. Does not need torch."""
 
     label: str
-    """Its test block: the first and last time, or row of the series"""
+    """The first and last time, or row of the series, of the fold's test block"""
     assignment: SplitAssignment | None
     """The sets of the rows; None where a split assigns windows rather than rows (stratified)"""
     starts: dict[str, Ints]
     """First rows of the windows, by set"""
     left_out: dict[str, int]
-    """Windows without a target, by set"""
+    """Number of windows without a target, by set"""
 
 
 def find_fold_windows(
     index: SeriesIndex, time: Times | None, data: Data, signature: Signature
 ) -> tuple[list[FoldWindows], list[str]]:
-    """Return all folds, the earliest test block first, and notes; every set must have windows."""
+    """Return all folds, the earliest test block first, and notes; a set without windows is
+    refused."""
     walk = assign_walk_forward(index, data.split)
     blocks = merge_test_blocks(index, walk)
 

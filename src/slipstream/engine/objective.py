@@ -43,7 +43,7 @@ def build_validation_objective(config: Config, signature: Signature, plan: Plan)
 
 
 class ObjectiveSettings(NamedTuple):
-    """What an objective needs besides the windows."""
+    """The settings that an objective needs besides the windows."""
 
     config: Config
     layout: SequenceLayout
@@ -114,8 +114,8 @@ def _prediction_losses(
     prediction = forward(model, inputs, static, dropping, plan=settings.plan)
     losses = compute_window_losses(prediction, targets, train)
     if partner is not None and share is not None:
-        others = compute_window_losses(prediction, targets.index_select(0, partner), train)
-        losses = losses + (others - losses) * share
+        partner_losses = compute_window_losses(prediction, targets.index_select(0, partner), train)
+        losses = losses + (partner_losses - losses) * share
     return settings.by_window(losses)
 
 

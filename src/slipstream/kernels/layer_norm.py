@@ -18,25 +18,26 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 ELEMENTS = 2048
-"""Of the rows that a program has on chip at a time; wider ones are left to torch"""
+"""The number of elements that a program has on chip at a time; wider rows are left to torch"""
 MAX_SHARES, ROUNDS = 256, 4
-"""Shares of the rows in the backward pass at most, and rounds of each at least. How rows are
-divided must not depend on the number of lanes, or it would show in a lane's weights."""
+"""The largest number of parts of the rows in the backward pass, and the minimum rounds of each. How
+rows are divided must not depend on the number of lanes, or it would show in a lane's weights."""
 
 
 @triton.jit
 def _normalize_rows(x, lane, row, rows, D: tl.constexpr, DP: tl.constexpr, EPS: tl.constexpr):
-    """Some rows normalized, one over their deviation, their addresses, and which elements exist."""
+    """Return rows normalized, the inverse of their deviation, their offsets, and a mask of existing
+    elements."""
     column = tl.arange(0, DP)
     valid = (row < rows)[:, None] & (column < D)[None, :]
-    at = (lane * rows + row)[:, None] * D + column[None, :]
-    value = tl.load(x + at, mask=valid, other=0.0).to(tl.float32)
+    offset = (lane * rows + row)[:, None] * D + column[None, :]
+    value = tl.load(x + offset, mask=valid, other=0.0).to(tl.float32)
     value = tl.where(valid, value - (tl.sum(value, 1) / D)[:, None], 0.0)
     over = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + EPS)
-    return value * over[:, None], over, at, valid
+    return value * over[:, None], over, offset, valid
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -55,12 +56,12 @@ def forward(
 ):
     lane = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
-    normal, _, at, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
+    normal, _, offset, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
     column = tl.arange(0, DP)
     w = tl.load(weight + lane * weight_lane + column, mask=column < D, other=0.0)
     b = tl.load(bias + lane * bias_lane + column, mask=column < D, other=0.0)
     result = normal * w[None, :] + b[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=valid)
+    tl.store(out + offset, result.to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["rows", "share"])
@@ -78,7 +79,7 @@ def backward(
     EPS: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """For a share of the rows: dx, and their part of the gradients of weight and bias."""
+    """Write dx of one part of the rows, and this part's gradients of weight and bias."""
     part, lane = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, DP)
     w = tl.load(weight + lane * weight_lane + column, mask=column < D, other=0.0)
@@ -86,15 +87,15 @@ def backward(
     db = tl.zeros([BR, DP], dtype=tl.float32)
     for start in range(part * share, tl.minimum((part + 1) * share, rows), BR):
         row = start + tl.arange(0, BR)
-        normal, over, at, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
-        incoming = tl.load(dy + at, mask=valid, other=0.0).to(tl.float32)
+        normal, over, offset, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
+        incoming = tl.load(dy + offset, mask=valid, other=0.0).to(tl.float32)
         dw += incoming * normal
         db += incoming
         incoming *= w[None, :]
         along = tl.sum(incoming * normal, 1) / D
         level = tl.sum(incoming, 1) / D
         result = (incoming - level[:, None] - normal * along[:, None]) * over[:, None]
-        tl.store(dx + at, result.to(dx.dtype.element_ty), mask=valid)
+        tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=valid)
     sums_at = sums + (part.to(tl.int64) * tl.num_programs(1) + lane) * (2 * D) + column
     tl.store(sums_at, tl.sum(dw, 0), mask=column < D)
     tl.store(sums_at + D, tl.sum(db, 0), mask=column < D)
@@ -105,7 +106,8 @@ def is_supported(x: Tensor) -> bool:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """x [..., D] normalized, in that type; under `vmap`, each lane by its own weight and bias."""
+    """Return x [..., D] normalized, in the type `dtype`; under `vmap`, each lane by its own weight
+    and bias."""
 
     apply: Any = _Norm.apply
     return call_with_lanes(lambda *lanes: apply(*lanes, eps, dtype), x, weight, bias)

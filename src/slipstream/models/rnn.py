@@ -19,7 +19,7 @@ from slipstream.models.noise import Noise, dropout
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 STANDARD = "cudnn-standard"
-"""cuDNN's standard algorithm, in the place of the one that PyTorch chooses"""
+"""The name of cuDNN's standard algorithm, instead of the algorithm that PyTorch chooses"""
 
 
 class Recurrent(SequenceNetwork):
@@ -38,7 +38,7 @@ class Recurrent(SequenceNetwork):
         super().__init__()
         self.patch = model.patch
         self.algorithms: tuple[str, ...] = ("cudnn",) * len(model.sizes)
-        """What runs each layer, as in `Plan.rnn`; the plan sets them."""
+        """The implementation that runs each layer, as in `Plan.rnn`; set by the plan"""
         self.use_own_kernels = False
         """Run layers by our own operation, which has a vmap rule, instead of cuDNN's"""
         self.kind = model.kind
@@ -95,8 +95,8 @@ class Recurrent(SequenceNetwork):
     def encode_rows(
         self, inputs: Tensor, states: Sequence[Tensor], noise: Noise | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the tokens of rows that follow those which left these states, and the states after
-        them, in fp32."""
+        """Return the tokens of rows, continuing from these states, and the states after them, in
+        fp32."""
         sequence, after = inputs, []
         if sequence.is_cuda and torch.is_autocast_enabled("cuda"):
             sequence = sequence.to(torch.get_autocast_dtype("cuda"))
@@ -172,8 +172,8 @@ def _continue_layer(layer: Any, state: Tensor, sequence: Tensor) -> tuple[Tensor
     before = (state[:1], state[1:]) if is_lstm else state
     with torch.autocast("cuda", enabled=False):
         weights = _join_weights([layer], sequence.dtype)
-        rest = (True, 1, 0.0, layer.training, False, False)
-        out, *parts = run(sequence, before, weights, *rest)
+        options = (True, 1, 0.0, layer.training, False, False)
+        out, *parts = run(sequence, before, weights, *options)
     return out, torch.cat(parts)
 
 
@@ -185,13 +185,13 @@ def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: 
     time, batch, width = sequence.shape
     state = (zeros, zeros) if isinstance(first, nn.LSTM) else zeros
     weights = _join_weights(layers, sequence.dtype)
-    rest = (True, depth, 0.0, first.training, bidirectional)
+    options = (True, depth, 0.0, first.training, bidirectional)
     if algorithm != STANDARD:
-        out: Tensor = run(sequence, state, weights, *rest, False)[0]
+        out: Tensor = run(sequence, state, weights, *options, False)[0]
         return out
     # a packed sequence of equal lengths is the only way to cuDNN's standard algorithm
     lengths = torch.full((time,), batch, dtype=torch.int64)
-    packed: Tensor = run(sequence.reshape(-1, width), lengths, state, weights, *rest)[0]
+    packed: Tensor = run(sequence.reshape(-1, width), lengths, state, weights, *options)[0]
     return packed.view(time, batch, -1)
 
 

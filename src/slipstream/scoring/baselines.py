@@ -28,24 +28,26 @@ from slipstream.runs import Run
 from slipstream.scoring.batch import Baseline, ChunkLoader
 
 RIDGE_WORK = 2e11
-"""Multiplications that fitting the ridge may take; where all windows need more, it sees fewer."""
+"""The number of multiplications that fitting the ridge may take; where all windows would take more,
+it is fitted to fewer windows."""
 LOGISTIC_WORK, LOGISTIC_PASSES = 2e11, 2000
-"""Multiplications that fitting the logistic regression may take, and for each weight and window;
-where all windows need more, it sees fewer."""
+"""The number of multiplications that fitting the logistic regression may take, in all and per
+weight and window; where all windows would take more, it is fitted to fewer windows."""
 LOGISTIC_NUMBERS = 2e7
-"""Features that it may hold at once"""
+"""The number of features that the logistic regression may hold at once"""
 MIN_PROBABILITY = 1e-7
-"""What the majority baseline gives to a class that training never saw"""
+"""The probability that the majority baseline gives to a class without training windows"""
 MAX_FEATURES = 2048
 WIDE_INPUTS = MAX_FEATURES // 2
-"""From so many inputs on, features are too many however they are pooled."""
+"""With this many inputs or more, there are too many features even if rows are pooled"""
 RIDGE_PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to choose from, per training window"""
 STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
-"""The features that logistic regression has of each input"""
+"""The statistics of each input that the logistic regression uses as features"""
 LOGISTIC_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Penalties to choose from, the strongest first: each starts from the solution of the one before"""
 MAX_ITERATIONS = 200
+"""The number of iterations that the optimizer of the logistic regression may take per penalty"""
 
 Batches = Iterable[tuple[Tensor, ...]]
 """Inputs [T, B, F], targets [B, H, C] and, where some are known, rows ahead [B, H, U]; or features
@@ -53,8 +55,8 @@ Batches = Iterable[tuple[Tensor, ...]]
 
 
 class FoldWork:
-    """What the baselines of one fold leave to those of the next one: the folds of a walk-forward
-    split have most of their windows in common, and each of these is worked on once.
+    """Intermediate results that the baselines of consecutive folds share: the folds of a
+    walk-forward split have most of their windows in common, and each window is processed once.
 
     The folds are over the same scaled series, and are fitted one after the other.
     """
@@ -63,8 +65,10 @@ class FoldWork:
         train = [fold.starts["train"] for fold in dataset.folds]
         self.max_windows = max(map(len, train))
         self.train = torch.cat(train).unique()
-        """First rows of the windows that some fold trains on"""
-        self.windows = torch.cat([one for fold in dataset.folds for one in fold.starts.values()])
+        """First rows of the windows that any fold trains on"""
+        self.windows = torch.cat(
+            [starts for fold in dataset.folds for starts in fold.starts.values()]
+        )
         self.windows = self.windows.unique()
         """First rows of the windows of any fold and set"""
         self.moments: RidgeMoments | None = None
@@ -75,8 +79,8 @@ class FoldWork:
 def fit_baselines(
     dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None = None
 ) -> dict[str, Baseline]:
-    """Fit every baseline of the task, as far as each means something for this data; of a fold, with
-    the work that was done for the folds before it."""
+    """Fit every baseline of the task that is meaningful for this data; for a fold, reuse the work
+    done for earlier folds."""
     if dataset.signature.classes:
         return {
             "majority": _fit_majority(dataset, load_chunks),
@@ -101,7 +105,7 @@ def predict_seasonal(past: Tensor, steps: int, period: int) -> Tensor:
 
 
 def restore_baseline(
-    name: str, what: str, state: Mapping[str, Tensor], signature: Signature
+    name: str, description: str, state: Mapping[str, Tensor], signature: Signature
 ) -> Baseline:
     """Return the baseline that was fitted to this state, for windows of this signature."""
     steps = signature.steps_out
@@ -128,11 +132,11 @@ def restore_baseline(
                 return logits.view(len(starts), steps, 1, -1)
         raise AssertionError(name)
 
-    return Baseline(what, predict, state)
+    return Baseline(description, predict, state)
 
 
 def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
-    """Return the rows that are known ahead, [B, H, U], of what is known beside the context."""
+    """Return the rows that are known ahead, [B, H, U], from the numbers beside the context."""
     rows, columns = signature.future_shape
     if static is None or not rows:
         return None
@@ -142,14 +146,15 @@ def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
 def _gather_past(
     series: Series, starts: Tensor, state: Mapping[str, Tensor], num_rows: int
 ) -> Tensor:
-    """Gather the last rows of the targets' own past; where none is known, the training mean."""
+    """Gather the last past rows of the targets; without a known value, the training mean."""
     past = windows.gather_past(series, starts, num_rows)
     mean = state.get("mean")
     return past if mean is None else torch.where(past.isnan(), mean.to(past.device), past)
 
 
 def _fit_past(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Tensor]:
-    """Return the state that `_gather_past` needs: inputs are never missing, other targets may."""
+    """Return the state for `_gather_past`: a mean for targets that may be missing, which inputs
+    never are."""
     if dataset.signature.shared == len(dataset.signature.targets):
         return {}
     return {"mean": _compute_mean(dataset, load_chunks)}
@@ -161,8 +166,8 @@ def _fit_repeat(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
         state = _fit_past(dataset, load_chunks)
         return restore_baseline("repeat", "the last known value", state, signature)
     state = {"mean": _compute_mean(dataset, load_chunks)}
-    what = "the training mean (no past target is known when estimating)"
-    return restore_baseline("repeat", what, state, signature)
+    description = "the training mean (no past target is known when estimating)"
+    return restore_baseline("repeat", description, state, signature)
 
 
 def _compute_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
@@ -198,13 +203,13 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
     stride = -(-num_windows // max_windows)
 
     def load(series: Series, starts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        for some in starts.split(EVAL_BATCH):
-            batch = windows.gather(series, some.to(series.values.device))
+        for batch_starts in starts.split(EVAL_BATCH):
+            batch = windows.gather(series, batch_starts.to(series.values.device))
             ahead = _select_ahead(batch.static, signature)
             yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))
 
-    def load_set(which: str) -> Iterator[tuple[Tensor, ...]]:
-        for chunk in load_chunks(which):
+    def load_set(set_name: str) -> Iterator[tuple[Tensor, ...]]:
+        for chunk in load_chunks(set_name):
             yield from load(chunk.series, chunk.starts[::stride])
 
     shape = choose_features(
@@ -222,19 +227,19 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
         starts = chunk.starts[torch.isin(chunk.starts, work.train[::stride])]
         sums = functools.partial(RidgeMoments.sum, features=shape)
         work.moments = _move_moments(
-            work.moments, starts, lambda some: sums(load(chunk.series, some))
+            work.moments, starts, lambda moved: sums(load(chunk.series, moved))
         )
         ridge = solve_ridge(work.moments, sums(load_set("val")), shape)
     rows_read = "the window's rows and those known ahead" if rows else "the window's rows"
-    what = f"least squares on {rows_read}, from {_describe(stride)}"
-    return restore_baseline("ridge", what, ridge.to_state(), signature)
+    description = f"least squares on {rows_read}, from {_describe(stride)}"
+    return restore_baseline("ridge", description, ridge.to_state(), signature)
 
 
 def _move_moments(
     last: RidgeMoments | None, starts: Tensor, compute: Callable[[Tensor], RidgeMoments]
 ) -> RidgeMoments:
-    """Return the sums over some windows: those of the fold before, and what this one has more or
-    less. Where most of them are others, they are summed anew."""
+    """Return the sums over these windows, by adding and removing windows from the sums of the fold
+    before; where most windows differ, all are summed again."""
     if last is None or last.starts is None:
         return compute(starts)._replace(starts=starts)
     more = starts[~torch.isin(starts, last.starts)]
@@ -255,8 +260,8 @@ def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     for batch in _iter_batches(load_chunks, "train", 1):
         counts += torch.bincount(batch.targets.long().flatten().cpu(), minlength=len(counts))
     log_probs = (counts / counts.sum()).clamp(min=MIN_PROBABILITY).log().float()
-    what = f'always "{classes[int(counts.argmax())]}", each class as likely as in training'
-    return restore_baseline("majority", what, {"log_probs": log_probs}, dataset.signature)
+    description = f'always "{classes[int(counts.argmax())]}", each class as likely as in training'
+    return restore_baseline("majority", description, {"log_probs": log_probs}, dataset.signature)
 
 
 def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
@@ -269,17 +274,17 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
     stride = -(-num_windows // max_windows)
     get_statistics = _make_reader(load_chunks, work, features)
 
-    def load(which: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for chunk in load_chunks(which):
-            for some in chunk.starts[::stride].split(EVAL_BATCH):
-                starts = some.to(chunk.series.values.device)
+    def load(set_name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for chunk in load_chunks(set_name):
+            for batch_starts in chunk.starts[::stride].split(EVAL_BATCH):
+                starts = batch_starts.to(chunk.series.values.device)
                 labels = chunk.series.targets[starts[:, None] + chunk.series.target_rows]
                 yield get_statistics(chunk.series, starts), labels[..., 0].long()
 
     logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
     ahead = " and the rows known ahead" if signature.future else ""
-    what = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
-    baseline = restore_baseline("logistic", what, logistic.to_state(), signature)
+    description = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
+    baseline = restore_baseline("logistic", description, logistic.to_state(), signature)
     if work is None:
         return baseline
 
@@ -293,8 +298,8 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
 def _make_reader(
     load_chunks: ChunkLoader, work: FoldWork | None, features: int
 ) -> Callable[[Series, Tensor], Tensor]:
-    """Return a function from windows to their features; those of folds are computed once, where
-    they are not too many to hold."""
+    """Return a function from windows to their features; with folds, the features are computed once,
+    unless there are too many to hold."""
 
     def compute(series: Series, starts: Tensor) -> Tensor:
         return compute_statistics(*windows.gather_inputs(series, starts))
@@ -304,7 +309,10 @@ def _make_reader(
     if work.statistics is None:
         (chunk,) = load_chunks("train")
         device = chunk.series.values.device
-        parts = [compute(chunk.series, some.to(device)) for some in work.windows.split(EVAL_BATCH)]
+        parts = [
+            compute(chunk.series, batch_starts.to(device))
+            for batch_starts in work.windows.split(EVAL_BATCH)
+        ]
         work.statistics = torch.cat(parts)
     statistics, known = work.statistics, work.windows.to(work.statistics.device)
 
@@ -314,9 +322,9 @@ def _make_reader(
     return select
 
 
-def _iter_batches(load_chunks: ChunkLoader, which: str, stride: int) -> Iterator[Batch]:
-    """Yield a set's windows, or one in `stride`."""
-    for chunk in load_chunks(which):
+def _iter_batches(load_chunks: ChunkLoader, set_name: str, stride: int) -> Iterator[Batch]:
+    """Yield batches of a set's windows, of every `stride`-th window."""
+    for chunk in load_chunks(set_name):
         for starts in chunk.starts[::stride].split(EVAL_BATCH):
             yield windows.gather(chunk.series, starts.to(chunk.series.values.device))
 
@@ -330,18 +338,19 @@ def _to_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
 
 
 class RidgeFeatures(NamedTuple):
-    """How windows become features."""
+    """The conversion of windows to features."""
 
     pooled: int
-    """Rows averaged into one, so that features stay few"""
+    """The number of rows that are averaged into one, to limit the number of features"""
     relative: bool
-    """Whether rows and targets count from the window's last row: where every target is an input"""
+    """Whether rows and targets are relative to the window's last row, which requires that every
+    target is an input"""
     future: int = 0
-    """U: the first inputs, which stay as they are and of which rows ahead are known"""
+    """U, the number of inputs known ahead; they come first and are never relative"""
 
     def build(self, inputs: Tensor, ahead: Tensor | None = None) -> Tensor:
-        """Return the rows, averaged from the end, those ahead, and a one: [T, B, F] to [B, D + 1],
-        float64."""
+        """Return the features: rows averaged from the end, rows ahead, and a constant 1; [T, B, F]
+        to [B, D + 1], float64."""
         if self.relative:
             inputs = torch.cat(
                 [inputs[..., : self.future], (inputs - inputs[-1])[..., self.future :]], dim=-1
@@ -352,7 +361,7 @@ class RidgeFeatures(NamedTuple):
             inputs = torch.cat([means, inputs[-1:]])
         parts = [inputs.transpose(0, 1).flatten(1)]
         if ahead is not None:
-            parts += [some.mean(dim=1) for some in ahead.split(self.pooled, dim=1)]
+            parts += [rows.mean(dim=1) for rows in ahead.split(self.pooled, dim=1)]
         return _append_one(torch.cat(parts, dim=1).double())
 
     def build_pairs(self, batches: Batches) -> Batches:
@@ -372,8 +381,8 @@ class Ridge:
     penalty: float
     features: RidgeFeatures
     basis: Tensor | None = None
-    """[D + 1, N + 1]: of wide tables, features become products with so many training windows, and
-    the constant"""
+    """[D + 1, N + 1]: for wide tables, the products of features with N training windows, and the
+    constant"""
 
     def to_state(self) -> dict[str, Tensor]:
         """Return it as tensors alone."""
@@ -408,7 +417,7 @@ class RidgeMoments(NamedTuple):
     yy: Tensor
     num_windows: int
     starts: Tensor | None = None
-    """The windows, where they are known"""
+    """The first rows of the windows, where they are known"""
 
     @classmethod
     def sum(cls, batches: Batches, features: RidgeFeatures) -> RidgeMoments:
@@ -420,18 +429,18 @@ class RidgeMoments(NamedTuple):
             num_windows += len(x)
         return cls(xx, xy, yy, num_windows)
 
-    def add(self, other: RidgeMoments, times: int) -> RidgeMoments:
-        """Return the sums with those over other windows added, or with -1 taken away."""
+    def add(self, added: RidgeMoments, times: int) -> RidgeMoments:
+        """Return the sums with the sums of other windows added `times` times; -1 removes them."""
         return RidgeMoments(
-            self.xx + times * other.xx,
-            self.xy + times * other.xy,
-            self.yy + times * other.yy,
-            self.num_windows + times * other.num_windows,
+            self.xx + times * added.xx,
+            self.xy + times * added.xy,
+            self.yy + times * added.yy,
+            self.num_windows + times * added.num_windows,
         )
 
 
 def choose_features(numbers: int, *, relative: bool, future: int) -> RidgeFeatures:
-    """Return how windows of so many numbers become features, of which there are few enough."""
+    """Return the conversion of windows that gives few enough features."""
     return RidgeFeatures(-(-numbers // MAX_FEATURES), relative, future)
 
 
@@ -473,8 +482,8 @@ def solve_ridge(train: RidgeMoments, val: RidgeMoments, features: RidgeFeatures)
 
 
 def _fit_wide(train: Batches, val: Batches, features: RidgeFeatures) -> Ridge:
-    """Find the same solution from the windows' products with each other, of which there are fewer
-    than of the features."""
+    """Find the same solution from the products of windows with each other, where there are fewer
+    windows than features."""
     x, y = _join(features.build_pairs(train))
     val_x, val_y = _join(features.build_pairs(val))
     mean, level = x.mean(dim=0), y.mean(dim=0)
@@ -501,7 +510,7 @@ def _choose_penalty(
 ) -> tuple[Tensor, float]:
     """Return the weights with the lowest validation error, and their penalty."""
     solved = ((*solve(penalty), penalty) for penalty in penalties)
-    _, weights, penalty = min(solved, key=lambda one: one[0])
+    _, weights, penalty = min(solved, key=lambda result: result[0])
     return weights, penalty
 
 
@@ -515,7 +524,7 @@ def _append_one(features: Tensor) -> Tensor:
 
 
 def compute_statistics(inputs: Tensor, static: Tensor | None) -> Tensor:
-    """Return a few numbers of each input, and the static columns: [T, B, F] to [B, 7 F + K]."""
+    """Return the statistics of each input, and the static columns: [T, B, F] to [B, 7 F + K]."""
     rows = inputs.double()
     time = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
     time = (time - time.mean())[:, None, None]
@@ -555,7 +564,7 @@ def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
     (features, labels), (val_features, val_labels) = _join(train), _join(val)
     deviation, mean = torch.std_mean(features, dim=0, correction=0)
     size = torch.where(deviation > 1e-12, deviation, 1.0)
-    x, val_x = (_append_one((some - mean) / size) for some in (features, val_features))
+    x, val_x = (_append_one((values - mean) / size) for values in (features, val_features))
     warm_start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
     products = x.T @ x / len(x)
 
@@ -577,7 +586,7 @@ def _minimize(
     x: Tensor, labels: Tensor, weights: Tensor, penalty: float, products: Tensor
 ) -> Tensor:
     """Return the weights with the lowest penalised loss, starting from `weights`; `products` are
-    the means of those of features, [D + 1, D + 1]."""
+    the mean products of the features, [D + 1, D + 1]."""
     from scipy import optimize  # takes a while, and only classes need it
 
     steps, num_classes = labels.shape[1], weights.shape[1] // labels.shape[1]
@@ -610,7 +619,8 @@ def _minimize(
 
 FOLDER, WEIGHTS, METADATA = "baselines", "weights.safetensors", "baselines.json"
 MAX_BYTES = 256 * 2**20
-"""Larger ones, of very many targets and predicted rows, are not saved but fitted when needed"""
+"""Larger baselines, of very many targets and predicted rows, are not saved but fitted when
+needed"""
 
 
 def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
@@ -618,16 +628,16 @@ def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
     tensors: dict[str, Tensor] = {}
     entries: list[dict[str, Any]] = []
     for number, baselines in enumerate(folds):
-        for name, one in baselines.items():
-            for key, value in one.state.items():
+        for name, baseline in baselines.items():
+            for key, value in baseline.state.items():
                 tensors[f"{number}/{name}/{key}"] = value.detach().cpu().contiguous()
         entries.append(
             {
-                name: {"what": one.what, "known": one.predict is not None}
-                for name, one in baselines.items()
+                name: {"what": baseline.description, "known": baseline.predict is not None}
+                for name, baseline in baselines.items()
             }
         )
-    if sum(one.nbytes for one in tensors.values()) <= MAX_BYTES:
+    if sum(tensor.nbytes for tensor in tensors.values()) <= MAX_BYTES:
         folder = run.folder / FOLDER
         checkpoint.write_folder(folder, {WEIGHTS: tensors}, {METADATA: {"folds": entries}})
 
@@ -635,7 +645,7 @@ def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
 def load_baselines(
     run: Run, signature: Signature, device: torch.device
 ) -> list[dict[str, Baseline]] | None:
-    """Load the baselines of every fold; None where a run has none, as those of version 0.1."""
+    """Load the baselines of every fold; None where a run has none, as in version 0.1."""
     folder = run.folder / FOLDER
     if not folder.exists():
         return None

@@ -27,12 +27,13 @@ NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
 AGAINST_MAJORITY = ("log_loss", "balanced_accuracy")
 MAX_RETAINED = 20_000_000
-"""Probabilities to retain of one set; of more, those of an even sample of windows"""
+"""The number of probabilities retained of one set; of more, an even sample of windows is
+retained"""
 HITS, LABELS, GUESSES = range(3)
 MAX_WORST, MAX_PLOTTED = 20, 6
-"""Wrong windows to list, and how many of them with their inputs"""
+"""The number of wrong windows that are listed, and of those listed with their inputs"""
 MAX_INPUTS, MAX_ROWS = 6, 240
-"""Columns and rows of such inputs"""
+"""The largest number of columns and rows of the listed inputs"""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class ClassCounts:
     loss_by_series: Tensor
     """[S]"""
     stride: int
-    """One window in so many is retained"""
+    """Every `stride`-th window is retained"""
     retained: list[ClassAnswers] = field(default_factory=list)
-    """On the host: the answers of many models may be more than a GPU holds"""
+    """The retained answers, on the host because those of many models may exceed a GPU's memory"""
 
     @classmethod
     def zeros(
@@ -94,28 +95,28 @@ class ClassCounts:
         log_probs = torch.log_softmax(logits.float(), dim=-1)
         guess, size = log_probs.argmax(dim=-1), log_probs.shape[-1]
         loss = -log_probs.gather(-1, labels[..., None])[..., 0].double()
-        one, hit = torch.ones_like(labels), (guess == labels).long()
-        self.confusion.view(-1).index_add_(0, (labels * size + guess).flatten(), one.flatten())
+        unit, hit = torch.ones_like(labels), (guess == labels).long()
+        self.confusion.view(-1).index_add_(0, (labels * size + guess).flatten(), unit.flatten())
         step = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
         for counts, group in ((self.by_step, step), (self.by_series, series[:, None])):
             flat, first = counts.view(-1), group.expand_as(labels) * 3 * size
             flat.index_add_(0, (first + HITS * size + labels).flatten(), hit.flatten())
-            flat.index_add_(0, (first + LABELS * size + labels).flatten(), one.flatten())
-            flat.index_add_(0, (first + GUESSES * size + guess).flatten(), one.flatten())
+            flat.index_add_(0, (first + LABELS * size + labels).flatten(), unit.flatten())
+            flat.index_add_(0, (first + GUESSES * size + guess).flatten(), unit.flatten())
         self.loss_by_step.add_(loss.sum(dim=0))
         self.loss_by_series.index_add_(0, series, loss.sum(dim=1))
         tensors = (log_probs, labels, starts, series)
         self.retained.append(ClassAnswers(*(t[:: self.stride].cpu().numpy() for t in tensors)))
 
-    def merge(self, others: Sequence[ClassCounts]) -> ClassCounts:
-        """Return the counts over this set and others of the same classes and series."""
-        every = (self, *others)
+    def merge(self, later: Sequence[ClassCounts]) -> ClassCounts:
+        """Return the counts over this set and later ones of the same classes and series."""
+        parts = (self, *later)
         merged: dict[str, Any] = {
-            name: torch.stack([getattr(counts, name) for counts in every]).sum(dim=0)
+            name: torch.stack([getattr(counts, name) for counts in parts]).sum(dim=0)
             for name in ("confusion", "by_step", "by_series", "loss_by_step", "loss_by_series")
         }
-        merged["retained"] = [part for counts in every for part in counts.retained]
-        return replace(self, **merged, stride=max(counts.stride for counts in every))
+        merged["retained"] = [part for counts in parts for part in counts.retained]
+        return replace(self, **merged, stride=max(counts.stride for counts in parts))
 
     def join_answers(self) -> ClassAnswers:
         """Return the retained answers."""
@@ -147,7 +148,7 @@ class ClassCounts:
         }
 
     def compute_overall(self) -> dict[str, float]:
-        """Return the metrics that need no more than the counts, which takes no time."""
+        """Return the metrics that follow from the counts alone, which is fast."""
         counts = _count_hits(self.confusion.cpu().numpy())
         return _compute_overall(counts, sum(self.loss_by_step.tolist()))
 
@@ -200,25 +201,28 @@ def build_columns(
 
 
 def compare_with(
-    model: ClassCounts, others: Mapping[str, ClassCounts], *, context: int
+    model: ClassCounts, references: Mapping[str, ClassCounts], *, context: int
 ) -> PairedComparison:
-    """Compare the answers of a model, window by window, with those of others."""
-    own = answers.count_units(model.join_answers())
-    units = {name: answers.count_units(one.join_answers()) for name, one in others.items()}
-    return compare_predictors(own, units, answers.COMPARED, context=context)
+    """Compare the answers of a model with those of the references, window by window."""
+    model_units = answers.count_units(model.join_answers())
+    units = {
+        name: answers.count_units(counts.join_answers()) for name, counts in references.items()
+    }
+    return compare_predictors(model_units, units, answers.COMPARED, context=context)
 
 
 def describe_test(
-    model: ClassCounts, others: Mapping[str, ClassCounts], dataset: Dataset
+    model: ClassCounts, references: Mapping[str, ClassCounts], dataset: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return intervals, each predictor's difference from the majority class, the worst windows."""
-    counts = {"model": model, **others}
+    """Return the intervals, each predictor's difference from the majority class, and the worst
+    windows."""
+    counts = {"model": model, **references}
     retained = model.join_answers()
     context, majority = dataset.signature.context, {"majority": counts["majority"]}
     resampled = answers.bootstrap(retained, context=context)
     against = {
-        name: compare_with(one, majority, context=context).differences
-        for name, one in counts.items()
+        name: compare_with(predictor_counts, majority, context=context).differences
+        for name, predictor_counts in counts.items()
         if name != "majority"
     }
     summary = {

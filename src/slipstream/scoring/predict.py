@@ -16,7 +16,7 @@ from slipstream.config import Config, Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.filters import FilterDesign, PredictionFilter, describe_filter, design_filter
-from slipstream.data.predictions import WindowPlaces, build_prediction_table
+from slipstream.data.predictions import WindowPositions, build_prediction_table
 from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
@@ -35,7 +35,7 @@ from slipstream.scoring.batch import (
 
 Part = TypeVar("Part")
 GPU_ROWS, MAX_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
-"""Context rows and windows that a GPU predicts at a time"""
+"""The number of context rows, and of windows, that a GPU predicts at a time"""
 
 
 def get_task_metrics(dataset: Dataset) -> TaskMetrics:
@@ -68,7 +68,7 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
         return windows.separate_channels(merged, num_channels)
 
     def predict(series: Series, starts: Tensor) -> Tensor:
-        parts = list(split_if_full(lambda some: predict_part(series, some), starts))
+        parts = list(split_if_full(lambda part: predict_part(series, part), starts))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return predict
@@ -88,7 +88,8 @@ def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator
 
 
 def count_per_pass(series: Series) -> int:
-    """Return how many windows are predicted at a time: more on a GPU, which waits for each pass."""
+    """Return the number of windows to predict at a time: more on a GPU, where each pass costs a
+    wait."""
     if not series.values.is_cuda:
         return EVAL_BATCH
     rows = len(series.context_rows) * series.sequences_per_window
@@ -103,10 +104,10 @@ def predict_batches(
 
 
 def predict_side_by_side(
-    predictors: Sequence[Predictor], load_chunks: ChunkLoader, which: str
+    predictors: Sequence[Predictor], load_chunks: ChunkLoader, set_name: str
 ) -> Iterator[list[PredictionBatch]]:
-    """Yield rows that hold one batch of each predictor, of the same windows."""
-    return _predict_rows(predictors, load_chunks(which), truth=True)
+    """Yield rows with one batch of each predictor, all of the same windows."""
+    return _predict_rows(predictors, load_chunks(set_name), truth=True)
 
 
 @torch.inference_mode()
@@ -155,13 +156,15 @@ def build_table(
     """Return one row per window and predicted row: physical units, or probabilities of classes."""
     chunk = batch.chunk
     starts = batch.starts.cpu().numpy() + chunk.first_row
-    places = WindowPlaces(dataset.signature, dataset.index, starts, chunk.time, chunk.first_row)
+    positions = WindowPositions(
+        dataset.signature, dataset.index, starts, chunk.time, chunk.first_row
+    )
     columns = get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
-    return build_prediction_table(places, columns)
+    return build_prediction_table(positions, columns)
 
 
 MIN_PROBABILITY = 1e-30
-"""What a probability of 0 counts as; its logarithm is finite in float32"""
+"""Smaller probabilities count as this one, whose logarithm is finite in float32"""
 
 
 @dataclass(frozen=True)
@@ -173,18 +176,18 @@ class WindowFilter:
     design: FilterDesign
 
     def describe(self) -> dict[str, Any]:
-        """Return its settings and delay, as summaries contain them."""
+        """Return the filter's settings and delay, as in summaries."""
         return describe_filter(self.config.predict.filter, self.design)
 
     def start(self) -> BatchFilter:
-        """Return it in its initial state, for one predictor and set."""
+        """Return a filter in its initial state, for one predictor and set."""
         return BatchFilter(self)
 
     def filter_rows(
         self, rows: Iterable[list[PredictionBatch]]
     ) -> Iterator[tuple[list[PredictionBatch], list[PredictionBatch]]]:
-        """Yield the filtered batches of each row and those as they were; a row holds one batch of
-        every predictor."""
+        """Yield the filtered and the unfiltered batches of each row; a row holds one batch of every
+        predictor."""
         filters: list[BatchFilter] = []
         for row in rows:
             filters = filters or [self.start() for _ in row]
@@ -198,11 +201,11 @@ def make_window_filter(config: Config, dataset: Dataset) -> WindowFilter | None:
     if design is None:
         return None
     memory = dataset.memory
-    for which, starts in {} if memory is None else memory.starts.items():
+    for set_name, starts in {} if memory is None else memory.starts.items():
         if len(starts) > 1 and not bool((starts.diff() == 1).any()):
             raise UserError(
                 f'predict.filter.kind = "{design.kind}" needs consecutive windows, and no two of '
-                f'the {which} windows are; set predict.filter = "none"'
+                f'the {set_name} windows are; set predict.filter = "none"'
             )
     return WindowFilter(config, dataset, design)
 

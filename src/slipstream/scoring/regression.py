@@ -27,20 +27,20 @@ Array = npt.NDArray[Any]
 NAMES = ("mae", "rmse", "mse", "r2", "max_error", "bias")
 HEADLINE = "mae"
 MAX_UNITS = 4096
-"""Windows of which errors are retained one by one; of more, neighbours are joined"""
+"""The number of windows whose errors are kept separately; of more windows, neighbours are joined"""
 COMPARED: dict[str, Callable[[Array], Array]] = {
     "mae": lambda sums: sums[..., 1] / sums[..., 0],
     "rmse": lambda sums: np.sqrt(sums[..., 2] / sums[..., 0]),
     "scaled_mae": lambda sums: sums[..., 3] / sums[..., 0],
     "scaled_mse": lambda sums: sums[..., 4] / sums[..., 0],
 }
-"""From the number of windows, and their absolute and squared errors in physical and in standardised
-units, means over the targets"""
+"""The functions that compute metrics from the number of windows and their absolute and squared
+errors, in physical and in standardised units, as means over the targets"""
 
 
 class WindowSums:
-    """Errors window by window, in the order in which they come. When there are more than a limit,
-    neighbours are joined, so that memory is bounded however many there are."""
+    """Errors window by window, in the order in which they come. Above a limit, neighbours are
+    joined, so that memory is bounded for any number of windows."""
 
     def __init__(self, num_sums: int, device: torch.device) -> None:
         self._sums = torch.zeros(MAX_UNITS, num_sums, dtype=torch.float64, device=device)
@@ -52,8 +52,8 @@ class WindowSums:
         count = len(starts)
         while self._count + count > MAX_UNITS * self._joined:
             self._join()
-        place = self._count + torch.arange(count, device=values.device)
-        self._sums.index_add_(0, place // self._joined, values)
+        number = self._count + torch.arange(count, device=values.device)
+        self._sums.index_add_(0, number // self._joined, values)
         begin = -self._count % self._joined
         firsts = starts[begin :: self._joined]
         unit = (self._count + begin) // self._joined
@@ -61,7 +61,7 @@ class WindowSums:
         self._count += count
 
     def _join(self) -> None:
-        """Join each two units that follow one another."""
+        """Join each pair of consecutive units."""
         half = MAX_UNITS // 2
         pairs, firsts = self._sums.view(half, 2, -1).sum(dim=1), self._firsts[::2].clone()
         self._sums.zero_()
@@ -96,11 +96,11 @@ class RegressionSums:
     max_by_series: Tensor
     """[S, C]"""
     covered: Tensor
-    """[2, C]: number of truths between the outermost quantiles, and of those that could be"""
+    """[2, C]: number of truths between the outermost quantiles, and of all known truths"""
     pinball: Tensor
-    """[C]: pinball loss, the mean over the quantiles; of a point prediction as each of them"""
+    """[C]: pinball loss, averaged over the quantiles; a point prediction counts as each of them"""
     by_window: tuple[WindowSums, ...]
-    """What `COMPARED` is computed from; of sums that were merged, one after the other"""
+    """The sums for `COMPARED`; of merged sets, one entry for each set"""
 
     @classmethod
     def zeros(
@@ -160,8 +160,8 @@ class RegressionSums:
         error = point - truth
         absolute, truth = error.abs(), truth.double()  # R² of a constant needs every digit
         terms = (error, absolute, error.square(), truth, truth.square())
-        by_step = torch.stack([one.sum(dim=0, dtype=torch.float64) for one in terms])
-        by_window = torch.stack([one.sum(dim=1, dtype=torch.float64) for one in terms])
+        by_step = torch.stack([term.sum(dim=0, dtype=torch.float64) for term in terms])
+        by_window = torch.stack([term.sum(dim=1, dtype=torch.float64) for term in terms])
         num_windows, steps, _ = error.shape
         self.by_step[0] += num_windows
         self.by_step[1:] += by_step
@@ -182,21 +182,23 @@ class RegressionSums:
         means = [torch.ones_like(absolute[:, 0]), *errors]
         self.by_window[-1].add(torch.stack(means, dim=1), starts)
 
-    def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
-        """Return the sums over this set and others of the same shape and scale."""
+    def merge(self, later: Sequence[RegressionSums]) -> RegressionSums:
+        """Return the sums over this set and later ones of the same shape and scale."""
         merged: dict[str, Any] = {}
         for name in (
             *("by_step", "by_series", "covered", "pinball"),
             *("max_by_step", "max_by_series"),
         ):
-            stacked = torch.stack([getattr(sums, name) for sums in (self, *others)])
+            stacked = torch.stack([getattr(sums, name) for sums in (self, *later)])
             merged[name] = stacked.amax(dim=0) if "max" in name else stacked.sum(dim=0)
-        merged["by_window"] = tuple(one for sums in (self, *others) for one in sums.by_window)
+        merged["by_window"] = tuple(
+            windows for sums in (self, *later) for windows in sums.by_window
+        )
         return replace(self, **merged)
 
     def collect_units(self) -> WindowUnits:
         """Return the errors window by window."""
-        parts = [one.collect() for one in self.by_window]
+        parts = [windows.collect() for windows in self.by_window]
         return WindowUnits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def compute(self) -> dict[str, Any]:
@@ -208,7 +210,9 @@ class RegressionSums:
         count = sums[0].sum(dim=0)
         of_quantiles = self._compute_quantiles(count)
         return {
-            "overall": _average_targets({name: one[None] for name, one in per_target.items()})[0]
+            "overall": _average_targets(
+                {name: values[None] for name, values in per_target.items()}
+            )[0]
             | {name: float(values.mean()) for name, values in of_quantiles.items()},
             "scaled": {
                 "mae": float((per_target["mae"] / self.deviation).mean()),
@@ -292,15 +296,15 @@ def build_columns(
 
 
 def compare_with(
-    model: RegressionSums, others: Mapping[str, RegressionSums], *, context: int
+    model: RegressionSums, references: Mapping[str, RegressionSums], *, context: int
 ) -> PairedComparison:
-    """Compare the errors of a model, window by window, with those of others."""
-    units = {name: one.collect_units() for name, one in others.items()}
+    """Compare the errors of a model with those of the references, window by window."""
+    units = {name: sums.collect_units() for name, sums in references.items()}
     return compare_predictors(model.collect_units(), units, COMPARED, context=context)
 
 
 def describe_test(
     _: RegressionSums, __: Mapping[str, RegressionSums], ___: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return nothing more than the metrics."""
+    """Return nothing: the metrics are all that is reported about numbers."""
     return {}, {}

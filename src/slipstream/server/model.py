@@ -21,7 +21,7 @@ import numpy.typing as npt
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Signature
 from slipstream.data.filters import PredictionFilter, design_filter
-from slipstream.data.predictions import WindowPlaces
+from slipstream.data.predictions import WindowPositions
 from slipstream.data.prepare.chain import Replay
 from slipstream.data.scaler import merge_scalers
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times, is_date
@@ -329,7 +329,7 @@ class ServedModel:
 
         def finish(outputs: Arrays) -> Answered:
             values = self._filter_windows(rows, starts, outputs)[np.isin(starts, selected)]
-            places = WindowPlaces(self.signature, rows.index, selected, rows.raw.time)
+            places = WindowPositions(self.signature, rows.index, selected, rows.raw.time)
             return Answered(self.tables.make(places, values), StreamState())
 
         return RequestWindows(
@@ -424,7 +424,7 @@ class ServedModel:
         time: Times | None,
         first_row: int,
         num_rows: int,
-    ) -> WindowPlaces:
+    ) -> WindowPositions:
         """Return the series, row and time of predictions in the whole stream, by the rows that they
         end with; `time` has the times of all rows from `first_row` on."""
         index = SeriesIndex(
@@ -437,7 +437,7 @@ class ServedModel:
             step=self.signature.step,
             has_dates=time is not None and is_date(time),
         )
-        return WindowPlaces(self._last_row, index, ends, time, first_row)
+        return WindowPositions(self._last_row, index, ends, time, first_row)
 
     @cached_property
     def _last_row(self) -> Signature:

@@ -36,13 +36,14 @@ from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
 from slipstream.engine.planning import (
     TimedWorkload,
     TrainingWorkload,
-    prepare_task,
+    build_by_rules,
     resolve_batch_size,
 )
 from slipstream.models import custom
@@ -720,6 +721,7 @@ def profile(
     config = configs.load(config, overrides)
     custom.allow_classes(config)
     tell("loading the data ...")
+    config = resolve_context(config)
     dataset = datasets.load_dataset(config)
     if dataset.memory is None and config.engine.home != "stream":
         config = replace_settings(config, engine={"home": "stream"})
@@ -781,7 +783,7 @@ def _record(
     tell(f"{format_ms(wall_ms)} a step; recording {steps} steps ...")
     recorded, chrome = record_trace(workload, min(steps, MAX_STEPS))
     tell("measuring what this machine could do ...")
-    context, _ = prepare_task(workload.config, dataset)
+    context, _ = build_by_rules(workload.config, dataset)
     on_gpu = plan.device.type == "cuda"
     facts = StepFacts(
         on_gpu=on_gpu,

@@ -30,8 +30,8 @@ from slipstream.base.errors import (
     parse_json_error,
 )
 from slipstream.base.signals import StopRequest, catch_signals
-from slipstream.runs import Event
-from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED, WorkerTask, format_task
+from slipstream.events import Event, Other, parse_event
+from slipstream.workers.child import EXIT_USER_ERROR, WorkerTask, format_task
 
 MODULE = "slipstream.workers"
 STDERR = "stderr.txt"
@@ -98,7 +98,7 @@ class Reporter(Protocol):
 class RestartRules:
     """When a worker that has ended is started again."""
 
-    progress: Sequence[str] = ()
+    progress: tuple[type[Event], ...] = ()
     """Events after which a worker may die as often again"""
     given_up: str = "given up"
     """The log's message for a worker that is not started again"""
@@ -184,7 +184,7 @@ class _Launch:
                 self._end(task, slot, message)
                 self.fill_slots()
             case event:
-                if event["event"] in self.rules.progress:
+                if isinstance(event, self.rules.progress):
                     self.deaths[slot] = 0
                 self.reporter.add(index, event)
 
@@ -302,12 +302,19 @@ class WorkerProcess:
                 start_new_session=True,  # Ctrl-C reaches it only through `LocalWorkers`
             )
         self._put(Started({"pid": self.process.pid}))
-        with suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.write(format_task(task) + "\n")
-            self.process.stdin.flush()
         self._reader = Thread(target=self._read_events, daemon=True)
         self._reader.start()
+        try:
+            self._send_task()
+        except BaseException:  # Ctrl-C: nobody else knows of the process yet
+            self.kill()
+            raise
+
+    def _send_task(self) -> None:
+        with suppress(BrokenPipeError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(format_task(self.task) + "\n")
+            self.process.stdin.flush()
 
     def _put(self, message: Message) -> None:
         self.messages.put((self.task.index, message))
@@ -320,10 +327,11 @@ class WorkerProcess:
                 event = _parse_event(line)
                 if event is None:
                     continue
-                if event["event"] == REFUSED:
-                    self.error = parse_json_error(UserError, event)
-                elif event["event"] == STOPPED:
-                    self.error = parse_json_error(ResumableError, event)
+                match event:
+                    case Other(name="refused", values=values):
+                        self.error = parse_json_error(UserError, values)
+                    case Other(name="stopped", values=values):
+                        self.error = parse_json_error(ResumableError, values)
                 self._put(event)
         process.wait()
         with suppress(OSError):
@@ -374,7 +382,7 @@ def _parse_event(line: str) -> Event | None:
     """Return the event of a line; None for a line that a kill has truncated, or that something has
     printed before the worker began."""
     try:
-        event = json.loads(line)
+        values = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return parse_event(values) if isinstance(values, dict) and "event" in values else None

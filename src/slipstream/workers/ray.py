@@ -28,8 +28,8 @@ from slipstream import runs
 from slipstream.base.errors import Interrupted, Option, ResumableError, Text, UserError
 from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.base.text import format_count
-from slipstream.events import Trouble
-from slipstream.runs import Event, Run
+from slipstream.events import Event, Trouble
+from slipstream.runs import Run
 from slipstream.workers.child import Send, WorkerTask
 from slipstream.workers.launcher import STDERR, Message, Outcome, Started
 from slipstream.workers.resources import Bundle, Node, count_places, describe_nodes
@@ -429,11 +429,11 @@ class RayWorkers:
     def _say_waiting(self, workers: str) -> None:
         free = self.ray.available_resources()
         idle = Bundle(int(free.get("CPU", 0)), int(free.get("GPU", 0))).describe() or "nothing"
-        self.run.append(
-            "trouble",
-            what=f"waiting for the Ray cluster: {workers} {self.bundle.describe()} each; free now: "
-            f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait",
+        problem = (
+            f"waiting for the Ray cluster: {workers} {self.bundle.describe()} each; free now: "
+            f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait"
         )
+        self.run.append(Trouble(what=problem))
 
     def start(self, task: WorkerTask, slot: int, attempt: int) -> None:
         """Start a worker, with the files of its folder where the node does not see that folder.
@@ -572,7 +572,7 @@ def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Ou
         queue.put(parcel)
 
     def send(event: Event) -> None:
-        if event["event"] in task.cluster_events:
+        if isinstance(event, task.cluster_events):
             with suppress(Exception):  # the caller may be gone; its files have the results
                 put("event", event)
 

@@ -18,6 +18,7 @@ from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.base.statistics import HIGHER_IS_BETTER
 from slipstream.base.text import format_number
+from slipstream.events import Epoch
 from slipstream.reporting.run_rows import RUNNING
 from slipstream.reporting.runs import Comparison, compare_runs, format_bounds, format_setting
 from slipstream.reporting.wording import format_metric
@@ -211,16 +212,16 @@ def list_curves(request: Request) -> Response:
 def _read_curve(folder: Path) -> list[dict[str, Any]]:
     from slipstream.reporting.page import read_epochs  # imports numpy
 
-    by_epoch: dict[float, list[Mapping[str, Any]]] = {}
+    by_epoch: dict[float, list[Epoch]] = {}
     for event in read_epochs(folder):
-        by_epoch.setdefault(event["epoch"], []).append(event)
+        by_epoch.setdefault(event.epoch, []).append(event)
     return [
         {
             "epoch": epoch,
-            "seconds": max(event.get("at_s", 0.0) for event in events),
-            "val": sum(event["val_loss"] for event in events) / len(events),
-            "low": min(event["val_loss"] for event in events) if len(events) > 1 else None,
-            "high": max(event["val_loss"] for event in events) if len(events) > 1 else None,
+            "seconds": max(event.at_s or 0.0 for event in events),
+            "val": sum(event.val_loss for event in events) / len(events),
+            "low": min(event.val_loss for event in events) if len(events) > 1 else None,
+            "high": max(event.val_loss for event in events) if len(events) > 1 else None,
         }
         for epoch, events in sorted(by_epoch.items())
     ]

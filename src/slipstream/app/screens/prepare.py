@@ -459,8 +459,11 @@ def list_columns(findings: Findings) -> list[Column]:
 
 
 def get_proposal(findings: Findings) -> Config:
-    """Return the config that `slipstream inspect` proposes."""
-    return Config.model_validate(configs.from_json_values(findings["config"]))
+    """Return the config that `slipstream inspect` proposes. Its open questions are left out: the
+    page shows each beside the data, with its fixes."""
+    values = configs.from_json_values(findings["config"])
+    data = {name: value for name, value in values["data"].items() if name != "undecided"}
+    return Config.model_validate(values | {"data": data})
 
 
 async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
@@ -705,6 +708,11 @@ def _find_answer(
             is_sorted = kind == "disorder" and draft.get("data.unsorted") == "sort" and bool(time)
             if is_sorted:
                 return 'data.unsorted = "sort"'
+            policy = draft.get("data.duplicates")
+            if kind == "repeated" and time and policy in ("first", "last", "mean"):
+                return f'data.duplicates = "{policy}"'
+            if kind == "repeated" and draft.steps and draft.steps[0]["step"] == "resample":
+                return "rows are resampled"
             is_other = bool(time) and " and ".join(time) != column
             return f"the time is {' and '.join(time)}" if is_other else ""
         case "unreadable":
@@ -743,6 +751,10 @@ def _list_fixes(
     elif kind == "disorder":
         texts = _list_time_settings(findings) | {"data.unsorted": "sort"}
         yield Fix("Sort the rows by time", [{"set": texts}])
+    elif kind == "repeated":
+        texts = _list_time_settings(findings)
+        yield Fix("Average rows of one time", [{"set": texts | {"data.duplicates": "mean"}}])
+        yield Fix("Keep the first of them", [{"set": texts | {"data.duplicates": "first"}}])
     elif kind == "swapped":
         for text in remark["values"]:
             yield Fix(f"Read it as {text}", [{"set": {"data.time_format": str(text)}}])

@@ -32,19 +32,10 @@ from slipstream.data.formats import arrow, find_format
 from slipstream.data.formats.reader import Batch, OpenTable, open_table
 from slipstream.data.roles import identify_series
 from slipstream.data.table import FILE_COLUMN, DataTable, avoid_pandas
+from slipstream.data.times import EVIDENCE_ROWS, GAP, TimeOrder, TimeSource, find_time
 from slipstream.reporting.wording import find_unit
 from slipstream.runs import to_json
-from slipstream.tools.columns import (
-    FORMAT_ROWS,
-    GAP,
-    MIN_TEXTS,
-    ColumnProfile,
-    TextCounter,
-    TimeOrder,
-    TimeSource,
-    find_time,
-    parse_cells,
-)
+from slipstream.tools.columns import MIN_TEXTS, ColumnProfile, TextCounter, parse_cells
 from slipstream.tools.inspection import (
     inspect_path,
     open_tables,
@@ -229,7 +220,7 @@ def _read_head(table: DataTable) -> tuple[Batch, dict[str, Any] | None]:
     """Return the first rows of text columns, and the columns that hold the time."""
     types = {name: table.reader.get_type(name) for name in table.column_names}
     dated = [name for name, kind in types.items() if _is_dated(kind)]
-    part = table.slice_rows(0, min(FORMAT_ROWS, table.num_rows))
+    part = table.slice_rows(0, min(EVIDENCE_ROWS, table.num_rows))
     needed = [name for name, kind in types.items() if not dated or is_text(kind)]
     head = {name: part.read_column(name) for name in needed}
     if dated:

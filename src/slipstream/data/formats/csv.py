@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from slipstream.base.errors import Setting, Text, UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, Setting, Text, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.text import format_count
 from slipstream.data import columns, compression
@@ -36,6 +36,7 @@ from slipstream.data.layout import (
     describe_layout,
     find_layout,
     find_names,
+    find_wide_layout,
     is_number,
     iter_records,
 )
@@ -44,12 +45,13 @@ from slipstream.data.table import DataTable, summarize_error, wrap_table
 Ints = npt.NDArray[np.int64]
 
 BLOCK_BYTES, STREAM_BYTES, COUNT_BYTES = 16 << 20, 2 << 20, 1 << 20
-"""Bytes that are parsed at a time, in a file of any size, and searched for line breaks"""
+"""Bytes parsed at a time from a whole file, parsed at a time from a file of any size, and searched
+for line breaks at a time"""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 LARGE_BYTES = 32 << 20
-"""Size of a file from which on some of its rows are read without the others"""
+"""A file of at least this size is sampled without reading the rest of it"""
 HEAD_RECORDS, HEAD_CELLS = 100, 100_000
-"""Records among which the names are looked for"""
+"""The number of records, and of cells, that are searched for the row of names"""
 UTF_16 = "UTF-16 text; set " + Setting({"data.encoding": "utf-16"}) + ", or save it as UTF-8"
 MAGIC: dict[bytes, Text] = {
     b"\x1f\x8b": "gzip data; rename it to .csv.gz",
@@ -63,9 +65,9 @@ MAGIC: dict[bytes, Text] = {
     b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
 }
 MAX_NULS = 0.1
-"""The share of NUL bytes from which on a file is not UTF-8"""
+"""A file with a larger share of NUL bytes is not taken for UTF-8"""
 MAX_REPEATS = 1000
-"""How often Arrow lets a part of a regular expression repeat"""
+"""The largest repeat count in a regular expression that Arrow accepts"""
 FIX = (
     'close it where its cell ends, write it twice ("") where it belongs to the text, or take the '
     "line break out"
@@ -111,7 +113,7 @@ def _is_utf8(options: ReadOptions) -> bool:
 
 
 def _transcode(file: InputFile, options: ReadOptions) -> tuple[InputFile, UnpackedFile]:
-    """Return a copy of a file in UTF-8, and which file errors about the copy are about."""
+    """Return a copy of a file in UTF-8, and the original file that errors about the copy name."""
     assert options.encoding is not None
     copy = compression.transcode(file.local_path, options.encoding)
     with restoring_name(copy):
@@ -120,7 +122,7 @@ def _transcode(file: InputFile, options: ReadOptions) -> tuple[InputFile, Unpack
 
 def _read_table(file: InputFile, options: ReadOptions) -> DataTable:
     path = file.local_path
-    read = read_csv(path, file.name, file.head, options.skip_rows)
+    read = read_csv(path, file.name, file.head, options.skip_rows, is_wide=options.is_wide)
     decimal = options.decimal
     if decimal is None and read.delimiter != ",":
         decimal = columns.find_mark(read.table)
@@ -218,7 +220,7 @@ def _describe(delimiter: str, decimal: str | None, encoding: str | None) -> str:
 
 
 class CsvFile(NamedTuple):
-    """The text of a file, and how it is laid out."""
+    """The text of a file, and its layout."""
 
     table: pa.Table
     delimiter: str
@@ -230,20 +232,27 @@ class CsvFile(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -> CsvFile:
+def read_csv(
+    path: Path, name: str, head: bytes, skip_rows: int | None = None, *, is_wide: bool = False
+) -> CsvFile:
     """Read a CSV file as text, and find its layout; `head` is how the file begins.
 
-    Lines of text above the names are recognised, or counted by `skip_rows`.
+    Lines of text above the names are recognised, or counted by `skip_rows`. With a series per row
+    (`is_wide`), rows may have fewer cells than others, and there may be no names.
     """
     _refuse_other_content(path, head)
-    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
+    delimiter, first, lines, header = _read_header(path, name, head, skip_rows, is_wide=is_wide)
     names = _fill_names(header.names)
+    source: Any = path
+    if is_wide:
+        source, width = _pad_rows(path, delimiter, lines, len(names))
+        names = _fill_names([*header.names, *[""] * (width - len(names))])
     try:
-        table = pa.csv.read_csv(path, *_make_options(names, lines, delimiter))
+        table = pa.csv.read_csv(source, *_make_options(names, lines, delimiter))
     except (pa.ArrowException, OSError) as error:
         raise _explain_failure(path, name, delimiter, (len(names), lines), error) from None
     refuse_swallowed(path, name, table, delimiter)
-    table, notes = _drop_empty(table, header.names)
+    table, notes = _drop_empty(table, [*header.names, *[""] * (len(names) - len(header.names))])
     return CsvFile(table, delimiter, lines, first - 1, header.units, notes)
 
 
@@ -274,6 +283,38 @@ def open_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -
     return OpenCsv(names, delimiter, first - 1, header.units, read())
 
 
+def _pad_rows(path: Path, delimiter: str, lines: int, width: int) -> tuple[Any, int]:
+    """Return a source of rows that have one number of cells, and that number; the file itself
+    where all rows have it.
+
+    Rows below so many lines may be shorter than others, as series are. Cells in quotes may hold a
+    delimiter; a file with quotes below the names is not changed.
+    """
+    content = path.read_bytes()
+    begin = 0
+    for _ in range(lines):
+        begin = content.find(b"\n", begin) + 1
+    body = content[begin:]
+    if b'"' in body or not body:
+        return path, width
+    letters = np.frombuffer(body, dtype=np.uint8)
+    ends = np.append(np.flatnonzero(letters == ord("\n")), len(letters))
+    before = np.searchsorted(np.flatnonzero(letters == ord(delimiter)), ends)
+    counts = np.diff(before, prepend=0) + 1
+    is_filled = np.diff(ends, prepend=-1) > 2  # a line break may have two characters
+    if not is_filled.any() or (counts[is_filled] == width).all():
+        return path, width
+    width = max(width, int(counts[is_filled].max()))
+    rows = body.split(b"\n")
+    missing = np.where(is_filled, width - counts, 0).tolist()
+    mark = delimiter.encode()
+    padded = [
+        row.rstrip(b"\r") + mark * count if count else row
+        for row, count in zip(rows, missing, strict=True)
+    ]
+    return pa.BufferReader(content[:begin] + b"\n".join(padded)), width
+
+
 def _fill_names(names: Sequence[str]) -> list[str]:
     return [name or f"{UNNAMED}{i}" for i, name in enumerate(names, start=1)]
 
@@ -281,7 +322,7 @@ def _fill_names(names: Sequence[str]) -> list[str]:
 def _make_options(
     names: list[str], lines: int, delimiter: str, block: int | None = None
 ) -> tuple[Any, Any, Any]:
-    """Return how Arrow reads the cells below so many lines, as text."""
+    """Return the options with which Arrow reads the cells below the first `lines` lines as text."""
     return (
         pa.csv.ReadOptions(column_names=names, skip_rows=lines, block_size=block or BLOCK_BYTES),
         # an empty line of one column is a missing value
@@ -295,28 +336,35 @@ def _make_options(
 
 
 def _refuse_other_content(path: Path, head: bytes) -> None:
-    """Refuse what is no text in UTF-8."""
+    """Refuse a file that is not UTF-8 text."""
     for magic, content in MAGIC.items():
         if head.startswith(magic):
+            if content is UTF_16:
+                raise EncodingError(f"{path}: is " + content, "utf-16")
             raise UserError(f"{path}: is " + content)
-    if head.count(b"\0") > MAX_NULS * len(head):
-        raise UserError(
+    # cyclers fill a line above the names with NUL bytes; UTF-16 has them in every line
+    text = b"\n".join(line for line in head.split(b"\n") if line.strip(b"\0\r "))
+    if text.count(b"\0") > MAX_NULS * len(text):
+        raise EncodingError(
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
-            '"utf-16-le", or save it as UTF-8'
+            '"utf-16-le", or save it as UTF-8',
+            "utf-16-be" if text.startswith(b"\0") else "utf-16-le",
         )
 
 
 def _explain_failure(
     path: Path, name: str, delimiter: str, shape: tuple[int, int], error: Exception
 ) -> UserError:
-    """Say what is wrong with a file of so many columns, below so many lines."""
+    """Return the error for a file that Arrow could not read; `shape` is its number of columns and
+    of header lines."""
     _refuse_bad_text(path)
     _refuse_ragged(path, name, delimiter, *shape)
     return UserError(f"{path}: cannot be read as CSV: {summarize_error(error)}")
 
 
 def _drop_empty(table: pa.Table, names: list[str]) -> tuple[pa.Table, tuple[str, ...]]:
-    """Drop empty rows and unnamed empty columns at the end of a table; say so."""
+    """Return a table without the empty rows and unnamed empty columns at its end, and notes on
+    them."""
     num_columns = table.num_columns
     while num_columns > 1 and not names[num_columns - 1] and is_blank(table[num_columns - 1]):
         num_columns -= 1
@@ -354,7 +402,9 @@ class _Header(NamedTuple):
     layout: Layout
 
 
-def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _Header:
+def _read_header(
+    path: Path, name: str, head: bytes, skip_rows: int | None, *, is_wide: bool = False
+) -> _Header:
     """Find the delimiter, the names and the units among the first records."""
     try:
         delimiter, records = _find_delimiter(path, head, skip_rows)
@@ -362,18 +412,20 @@ def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _
         _refuse_bad_text(path)
         raise
     rows = [cells for _, _, cells in records]
-    header = find_layout(rows, search=skip_rows is None)
+    header = find_wide_layout(rows) if is_wide else find_layout(rows, search=skip_rows is None)
     if header is None:
         after = f" below line {skip_rows} (data.skip_rows)" if skip_rows else ""
-        raise UserError(f"{path}: the file is empty{after}")
+        raise EmptyFileError(f"{path}: the file is empty{after}")
     refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
-    lines = records[header.first_value_row - 1][1]
+    lines = records[header.first_value_row - 1][1] if header.first_value_row else 0
     filled = [name for name in header.names if name]
-    if filled and all(is_number(name) for name in filled):
+    if filled and not is_wide and all(is_number(name) for name in filled):
         text = delimiter.join(rows[header.first_name_row])[:60]
         raise UserError(
             f'{path}: line {lines} should name the columns, but reads "{text}"; add a line with '
-            "their names above it"
+            "their names above it, or, where every row is a series, set "
+            + Setting({"data.layout": "wide"}),
+            setting="data.layout",
         )
     above = any(rows[: header.first_name_row])
     first_line = records[header.first_name_row][0] if above else 1
@@ -383,8 +435,8 @@ def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _
 def _find_delimiter(path: Path, head: bytes, skip_rows: int | None) -> tuple[str, list[Record]]:
     """Return the delimiter and the first records.
 
-    It is the most frequent of comma, semicolon and tab in the first line, outside quotes, unless
-    only another one shows names above numbers.
+    The delimiter is the most frequent of comma, semicolon and tab in the first line, outside
+    quotes, unless only another one shows names above numbers.
     """
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()[skip_rows or 0 :]
     first = next((line for line in lines if line.strip()), b"")
@@ -439,14 +491,14 @@ def _refuse_bad_text(path: Path) -> None:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 fix = 'is not UTF-8 text; set data.encoding, as in "cp1252", or save it as UTF-8'
-                raise UserError(f"{path}, line {number}: {fix}") from None
+                raise EncodingError(f"{path}, line {number}: {fix}") from None
 
 
 def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> None:
     """Refuse a file, read as `table`, in which a quote has made one cell of several rows.
 
-    A column may have cells of several lines. A single one among cells of one line is taken for a
-    slip, and so is one that has the cells of another row in it.
+    A column may have cells of several lines. A single such cell in a column of one-line cells is
+    taken for a slip, and so is a cell that contains the cells of another row.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b'"') < 0 or not table.num_rows:
@@ -468,7 +520,7 @@ def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> 
 
 
 def refuse_open(path: Path, name: str, last: str, delimiter: str) -> None:
-    """Refuse a file whose last cell is this one if its quote never closes."""
+    """Refuse a file that ends with this cell, if the cell's quote never closes."""
     if is_open(path, last, delimiter):
         begin = path.stat().st_size - len(_quote(last))
         raise UserError(
@@ -490,15 +542,16 @@ def is_open(path: Path, last: str, delimiter: str) -> bool:
 
 
 def _quote(cell: str) -> bytes:
-    """Return a cell as it stands in the file, without the quote that closes it."""
+    """Return a cell as it is written in the file, without its closing quote."""
     return b'"' + cell.encode().replace(b'"', b'""')
 
 
 def _find_swallowed(table: pa.Table, index: int, rows: Ints, delimiter: str) -> int | None:
-    """Find the first of these rows whose cell holds another row.
+    """Return the first of these rows whose cell contains the beginning of another row; None without
+    any.
 
-    Its first line then is a row's end and its second the next row's beginning: as many cells, and
-    numbers where the other columns have numbers.
+    The first line of such a cell is the end of one row and its second line the beginning of the
+    next: as many cells, and numbers where the other columns have numbers.
     """
     before, after = index, table.num_columns - 1 - index
     if not len(rows) or max(before, after) > MAX_REPEATS:

@@ -1,7 +1,8 @@
-"""What a format implements: a reader of its files, whole or in batches of rows."""
+"""The interface of a file format: a reader of its files, whole or in batches of rows."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ if TYPE_CHECKING:  # a process that reads workbooks starts in half the time with
     from slipstream.config import Data
 
 BATCH_VALUES = 4_000_000
-"""Values of a batch, where a table is read in batches"""
+"""The number of values in a batch, where a table is read in batches"""
 Batch = dict[str, pa.ChunkedArray]
 """Some rows of a table: the columns by name"""
 
@@ -31,23 +32,33 @@ class ReadOptions(NamedTuple):
     skip_rows: int | None = None
     sheets: tuple[str, ...] = ()
     variable: str | None = None
+    is_wide: bool = False
+    """Whether a row is a series: rows may differ in length, and the first one may be values"""
 
     @classmethod
     def from_data(cls, data: Data) -> Self:
-        return cls(data.decimal, data.na, data.encoding, data.skip_rows, data.sheets, data.variable)
+        return cls(
+            data.decimal,
+            data.na,
+            data.encoding,
+            data.skip_rows,
+            data.sheets,
+            data.variable,
+            data.layout == "wide",
+        )
 
     def for_side_table(self) -> Self:
         """Return the options of a file beside the data: its rows, sheets and variables differ."""
-        return self._replace(skip_rows=None, sheets=(), variable=None)
+        return self._replace(skip_rows=None, sheets=(), variable=None, is_wide=False)
 
 
 class InputFile(NamedTuple):
     """A file to read, unpacked where it was compressed."""
 
     path: AnyPath
-    """In object storage only where the format says that its reader takes such a path"""
+    """A local path; a path in object storage only where the format's reader accepts it"""
     name: str
-    """The name that users know it by"""
+    """The file's name as users know it"""
     head: bytes
     """The first bytes of a local file"""
 
@@ -70,12 +81,12 @@ class OpenTable(NamedTuple):
     delimiter: str | None
     batches: Iterator[Batch]
     scalars: tuple[str, ...] = ()
-    """Columns that repeat one value of the file"""
+    """Columns that repeat a single value of the file"""
     sheet: str = ""
-    """The sheet of a workbook of which several are read"""
+    """The sheet's name, where several sheets of a workbook are read"""
 
 
-class TableReader:
+class TableReader(ABC):
     """Reads the files of one format. A format implements `read`.
 
     The other methods follow from it; a format overrides them where it can do with less memory.
@@ -84,12 +95,12 @@ class TableReader:
     reads_in_place = False
     """Whether the tables read columns and row groups from the file when they are needed"""
 
+    @abstractmethod
     def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
         """Read the tables of a file: one, or one per sheet where the options name several sheets.
 
         `files` of a table says what was read: the format with its details, units, and notes.
         """
-        raise NotImplementedError
 
     def inspect(self, file: InputFile, options: ReadOptions) -> Iterator[OpenTable]:
         """Yield the tables of a file with their rows in batches, each read when asked for."""
@@ -105,13 +116,14 @@ class TableReader:
     ) -> tuple[DataTable, int]:
         """Read at least the rows of the first table from `begin` to before `end`, if it has them.
 
-        Also returns which row of the file is the first one of the table that was read.
+        Also return the number, in the file, of the first row that was read.
         """
         return self.read(file, options)[0], 0
 
 
 def open_table(table: DataTable, num_values: int = BATCH_VALUES) -> OpenTable:
-    """Read a table in batches of about `num_values`; one on disk by its row groups."""
+    """Return a table whose rows come in batches of about `num_values`; a table on disk is read by
+    its row groups."""
 
     def read() -> Iterator[Batch]:
         for begin, end in pairwise(_list_borders(table, num_values)):
@@ -135,7 +147,8 @@ def open_table(table: DataTable, num_values: int = BATCH_VALUES) -> OpenTable:
 
 
 def _list_borders(table: DataTable, num_values: int) -> list[int]:
-    """List the rows between which batches lie; a row group, once read, is used as a whole."""
+    """List the first rows of the batches, and the end; a row group, once read, is used as a
+    whole."""
     rows = max(num_values // max(len(table.column_names), 1), 1)
     borders = [0]
     for start in table.row_groups[1:] or range(rows, table.num_rows, rows):

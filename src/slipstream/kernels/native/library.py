@@ -34,7 +34,7 @@ def find_compiler() -> str | None:
 
 
 def get_path() -> Path:
-    """Return where the library is or will be: one for each version of its source and each kind of
+    """Return the path of the library: one for each version of its source and each kind of
     processor."""
     cpu = read_cpu_info()
     source = SOURCE.read_bytes() + HEADER.read_bytes()
@@ -71,8 +71,8 @@ def _compile(compiler: str, flags: tuple[str, ...]) -> bool:
 
 
 def _publish(built: Path, path: Path, *, replace: bool) -> None:
-    """Give a library its name. Where others were faster, theirs stays: on a network file system,
-    processes of other machines that run it would crash once it is replaced."""
+    """Rename a library to its final name. Where another process was faster, its library stays: on a
+    network file system, processes of other machines that run it would crash if it were replaced."""
     if not replace:
         try:
             path.hardlink_to(built)
@@ -106,6 +106,6 @@ def find_threading() -> tuple[int | None, int | None]:
             functions = torch_library.GOMP_parallel, torch_library.omp_get_thread_num
         except (OSError, AttributeError):
             continue
-        run, number = (ctypes.cast(one, ctypes.c_void_p).value for one in functions)
+        run, number = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
         return run, number
     return None, None

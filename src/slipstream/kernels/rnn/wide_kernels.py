@@ -25,66 +25,78 @@ written is read past the L1 cache (".cg"), which does not notice it.
 import triton
 import triton.language as tl
 
-from slipstream.kernels.rnn.activations import sigmoid, tanh
+from slipstream.kernels.rnn.cell import sigmoid, tanh
 
 
 @triton.jit
 def _concat(a, b, BM: tl.constexpr, N: tl.constexpr):
-    """Two [BM, N] as one [BM, 2 * N], one after the other."""
+    """Return two [BM, N] as one [BM, 2 * N], one after the other."""
     return tl.reshape(tl.permute(tl.join(a, b), [0, 2, 1]), [BM, 2 * N])
 
 
 @triton.jit
-def _split_halves(both, BM: tl.constexpr, N: tl.constexpr):
-    """One [BM, 2 * N] as two [BM, N]."""
-    return tl.split(tl.permute(tl.reshape(both, [BM, 2, N]), [0, 2, 1]))
+def _split_halves(halves, BM: tl.constexpr, N: tl.constexpr):
+    """Return one [BM, 2 * N] as two [BM, N]."""
+    return tl.split(tl.permute(tl.reshape(halves, [BM, 2, N]), [0, 2, 1]))
 
 
 @triton.jit
 def _split_quarters(slots, BM: tl.constexpr, N: tl.constexpr):
-    """One [BM, 4 * N] as four [BM, N]."""
+    """Return one [BM, 4 * N] as four [BM, N]."""
     a, b = _split_halves(slots, BM, 2 * N)
     return _split_halves(a, BM, N) + _split_halves(b, BM, N)
 
 
 @triton.jit
 def _slot_columns(part, SLOTS: tl.constexpr, N: tl.constexpr, H: tl.constexpr):
-    """Where some slots of a program's units lie in a row of [SLOTS, H], and which there are."""
-    each = tl.arange(0, SLOTS * N)
-    unit = part * N + each % N
-    return (each // N * H + unit)[None, :], (unit < H)[None, :]
+    """Return the columns of a program's slots in a row of [SLOTS, H], and a mask of the existing
+    ones."""
+    slot = tl.arange(0, SLOTS * N)
+    unit = part * N + slot % N
+    return (slot // N * H + unit)[None, :], (unit < H)[None, :]
 
 
 @triton.jit
 def _locate(counters, W: tl.constexpr):
-    """The program's part, tile, lane with direction, and the counter of all that share a tile."""
-    part, tile, who = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    return part, tile, who, who // W, who % W, counters + who * tl.num_programs(1) + tile
+    """Return the program's part, tile, recurrence (lane and direction), lane, direction, and the
+    counter that the programs of a tile share."""
+    part, tile, recurrence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    return (
+        part,
+        tile,
+        recurrence,
+        recurrence // W,
+        recurrence % W,
+        counters + recurrence * tl.num_programs(1) + tile,
+    )
 
 
 @triton.jit
-def _load_weights(at, known, H: tl.constexpr, LSTM: tl.constexpr):
-    """Of four slots; a GRU's first has none, and the second's stand there."""
-    u_0 = tl.load(at, mask=known, other=0.0)
+def _load_weights(pointer, known, H: tl.constexpr, LSTM: tl.constexpr):
+    """Return the weights of four slots; a GRU's first slot has none, and gets those of the
+    second."""
+    u_0 = tl.load(pointer, mask=known, other=0.0)
     u_1 = u_0
     if LSTM:
-        at += H * H
-        u_1 = tl.load(at, mask=known, other=0.0)
-    u_2 = tl.load(at + H * H, mask=known, other=0.0)
-    u_3 = tl.load(at + 2 * H * H, mask=known, other=0.0)
+        pointer += H * H
+        u_1 = tl.load(pointer, mask=known, other=0.0)
+    u_2 = tl.load(pointer + H * H, mask=known, other=0.0)
+    u_3 = tl.load(pointer + 2 * H * H, mask=known, other=0.0)
     return u_0, u_1, u_2, u_3
 
 
 @triton.jit
 def _wait_for(counter, count):
-    """Wait until so many have counted themselves in. What they had written before can be read."""
+    """Wait until `count` programs have counted themselves in. Their earlier writes can then be
+    read."""
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < count:
         pass
 
 
 @triton.jit
 def _count_in(counter):
-    """All threads of this program have written what the others wait for."""
+    """Count this program in, after all of its threads have written the values that the others wait
+    for."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
 
@@ -111,10 +123,10 @@ def split_forward(
     FAST: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """SAVE writes what the backward pass needs."""
+    """Run all steps of a layer. SAVE writes the values that the backward pass needs."""
     G: tl.constexpr = 4 if LSTM else 3
     C: tl.constexpr = 2 if LSTM else 1
-    part, tile, who, lane, direction, counter = _locate(counters, W)
+    part, tile, recurrence, lane, direction, counter = _locate(counters, W)
     parts = tl.num_programs(0)
     rows = tile * BM + tl.arange(0, BM)
     units, ins = part * N + tl.arange(0, N), tl.arange(0, HP)
@@ -129,10 +141,10 @@ def split_forward(
     kind = y.dtype.element_ty
 
     known = (ins < H)[:, None] & (units < H)[None, :]
-    weights = hh + who * G * H * H + units[None, :] * H + ins[:, None]  # [in, out]
+    weights = hh + recurrence * G * H * H + units[None, :] * H + ins[:, None]  # [in, out]
     u_0, u_1, u_2, u_3 = _load_weights(weights, known, H, LSTM)
     zero = tl.zeros([BM, N], dtype=tl.float32)
-    bias_at = bias + who * 4 * H + units
+    bias_at = bias + recurrence * 4 * H + units
     b_0 = tl.load(bias_at, mask=units < H, other=0.0)[None, :] + zero
     b_1 = tl.load(bias_at + H, mask=units < H, other=0.0)[None, :] + zero
     b_2 = tl.load(bias_at + 2 * H, mask=units < H, other=0.0)[None, :] + zero
@@ -143,7 +155,7 @@ def split_forward(
     in_time = ((lane * T + start) * B + row) * W + direction
     x_at = x + in_time * (G * H) + four
     out_at = out + in_time * H + units[None, :]
-    in_order = who * T * B + row
+    in_order = recurrence * T * B + row
     y_at = y + in_order * H + units[None, :]
     before_at = y + (in_order - B) * H + ins[None, :]
     slots_at = slots + in_order * (4 * H) + four
@@ -227,11 +239,11 @@ def split_backward(
     LAST: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """With LAST, dy is that of the last step's output; `dy_lane` and so on are elements from one
-    lane's, step's and window's to the next one's."""
+    """Compute the slots' gradients of all steps. With LAST, dy is the gradient of the last step's
+    output; `dy_lane`, `dy_time` and `dy_row` are dy's strides in elements."""
     G: tl.constexpr = 4 if LSTM else 3
     C: tl.constexpr = 2 if LSTM else 1
-    part, tile, who, lane, direction, counter = _locate(counters, W)
+    part, tile, recurrence, lane, direction, counter = _locate(counters, W)
     parts = tl.num_programs(0)
     rows = tile * BM + tl.arange(0, BM)
     units, ins = part * N + tl.arange(0, N), tl.arange(0, HP)
@@ -243,11 +255,11 @@ def split_backward(
     kind = grads.dtype.element_ty
 
     known = (ins < H)[:, None] & (units < H)[None, :]
-    weights = hh + who * G * H * H + ins[:, None] * H + units[None, :]  # [out, in]
+    weights = hh + recurrence * G * H * H + ins[:, None] * H + units[None, :]  # [out, in]
     u_0, u_1, u_2, u_3 = _load_weights(weights, known, H, LSTM)
 
     row = rows[:, None].to(tl.int64)
-    in_order = (who * T + T - 1) * B + row
+    in_order = (recurrence * T + T - 1) * B + row
     slots_at = slots + in_order * (4 * H) + four
     grads_at = grads + in_order * (4 * H) + four
     after_at = grads + (in_order + B) * (4 * H) + ins[None, :]

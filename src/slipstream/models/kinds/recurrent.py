@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,14 +40,14 @@ class RecurrentKind(Kind):
     onnx_cell: ClassVar[str]
     """The name of ONNX's operator"""
     onnx_gates: ClassVar[tuple[int, ...]]
-    """The places of ONNX's gates among PyTorch's"""
+    """The positions of ONNX's gates among PyTorch's"""
     onnx_attributes: ClassVar[dict[str, int]] = {}
     c_gates: ClassVar[int]
-    """Numbers per unit that the C code computes for one step"""
+    """The numbers per unit that the C code computes for one step"""
 
+    @abstractmethod
     def run_layer(self, weights: Weights, name: str, suffix: str, sequence: Array) -> Array:
         """Return the outputs [T, B, D] of one direction of a layer, from a state of zero."""
-        raise NotImplementedError
 
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {}
@@ -131,8 +132,8 @@ class RecurrentKind(Kind):
         states: tuple[str, ...],
         names: list[str],
     ) -> None:
-        """Add the operator of one layer, from zero states or these; `names` are those of its
-        results: the outputs, then the states."""
+        """Add the operator of one layer, starting from zero states or the given ones; `names` are
+        the names of its results: the outputs, then the states."""
         graph, model = network.graph, network.model
         where = f"{network.prefix}core.layers.{depth}"
         matrices = [
@@ -156,7 +157,7 @@ class RecurrentKind(Kind):
         def read(name: str, end: str) -> Array:
             values = network.weights[f"core.layers.{depth}.{name}_l0{end}"]
             gates = np.split(values, self.num_gates)
-            return np.concatenate([gates[place] for place in self.onnx_gates])
+            return np.concatenate([gates[position] for position in self.onnx_gates])
 
         ends = ("", "_reverse") if network.model.bidirectional else ("",)
         inputs, hidden = (
@@ -327,9 +328,9 @@ class RowGru(RowEncoder):
         for depth, (of_x, bias_x, of_h, bias_h) in enumerate(self.layers):
             size, h = self.sizes[depth], state[f"h{depth}"]
             now, past = x @ of_x + bias_x, h @ of_h + bias_h
-            both = sigmoid(now[:, : 2 * size] + past[:, : 2 * size])
-            new = np.tanh(now[:, 2 * size :] + both[:, :size] * past[:, 2 * size :])
-            x = state[f"h{depth}"] = new + both[:, size:] * (h - new)
+            gates = sigmoid(now[:, : 2 * size] + past[:, : 2 * size])
+            new = np.tanh(now[:, 2 * size :] + gates[:, :size] * past[:, 2 * size :])
+            x = state[f"h{depth}"] = new + gates[:, size:] * (h - new)
             if self.has_norm:
                 x = normalize_layer(self.weights, f"core.norms.{depth}", x)
         return x
@@ -355,8 +356,8 @@ class GruKind(RecurrentKind):
         out = np.empty((*sequence.shape[:2], width), dtype=np.float32)
         for t, product in enumerate(products):
             past = h @ across + of_h
-            both = sigmoid(product[:, : 2 * width] + past[:, : 2 * width])
-            reset, update = both[:, :width], both[:, width:]
+            gates = sigmoid(product[:, : 2 * width] + past[:, : 2 * width])
+            reset, update = gates[:, :width], gates[:, width:]
             new = np.tanh(product[:, 2 * width :] + reset * past[:, 2 * width :])
             h = new + update * (h - new)
             out[t] = h
