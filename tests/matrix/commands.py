@@ -897,10 +897,13 @@ def stream(cell: Cell) -> None:
     if config.data.ids:
         content = [row for row in content if row["id"] == "s0"]
     known, later = content[: len(content) - ahead], content[len(content) - ahead :]
+    # a row may complete none of the rows that they are resampled to
+    resamples = any(step.step == "resample" for step in config.data.prepare)
     for row in known:
         future = {"p": [one["p"] for one in later]} if ahead else None
         try:
-            last = pushed.push(row, future=future, predict=row is known[-1])
+            answer = pushed.push(row, future=future, predict=resamples or row is known[-1])
+            last = answer or last
         except slipstream.UserError as error:
             raise Refusal(str(error)) from None
     assert isinstance(last, slipstream.StreamPrediction)

@@ -114,6 +114,25 @@ def test_dates_are_microseconds(train, tmp_path):
     np.testing.assert_allclose(out[complete > 0], expected, rtol=1e-5, atol=1e-5)
 
 
+def test_rows_that_repeat_the_time_of_a_complete_row_are_ignored_with_a_note(tmp_path):
+    table = make_rows("mean", rough=False).to_pandas()
+    table["time"] = np.round(np.arange(len(table)) * 0.1, 6)
+    repeated = table.loc[np.sort(np.r_[np.arange(len(table)), [205, 500, 500]])]
+    repeated = repeated.assign(b=repeated["b"] + 0.5 * repeated["time"].duplicated())
+    repeated.to_csv(tmp_path / "raw.csv", index=False)
+    settings = make_settings("mean")
+    settings["data"] |= {"path": str(tmp_path / "raw.csv")}
+    run = slipstream.train(small_config(tmp_path / "runs", **settings)).run
+    result, library, header = export(run, tmp_path / "out", state="windows")
+    assert any("ignores 2 rows of the data that repeat the time" in n for n in result["notes"])
+    assert result["prepare"]["late_rows"] == 2
+    once = repeated[~(repeated["time"].duplicated() & (repeated["time"] == 50))]
+    out, complete = library.step(repeated[["b", "c"]].to_numpy(), times=repeated["time"].to_numpy())
+    wanted = slipstream.predict(run, once, every=True)["a_predicted"].to_numpy()
+    np.testing.assert_allclose(out[complete > 0, 0], wanted, rtol=1e-5)
+    assert "comes too late" in " ".join(header.replace("*", "").split())
+
+
 def test_a_carried_state_is_carried_over_new_rows(train, tmp_path):
     run, table = train("carried"), make_rows("carried", 1200, seed=3)
     result, library, _ = export(run, tmp_path / "out")

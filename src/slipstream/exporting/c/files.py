@@ -150,16 +150,17 @@ class StepTest(NamedTuple):
 
 
 def _cut_raw_rows(layout: CLayout, series: SeriesRows) -> tuple[Values, Values, int]:
-    """Return as many raw rows as a self-test holds, with their times, and how many new rows they
-    are sure to complete."""
-    assert series.times is not None
-    assert layout.model.signature.step is not None
-    raw = series.raw[: MAX_NUMBERS // series.raw.shape[1]]
-    times = series.times[: len(raw)]
+    """Return raw rows for a self-test, with their times, and how many new rows they complete."""
+    times, new_times = series.times, series.new_times
+    assert times is not None
+    assert new_times is not None
+    # a row after the last of them completes it, where none lies at its very time
+    count = int(np.searchsorted(times, new_times[:MAX_ROWS][-1], side="right")) + 1
+    times = times[: min(count, MAX_NUMBERS // series.raw.shape[1])]
     unit = MICROSECONDS if is_date(times) else 1.0
-    assert series.new_times is not None
-    complete = series.new_times <= times[-1] - layout.model.signature.step * unit
-    return raw, times, min(int(complete.sum()), MAX_ROWS)
+    step = layout.model.signature.step or 0.0
+    complete = int((new_times <= times[-1] - step * unit).sum())
+    return series.raw[: len(times)], times, max(min(complete, MAX_ROWS), 1)
 
 
 def _format_times(times: Values) -> str:
@@ -495,7 +496,7 @@ def check_prepare(
     steps, model = layout.prepared, layout.model
     assert steps is not None
     spread = measure_spreads(model.signature.inputs, model.scaler)
-    largest, limit, rows, first = 0.0, LIMIT, 0, None
+    largest, limit, rows, num_late, first = 0.0, LIMIT, 0, 0, None
     for series in iter_series(model, steps, new_data):
         values = library.prepare(
             series.raw,
@@ -518,7 +519,7 @@ def check_prepare(
         allowed = widen_limit(LIMIT, sizes / spread)
         distance = np.nan_to_num(distance, nan=0.0, posinf=np.inf)
         largest, limit = max(largest, float(distance.max())), max(limit, float(allowed.max()))
-        rows += len(series.raw)
+        rows, num_late = rows + len(series.raw), num_late + series.num_late
         if first is None or len(first.raw) < min(len(series.raw), model.signature.context):
             first = series
         if not (distance <= allowed).all():
@@ -528,7 +529,10 @@ def check_prepare(
                 + Option("after-prepare", True)
                 + " to leave the steps to the caller"
             )
-    return {"prepare": {"rows": rows, "max_rel": largest, "limit": limit}}, first
+    compared = {"rows": rows, "max_rel": largest, "limit": limit}
+    if num_late:
+        compared["late_rows"] = num_late
+    return {"prepare": compared}, first
 
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
@@ -602,7 +606,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             "after": [],
             **differences,
         },
-        notes=tuple(describe_notes(layout)),
+        notes=(*describe_notes(layout), *describe_late(differences)),
     )
 
 
@@ -803,6 +807,18 @@ def describe_inside(layout: CLayout) -> tuple[str, ...]:
 
 def model_filter(layout: CLayout) -> str:
     return layout.model.config.predict.filter.kind
+
+
+def describe_late(differences: Mapping[str, Any]) -> list[str]:
+    """Note rows that the code ignores, because what they belong to is complete."""
+    count = differences.get("prepare", {}).get("late_rows", 0)
+    if not count:
+        return []
+    return [
+        f"the code ignores {format_count(count, 'row')} of the data that "
+        f"{'repeats' if count == 1 else 'repeat'} the time of a new row which is complete; "
+        "predict counts them"
+    ]
 
 
 def describe_notes(layout: CLayout) -> list[str]:

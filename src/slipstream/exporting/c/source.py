@@ -6,7 +6,7 @@ import math
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata, resources
 from typing import Any, NamedTuple
@@ -22,9 +22,10 @@ from slipstream.config.prepare import name_step
 from slipstream.data.files import read_tables
 from slipstream.data.filters import FilterDesign, design_filter
 from slipstream.data.prepare.chain import StepPlan
-from slipstream.data.prepare.frames import split_frames
-from slipstream.data.prepare.steps import Step, StepInputs, make_step
-from slipstream.data.series import Times
+from slipstream.data.prepare.frames import SeriesFrame, split_frames
+from slipstream.data.prepare.resampling import ROUNDING, get_lengths
+from slipstream.data.prepare.steps import Resampling, Step, StepInputs, make_step
+from slipstream.data.series import Times, is_date, list_rows
 from slipstream.exporting.c.prepare import PreparedColumns
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableModel, Widths
@@ -55,7 +56,9 @@ class SeriesRows(NamedTuple):
     times: Times | None = None
     """[rows] before `data.prepare`; None where rows have no times"""
     new_times: Times | None = None
-    """[rows] after `data.prepare`"""
+    """[rows] after `data.prepare`, without padding"""
+    num_late: int = 0
+    """Rows left out because the code ignores them: they repeat the time of a complete new row"""
 
 
 def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> Iterator[SeriesRows]:
@@ -74,13 +77,40 @@ def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> It
             for step in steps.given:
                 limits = model.limits.get(str(step.number))
                 frame = step.apply(frame, StepInputs(data.context, limits))
+            num_rows = frame.num_rows
+            if steps.resampling is not None:
+                frame = _drop_late_rows(frame, steps.resampling)
+            num_late = num_rows - frame.num_rows
             raw = np.stack([frame.columns[name] for name in steps.columns], axis=1)
             times = frame.times
             for step in steps.steps:
                 limits = model.limits.get(str(step.number))
                 frame = step.apply(frame, StepInputs(data.context, limits))
             inputs = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
-            yield SeriesRows(frame.name, raw, np.stack(inputs, axis=1), times, frame.times)
+            prepared = np.stack(inputs, axis=1)
+            new_times = None if frame.times is None else frame.times[frame.padding :]
+            yield SeriesRows(frame.name, raw, prepared, times, new_times, num_late)
+
+
+def _drop_late_rows(frame: SeriesFrame, step: Resampling) -> SeriesFrame:
+    """Return the rows without those that repeat a time at the very end of a bin: the first of them
+    completes the new row, which C code does not take back."""
+    times = frame.times
+    assert times is not None
+    every, _ = get_lengths(times, step.config.every, step.config.limit)
+    rounding = 0 if is_date(times) else ROUNDING * every
+    at_end = np.abs(times - np.round(times / every) * every) <= rounding
+    if is_date(times):
+        at_end = times % every == 0  # exact, where a double is not
+    remains = ~(np.append(False, np.diff(times) == 0) & at_end)
+    if remains.all():
+        return frame
+    return replace(
+        frame,
+        times=times[remains],
+        columns={name: values[remains] for name, values in frame.columns.items()},
+        origin=list_rows(frame.origin)[remains],
+    )
 
 
 def _list_written(steps: Sequence[Step[Any]]) -> set[str]:
