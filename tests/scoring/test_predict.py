@@ -92,7 +92,7 @@ def test_baselines_are_absent_where_they_mean_nothing():
     _, dataset, _ = made(data={"horizon": 0, "targets": ["a"]})
     found = baselines.fit_baselines(dataset, load_all(dataset))
     assert found["seasonal"].predict is None
-    assert "training mean" in found["repeat"].what
+    assert "training mean" in found["repeat"].description
     batches = score.predict_batches(found["repeat"].predict, load_all(dataset)("train"))
     train = score.accumulate(batches, dataset).compute()
     assert abs(train["overall"]["bias"]) < 1e-6
@@ -119,7 +119,7 @@ def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch)
     _, dataset, _ = made()
     monkeypatch.setattr(baselines, "RIDGE_WORK", 1.0)
     found = baselines.fit_baselines(dataset, load_all(dataset))
-    assert "one training window in 3" in found["ridge"].what
+    assert "one training window in 3" in found["ridge"].description
 
 
 FAR = 123456789.0

@@ -412,5 +412,5 @@ def compute_load(since: CpuUsage, until: CpuUsage) -> CpuLoad | None:
         return None
     others_s = (until.all_s - since.all_s) - (until.own_s - since.own_s)
     cores = count_visible_cores()
-    others = min(max(others_s / elapsed_s, 0.0), float(cores))
-    return CpuLoad(others, cores, count_available_cores())
+    busy_cores = min(max(others_s / elapsed_s, 0.0), float(cores))
+    return CpuLoad(busy_cores, cores, count_available_cores())

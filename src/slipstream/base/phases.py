@@ -109,11 +109,11 @@ def _add(seconds: dict[str, float], phase: str, spent_s: float) -> None:
     seconds[phase] = seconds.get(phase, 0.0) + spent_s
 
 
-def set_process_start(at: float) -> None:
+def set_process_start(moment: float) -> None:
     """Have this process count its time from a moment by `time.perf_counter`: until then it waited
     for its command."""
     global _process_start
-    _process_start = at
+    _process_start = moment
 
 
 def find_process_start() -> float:

@@ -104,10 +104,12 @@ def _find_foreign(entries: list[os.DirEntry[str]], root: Path, depth: int) -> Pa
 
 def _describe_foreign(path: Path) -> str:
     if path.is_symlink():
-        what = "is a link out of the run's folder, which is not followed; put the file in its place"
+        problem = (
+            "is a link out of the run's folder, which is not followed; put the file in its place"
+        )
     else:
-        what = "is a FIFO, a socket or a device, not a file of a run; remove it"
-    return f"{path}: {what}" + (", or remove the link" if path.is_symlink() else "")
+        problem = "is a FIFO, a socket or a device, not a file of a run; remove it"
+    return f"{path}: {problem}" + (", or remove the link" if path.is_symlink() else "")
 
 
 def find_last(out: str | Path, name: str | None = None, kinds: Collection[str] = ()) -> Path:

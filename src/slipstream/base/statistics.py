@@ -79,8 +79,8 @@ def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) 
     """Return the mean of `first` less that of `second`, two spreads, with Welch's interval."""
     variances = [sample["sd"] ** 2 / sample["n"] for sample in (first, second)]
     terms = [
-        variance**2 / (one["n"] - 1)
-        for variance, one in zip(variances, (first, second), strict=True)
+        variance**2 / (sample["n"] - 1)
+        for variance, sample in zip(variances, (first, second), strict=True)
     ]
     freedom = sum(variances) ** 2 / max(sum(terms), 1e-300)
     error = math.sqrt(sum(variances))
@@ -94,9 +94,9 @@ def _make_interval(mean: float, error: float, freedom: float) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width)
 
 
-def is_better(value: float, other: float, metric: str) -> bool:
+def is_better(value: float, reference: float, metric: str) -> bool:
     """Whether a value of a metric is better than another one."""
-    return value > other if metric in HIGHER_IS_BETTER else value < other
+    return value > reference if metric in HIGHER_IS_BETTER else value < reference
 
 
 class WindowUnits(NamedTuple):
@@ -119,7 +119,7 @@ class PairedComparison(NamedTuple):
 
 def compare_predictors(
     model: WindowUnits,
-    others: Mapping[str, WindowUnits],
+    references: Mapping[str, WindowUnits],
     metrics: Mapping[str, Callable[[Array], Array]],
     *,
     context: int,
@@ -133,24 +133,24 @@ def compare_predictors(
     """
     import numpy as np
 
-    sums_of = [model.sums, *(other.sums for other in others.values())]
+    sums_of = [model.sums, *(reference.sums for reference in references.values())]
     num_units, block = len(model.firsts), estimate_block_length(model.firsts, context)
     samples: list[list[Array]] = [[] for _ in sums_of]
     how = f"none: the windows hold fewer than {MIN_BLOCKS} that share no rows"
     if num_units >= MIN_BLOCKS * block:
         how = f"{NUM_RESAMPLES:,} resamples of the windows in {num_units / block:.0f} blocks"
         for counts in draw_counts(num_units, block):
-            for own, sums in zip(samples, sums_of, strict=True):
-                own.append(counts @ sums)
+            for drawn, sums in zip(samples, sums_of, strict=True):
+                drawn.append(counts @ sums)
     totals = [sums.sum(axis=0) for sums in sums_of]
-    resampled = [np.concatenate(own) if own else None for own in samples]
+    resampled = [np.concatenate(drawn) if drawn else None for drawn in samples]
     with np.errstate(invalid="ignore", divide="ignore"):
         differences = {
             metric: {
                 name: _compare_pair(
                     metric, compute, totals[0], totals[i], resampled[0], resampled[i]
                 )
-                for i, name in enumerate(others, start=1)
+                for i, name in enumerate(references, start=1)
             }
             for metric, compute in metrics.items()
         }
@@ -161,11 +161,11 @@ def _compare_pair(
     metric: str,
     compute: Callable[[Array], Array],
     total: Array,
-    other: Array,
+    reference: Array,
     samples: Array | None,
     other_samples: Array | None,
 ) -> dict[str, Any]:
-    value, base = float(compute(total)), float(compute(other))
+    value, base = float(compute(total)), float(compute(reference))
     is_error = metric not in HIGHER_IS_BETTER
     interval = relative = None
     if samples is not None and other_samples is not None:

@@ -231,36 +231,38 @@ def parse_path(text: str | os.PathLike[str]) -> AnyPath:
     match = URL.match(os.fspath(text))
     if match is None:
         return Path(text)
-    scheme, rest = CANONICAL.get(match["scheme"], match["scheme"]), match["rest"].rstrip("/")
-    bucket, slash, name = rest.partition("/")
-    user, at, host = bucket.rpartition("@")
-    if at and scheme == "az" and ":" not in user:  # abfs://container@account.dfs.core.windows.net
+    scheme, location = CANONICAL.get(match["scheme"], match["scheme"]), match["rest"].rstrip("/")
+    bucket, slash, name = location.partition("/")
+    user, separator, host = bucket.rpartition("@")
+    if (
+        separator and scheme == "az" and ":" not in user
+    ):  # abfs://container@account.dfs.core.windows.net
         raise UserError(
             f"{match[0]}: write az://{user}{slash}{name}, and set AZURE_STORAGE_ACCOUNT to "
             f"{host.partition('.')[0]}"
         )
-    if at:
+    if separator:
         where = f"{scheme}://***@{host}{slash}{name}"
         raise UserError(
             f"{where}: a path with credentials is refused, since it is written to configs and "
             f"logs; {CREDENTIALS[scheme]}, and take them out of the path"
         )
     if scheme == "file":
-        return ObjectPath(scheme, f"/{rest}")
+        return ObjectPath(scheme, f"/{location}")
     if not bucket:
         raise UserError(f"{match[0]}: names no bucket; write {scheme}://BUCKET/FOLDER/FILE")
-    return ObjectPath(scheme, rest)
+    return ObjectPath(scheme, location)
 
 
 def refuse_url(
-    text: str | os.PathLike[str], what: str, fix: Text, command: Command | None = None
+    text: str | os.PathLike[str], problem: str, fix: Text, command: Command | None = None
 ) -> None:
     """Refuse a path in object storage where only one of this machine works; `fix` ends before the
     path, or before a command that takes it."""
     if is_url(text):
         url = parse_path(text)
         raise UserError(
-            f"{url}: {what}", fix=fix + " " + (command.take(url) if command else f"{url}")
+            f"{url}: {problem}", fix=fix + " " + (command.take(url) if command else f"{url}")
         )
 
 

@@ -46,8 +46,8 @@ def format_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[st
     lines = [[escape_to_line(cell) for cell in line] for line in (headings, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     aligned = [
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip()
-        for first, *rest in lines
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()
+        for first, *cells in lines
     ]
     return "\n".join([escape_to_line(title), *aligned])
 
@@ -93,12 +93,12 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
-def format_speedup(other: str, other_ms: float, ms: float) -> str:
+def format_speedup(competitor: str, other_ms: float, ms: float) -> str:
     """Say how many times as fast a step is as another; the ratio follows from the figures."""
     figures = [format_number(value, figures=3) for value in (other_ms, ms)]
     slow, fast = (float(figure.replace(",", "")) for figure in figures)
     ratio = format_number(slow / fast, figures=3)
-    return f"{ratio}x as fast as {other}: {figures[1]} ms a step instead of {figures[0]}"
+    return f"{ratio}x as fast as {competitor}: {figures[1]} ms a step instead of {figures[0]}"
 
 
 HIDDEN = "***"
@@ -135,8 +135,8 @@ def mask_url(url: str) -> str:
         return f"{scheme[0] if scheme else ''}{HIDDEN}"
     user = parts["user"] or ""
     secret = f":{HIDDEN}" if parts["password"] else ""
-    who = f"{user}{secret}@" if user or secret else ""
-    return f"{parts['scheme']}://{who}{parts['location']}{_mask_query(parts['query'])}"
+    login = f"{user}{secret}@" if user or secret else ""
+    return f"{parts['scheme']}://{login}{parts['location']}{_mask_query(parts['query'])}"
 
 
 def _mask_query(query: str | None) -> str:
@@ -180,9 +180,9 @@ def _find_secrets(url: str) -> Iterator[str]:
     """Yield everything between the user name and the host, and the values of options."""
     if url.startswith("journal:"):
         return
-    rest = "" if SQLITE_FILE.fullmatch(url) else url.partition("://")[2]
-    before, at, _ = rest.rpartition("@")
-    if at and ":" in before:
+    location = "" if SQLITE_FILE.fullmatch(url) else url.partition("://")[2]
+    before, separator, _ = location.rpartition("@")
+    if separator and ":" in before:
         password = before.partition(":")[2]
         yield from filter(None, [password, *password.split("@")])
     for option in url.partition("?")[2].split("&"):

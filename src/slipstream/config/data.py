@@ -347,10 +347,10 @@ class Data(Section):
                 "data.horizon is 0, so data.targets must name what to estimate, as in targets = "
                 '["soc"]'
             )
-        both = sorted(set(self.inputs or ()) & set(self.targets or ()))
-        if self.horizon == 0 and both:
+        shared = sorted(set(self.inputs or ()) & set(self.targets or ()))
+        if self.horizon == 0 and shared:
             raise ValueError(
-                f'data.inputs has the target "{both[0]}": with data.horizon = 0 the model would '
+                f'data.inputs has the target "{shared[0]}": with data.horizon = 0 the model would '
                 "read its own answer; remove it from data.inputs"
             )
         if self.horizon == 0 and self.channels == "independent":
@@ -390,8 +390,8 @@ class Data(Section):
                 "the model predicts the window's last row, which it reads anyway; list them in "
                 "data.inputs instead, or set data.horizon"
             )
-        others = {"targets": self.targets or (), "static": self.static, "ignore": self.ignore}
-        for key, names in others.items():
+        other_roles = {"targets": self.targets or (), "static": self.static, "ignore": self.ignore}
+        for key, names in other_roles.items():
             for name in self.future:
                 if name in names:
                     raise ValueError(

@@ -192,7 +192,7 @@ def _explain_setting(
             section = _locate(item["loc"], root)[1]
             return f"{setting} is not a setting{_suggest_setting(path[-1], section, root)}"
         if item["type"] == "value_error":
-            errors = (other["ctx"].get("error") for other in items)
+            errors = (problem["ctx"].get("error") for problem in items)
             return join_messages(_get_message(error) for error in errors if error is not None)
     entries = [(_find_index(item["loc"][len(path) :]), item) for item in items]
     if any(index is not None for index, _ in entries):  # it is a list, and an entry is wrong
@@ -220,8 +220,8 @@ def describe_mismatch(items: Sequence[Mapping[str, Any]]) -> str:
     choices = [text.strip('"') for text in expected if text.startswith('"')]
     if choices and "text" in expected:  # the choices say more
         expected.remove("text")
-    *others, last = expected
-    should = f"{', '.join(others)} or {last}" if others else last
+    *first_types, last = expected
+    should = f"{', '.join(first_types)} or {last}" if first_types else last
     nearest = _find_choice(value, choices) if isinstance(value, str) else None
     hint = f' did you mean "{nearest}"? It' if nearest else " it"
     text = f"{format_value(value)};{hint} should be {should}"
@@ -321,32 +321,32 @@ def _iter_sections(root: type[Section]) -> Iterator[tuple[str, type[Section]]]:
 def explain_toml(path: str, text: str, message: str) -> str:
     """Return what is wrong with a text that is not TOML: the file, the line and a fix."""
     match = TOML_POSITION.search(message)
-    what = message[: match.start()] if match else message
-    what = what[:1].lower() + what[1:]
+    problem = message[: match.start()] if match else message
+    problem = problem[:1].lower() + problem[1:]
     lines = text.splitlines() or [""]
     number = int(match[1]) if match and match[1] else len(lines)
     line = lines[min(number, len(lines)) - 1].strip()
-    return f'{path}, line {number}: is not valid TOML: {what}; it reads "{shorten(line)}"' + (
-        _suggest_toml(line, what)
+    return f'{path}, line {number}: is not valid TOML: {problem}; it reads "{shorten(line)}"' + (
+        _suggest_toml(line, problem)
     )
 
 
-def _suggest_toml(line: str, what: str) -> str:
+def _suggest_toml(line: str, problem: str) -> str:
     """Return the fix of the usual mistakes; empty for others."""
     key, equals, value = (part.strip() for part in line.partition("="))
     if "\\" in value:
         return "; in paths write / for \\, or put them in single quotes"
-    if equals and re.match(r"[A-Za-z]", value) and "value" in what:
+    if equals and re.match(r"[A-Za-z]", value) and "value" in problem:
         word = value.split("#")[0].strip()
         if word.lower() in ("true", "false"):
             return f"; write {key} = {word.lower()}"
         return f'; text needs quotes: {key} = "{word}"'
     if not equals and ":" in line:
         return "; write key = value"
-    if "overwrite" in what or "declare" in what:
+    if "overwrite" in problem or "declare" in problem:
         return "; it is set twice: keep one"
-    if line.count('"') % 2 or "illegal character '\\n'" in what:
+    if line.count('"') % 2 or "illegal character '\\n'" in problem:
         return "; close the quote"
-    if "unclosed array" in what:
+    if "unclosed array" in problem:
         return "; close the list with ]"
     return ""

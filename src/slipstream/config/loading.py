@@ -114,7 +114,9 @@ def replace_settings(
     try:
         changed = Config.model_validate(result)
     except ValidationError as error:
-        raise UserError(join_messages(one.message for one in explain(error, Config))) from None
+        raise UserError(
+            join_messages(problem.message for problem in explain(error, Config))
+        ) from None
     if not reset_engine:
         _keep_notes(config, changed)
     return changed
@@ -241,15 +243,15 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip("._-")
     settings.setdefault("name", name or "run")
 
-    def resolve(each: str) -> str:
-        if is_url(each):
-            return each
-        beside = path.resolve().parent / each
-        return str(beside if _exists(beside) or not _exists(Path(each)) else Path(each))
+    def resolve(setting: str) -> str:
+        if is_url(setting):
+            return setting
+        beside = path.resolve().parent / setting
+        return str(beside if _exists(beside) or not _exists(Path(setting)) else Path(setting))
 
-    def resolve_run(each: str) -> str:
-        beside = path.resolve().parent / each
-        return str(beside) if is_run(beside) else each
+    def resolve_run(setting: str) -> str:
+        beside = path.resolve().parent / setting
+        return str(beside) if is_run(beside) else setting
 
     _map_paths(settings, resolve)
     _map_join_paths(settings, resolve)
@@ -283,7 +285,7 @@ def _map_paths(
         if isinstance(values, dict) and key in values:
             value = values[key]
             is_list = isinstance(value, (list, tuple))
-            mapped = [map_one(one) for one in value] if is_list else map_one(value)
+            mapped = [map_one(entry) for entry in value] if is_list else map_one(value)
             settings[section] = values | {key: mapped}
 
 
@@ -451,14 +453,16 @@ def _find_in_model(config: Config) -> Iterator[tuple[str, str]]:
         names = ["hidden", "layers", "dropout"]
         if isinstance(model.hidden, tuple):  # the layers follow from it
             names.remove("layers")
-        what = "has layers of its own" if spec.is_custom else "has no hidden layer"
-        yield from ((f"model.{name}", f"{kind} {what}") for name in names)
+        reason = "has layers of its own" if spec.is_custom else "has no hidden layer"
+        yield from ((f"model.{name}", f"{kind} {reason}") for name in names)
     elif spec.is_recurrent and len(model.sizes) == 1:
         yield "model.dropout", "it drops between layers, and there is one"
     if config.data.task == "classify" or config.masked:
         yield "model.output_range", "it limits predicted numbers, and there are none"
-    others = {name for other in SPECS.values() for name in other.settings} - set(spec.settings)
-    for name in sorted(others):
+    foreign = {name for kind_spec in SPECS.values() for name in kind_spec.settings} - set(
+        spec.settings
+    )
+    for name in sorted(foreign):
         yield f"model.{name}", f"it is for {' and '.join(list_kinds(name))}, not {kind}"
 
 
@@ -478,7 +482,7 @@ def _find_in_train(config: Config) -> Iterator[tuple[str, str]]:
         value = getattr(train, choice)
         for name, values in settings.items():
             if value not in values:
-                wanted = " or ".join(f'"{one}"' for one in values)
+                wanted = " or ".join(f'"{allowed}"' for allowed in values)
                 yield (
                     f"train.{name}",
                     f'it applies only with train.{choice} = {wanted}, not "{value}"',

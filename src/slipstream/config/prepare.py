@@ -88,8 +88,8 @@ def check_filter(
         if name not in takes:
             raise ValueError(f'kind = "{kind}" takes {takes[0]}, not {name}; remove it')
     if len(given) != 1:
-        what = takes[0] if len(takes) == 1 else f"either {' or '.join(takes)}"
-        raise ValueError(f'kind = "{kind}" needs {what}')
+        needed = takes[0] if len(takes) == 1 else f"either {' or '.join(takes)}"
+        raise ValueError(f'kind = "{kind}" needs {needed}')
     if order is not None and kind not in MAX_FILTER_ORDER:
         raise ValueError(f'order does not apply to kind = "{kind}"; remove it')
     degree = order or DEFAULT_FILTER_ORDER
@@ -400,10 +400,10 @@ def _parse_step(number: int, entry: Any) -> Any:
         raise ValueError(f"{where} is {format_value(entry)}; it should be a table")
     kind = entry.get("step")
     if kind not in STEPS:
-        what = 'has no "step"' if kind is None else f"is {format_value(kind)}, which is no step"
+        found = 'has no "step"' if kind is None else f"is {format_value(kind)}, which is no step"
         nearest = find_nearest(kind, STEPS) if isinstance(kind, str) else None
         hint = f'did you mean "{nearest}"?' if nearest else f"there are {', '.join(STEPS)}"
-        raise ValueError(f"{where} {what}; {hint}")
+        raise ValueError(f"{where} {found}; {hint}")
     try:
         return STEPS[kind].model_validate(dict(entry))
     except ValidationError as error:

@@ -128,18 +128,18 @@ def _check_value(name: str, value: Any, config: Config, space: Mapping[str, Any]
         configs.replace_settings(config, {name: value})
     except UserError as error:
         text, parent = str(error), name.rpartition(".")[0]
-        own = (f"{name} ", f"{parent} ", f"{parent}: ")
-        is_own = text.startswith(own) or "tune.space" in text
+        prefixes = (f"{name} ", f"{parent} ", f"{parent}: ")
+        is_own = text.startswith(prefixes) or "tune.space" in text
         if is_own and not _fits_another_choice(name, value, config, space):
             message = f'tune.space."{name}": ' + error.message
             raise UserError(message, setting="tune.space") from None
 
 
 def _fits_another_choice(name: str, value: Any, config: Config, space: Mapping[str, Any]) -> bool:
-    for other, entry in space.items():
-        for choice in _list_values(entry) if other != name else ():
+    for other_name, entry in space.items():
+        for choice in _list_values(entry) if other_name != name else ():
             with suppress(UserError):
-                configs.replace_settings(config, {other: choice, name: value})
+                configs.replace_settings(config, {other_name: choice, name: value})
                 return True
     return False
 
@@ -235,6 +235,6 @@ def to_params(choices: Sequence[Any]) -> list[Any]:
     """Return choices as trials have them, in Optuna's study and as JSON: one that is a list becomes
     its JSON text, a number that is not finite "inf"."""
     return [
-        json.dumps(one) if isinstance(one, (list, tuple)) else configs.to_json_values(one)
-        for one in choices
+        json.dumps(choice) if isinstance(choice, (list, tuple)) else configs.to_json_values(choice)
+        for choice in choices
     ]

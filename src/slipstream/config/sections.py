@@ -203,10 +203,10 @@ class Config(Section):
             return self
         setting, way_out = 'train.state = "carried"', 'or set train.state = "windows"'
         if self.masked or not self.model.spec.is_recurrent:
-            what = "pre-training" if self.masked else f'model.kind = "{self.model.kind}"'
+            obstacle = "pre-training" if self.masked else f'model.kind = "{self.model.kind}"'
             raise ValueError(
-                f"{setting} does not work with {what}: an LSTM or a GRU that predicts carries its "
-                f"state on; {way_out}"
+                f"{setting} does not work with {obstacle}: an LSTM or a GRU that predicts carries "
+                f"its state on; {way_out}"
             )
         for name, accepted in UNCARRIED.items():
             value: Any = self
@@ -239,10 +239,12 @@ class Config(Section):
         way_out = "or set engine.data_parallel = 1"
         walks = self.data.split.walk_forward is not None
         if self.trains_lanes:
-            what = "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
+            obstacle = (
+                "data.split.walk_forward" if walks else f"train.repeats = {self.train.repeats}"
+            )
             raise ValueError(
-                f"{setting} is for one model, and {what} trains several, which are faster side by "
-                "side: train with " + Option("workers") + f", {way_out}"
+                f"{setting} is for one model, and {obstacle} trains several, which are faster side "
+                "by side: train with " + Option("workers") + f", {way_out}"
             )
         if self.train.state == "carried":
             raise ValueError(

@@ -21,22 +21,23 @@ Ints = npt.NDArray[np.int64]
 MAX_VALUES = 20_000_000
 MAX_ROWS = 200_000
 MAX_SERIES = 20
-"""Series in which a target is compared with the inputs"""
+"""The number of series in which a target is compared with the inputs"""
 SAME = 0.99999
-"""The correlation from which on two columns are one"""
+"""Two columns with at least this correlation count as copies of each other"""
 STEADY = 0.999
-"""The share of equal steps from which on a column counts rows"""
+"""A column with at least this share of equal steps counts the rows"""
 OUTSIDE = 0.25
-"""The share of test rows outside of training's range from which on a note says so"""
+"""A note is written from this share of test rows outside the range of the training rows on"""
 UNLIKE = 0.7
 """The largest distance between the distributions of two sets (Kolmogorov-Smirnov) without a note"""
 MAX_NAMED = 3
 MIN_ROWS = 30
-"""Rows of a set below which nothing is said about it"""
+"""A set with fewer rows gets no note: its statistics mean little"""
 
 
 def find_suspicious(dataset: Dataset) -> list[str]:
-    """Return notes on data that may not be what they seem; of streamed tables, none."""
+    """Return notes on suspicious data; an empty list for streamed tables, whose rows are not in
+    memory."""
     if dataset.memory is None:
         return []
     checks: tuple[Callable[[Dataset], Iterator[str]], ...] = (
@@ -49,14 +50,14 @@ def find_suspicious(dataset: Dataset) -> list[str]:
 
 
 def _list_columns(dataset: Dataset) -> list[tuple[int, str]]:
-    """Return the columns that hold numbers, with their places; labels are none."""
+    """Return the positions and names of the columns that hold numbers, labels excluded."""
     labels = dataset.signature.targets if dataset.signature.classes else ()
     columns = enumerate(order_columns(dataset.signature))
     return [(i, name) for i, name in columns if name not in labels]
 
 
 def _sample(dataset: Dataset, rows: Ints | None = None) -> Values:
-    """Return the values of some rows, evenly spread over all or over `rows`."""
+    """Return a sample of the rows, evenly spread over all rows or over `rows`."""
     assert dataset.memory is not None
     values: Values = dataset.memory.series.values.numpy()
     limit = min(MAX_ROWS, max(MAX_VALUES // values.shape[1], 1))
@@ -70,7 +71,7 @@ def _to_physical(dataset: Dataset, name: str, scaled: float) -> float:
 
 
 def _find_codes(dataset: Dataset) -> Iterator[str]:
-    """Note columns of which one extreme value is repeated, far from all others."""
+    """Note columns whose lowest or highest value is repeated and far from all other values."""
     sample = _sample(dataset)
     for i, name in _list_columns(dataset):
         column = sample[:, i].astype(np.float64)
@@ -104,7 +105,8 @@ def _find_copies(dataset: Dataset) -> Iterator[str]:
 
 
 def _sample_series(dataset: Dataset) -> Iterator[Values]:
-    """Yield rows with a target, of some series or, for classes, of all together."""
+    """Yield samples of rows with a target: one for each of several series, or for classes one of
+    all series."""
     assert dataset.memory is not None
     values: Values = dataset.memory.series.values.numpy()
     if dataset.signature.classes:
@@ -128,13 +130,13 @@ def _is_same(input_values: Values, target_values: Values) -> bool:
 
 
 def _is_code_of(codes: Values, classes: Values) -> bool:
-    """Whether each class has a value of its own, and no other."""
+    """Return whether each class has exactly one value, which no other class has."""
     pairs = np.unique(np.stack([codes, classes]), axis=1).shape[1]
     return bool(pairs == len(np.unique(codes)) == len(np.unique(classes)) > 1)
 
 
 def _find_counters(dataset: Dataset) -> Iterator[str]:
-    """Note inputs that count rows, and those that number the series."""
+    """Note inputs that count the rows, and inputs that number the series."""
     assert dataset.memory is not None
     values: Values = dataset.memory.series.values.numpy()
     offsets, count = dataset.index.offsets, len(dataset.index.series_names)
@@ -164,7 +166,7 @@ def _find_counters(dataset: Dataset) -> Iterator[str]:
 
 
 def _numbers_series(firsts: Values, dataset: Dataset, name: str) -> bool:
-    """Whether the series' values are different whole numbers."""
+    """Return whether the first values of the series are whole numbers that all differ."""
     physical = firsts * dataset.scaler.size[name] + dataset.scaler.shift[name]
     whole = np.abs(physical - np.round(physical)) <= 1e-4 * np.maximum(np.abs(physical), 1.0)
     return bool(whole.all() and len(np.unique(firsts)) == len(firsts))
@@ -207,7 +209,7 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
 
 
 def _describe_outside(outside: dict[str, str], signature: Signature) -> str:
-    """Describe the first columns, and say what helps where a forecast target's level drifts."""
+    """Describe the first columns, with a hint where the level of a forecast target drifts."""
     listed = ", ".join(list(outside.values())[:MAX_NAMED])
     left = len(outside) - MAX_NAMED
     more = f" and {format_count(left, 'more column')}" if left > 0 else ""
@@ -221,7 +223,7 @@ def _describe_outside(outside: dict[str, str], signature: Signature) -> str:
 
 
 def _sample_target_rows(starts: Ints, dataset: Dataset) -> Ints:
-    """Return some rows that windows predict, evenly spread over the windows."""
+    """Return a sample of the rows that windows predict, evenly spread over the windows."""
     sampled = starts[:: max(-(-len(starts) // MAX_ROWS), 1)]
     return sampled + dataset.signature.lead + np.arange(len(sampled)) % dataset.signature.steps_out
 

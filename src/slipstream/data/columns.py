@@ -1,4 +1,5 @@
-"""From cells to numbers, times and codes: each column is parsed once, from all of its values."""
+"""Conversion of cells to numbers, times and codes. Each column is parsed once, from all of its
+values."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ WITH_COMMA = (
     r"^[+-]?(?:\d+,\d*|,\d+)(?:[eE][+-]?\d+)?$"
     r"|^[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?$|^[+-]?\d{1,3}(?:\.\d{3})+,\d*$"
 )
-"""Numbers with a decimal comma or separated thousands, whichever it may be"""
+"""Numbers in which a comma, point or space is either the decimal mark or separates thousands"""
 _SPACES = " '\u2019\u00a0\u202f"
 THOUSANDS = (
     rf"^[+-]?\d{{1,3}}(?:[{_SPACES}]\d{{3}})+(?:[.,]\d*)?$"
@@ -42,9 +43,10 @@ HEAD_ROWS = 1000
 
 
 def find_mark(table: pa.Table) -> str | None:
-    """Return a comma if some number of a file has it as its decimal mark; None if none has.
+    """Return "," if a number of a file has a decimal comma, MIXED if other numbers have a decimal
+    point, else None.
 
-    MIXED where other numbers have a point: which of the two is a slip, nobody can tell.
+    With MIXED, nothing tells which of the two marks is the slip.
     """
     if not _is_certain(table, ",", CERTAIN.replace("MARK", ",")):
         return None
@@ -52,7 +54,7 @@ def find_mark(table: pa.Table) -> str | None:
 
 
 def has_points(table: pa.Table) -> bool:
-    """Return whether some number of a file has a decimal point."""
+    """Return whether any number of a file has a decimal point."""
     return _is_certain(table, ".", POINT)
 
 
@@ -63,7 +65,8 @@ def has_byte(cells: pa.ChunkedArray, marks: str) -> bool:
 
 
 def normalize_decimals(text: pa.ChunkedArray, mark: str | None) -> pa.ChunkedArray:
-    """Give a column's numbers a decimal point; with another mark, text is no number afterwards."""
+    """Return a column whose numbers have a decimal point; text with any other mark is no number
+    afterwards."""
     if mark != ",":
         return text
     swapped = pc.replace_substring(text, ".", "'")
@@ -71,7 +74,7 @@ def normalize_decimals(text: pa.ChunkedArray, mark: str | None) -> pa.ChunkedArr
 
 
 def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> Text | None:
-    """Say what is wrong with a number's comma or point; None if it is no number at all.
+    """Explain why a number's comma or point is not accepted; None if the cell is no number at all.
 
     `with_point` names a number of the same file that has a decimal point.
     """
@@ -107,7 +110,8 @@ def explain_mark(cell: str, mark: str | None, with_point: str | None = None) -> 
 
 
 def _is_certain(table: pa.Table, mark: str, certain: str) -> bool:
-    """Look for a number with this decimal mark, in the first rows first."""
+    """Return whether a number certainly has this decimal mark; the first rows are searched
+    first."""
     head = [column.slice(0, HEAD_ROWS) for column in table.columns]
     for cells in [*head, *(table.columns if table.num_rows > HEAD_ROWS else ())]:
         if has_byte(cells, mark):
@@ -151,8 +155,8 @@ ISO = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?)?$"
 def parse_elapsed(
     text: pa.ChunkedArray,
 ) -> tuple[pa.ChunkedArray, None] | tuple[int, str] | None:
-    """Parse times since a start, 25:19:08.386 or 1d 01:19:08, as seconds; None if the first cell is
-    none. Where another one is none, return it and what is wrong with it."""
+    """Parse times since a start, 25:19:08.386 or 1d 01:19:08, as seconds. None if the first cell is
+    no such time; if a later cell is none, its position and an explanation."""
     if not len(text) or not re.fullmatch(ELAPSED, str(text[0])):
         return None
     parts = pc.extract_regex(text, pattern=f"^{ELAPSED}$")
@@ -170,8 +174,8 @@ def parse_elapsed(
 def parse_times(
     text: pa.ChunkedArray, time_format: str | None, setting: str = "data.time_format"
 ) -> tuple[pa.ChunkedArray, None] | tuple[int, str]:
-    """Parse text as times; or return the first cell that is none, and what is wrong with it.
-    `setting` is what the format is called."""
+    """Parse text as times, or return the position of the first cell that is no time and an
+    explanation; `setting` is the setting that holds the format."""
     if time_format is None:
         for kind in (NAIVE, ZONED):
             if (times := _cast(text, kind)) is not None:
@@ -190,7 +194,8 @@ def parse_times(
 
 
 def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
-    """Parse times with fractions of a second, %f, of up to nine digits; Arrow's parser has none."""
+    """Parse times with fractions of a second, %f, of up to nine digits; Arrow's parser does not
+    know %f."""
     for short, long in COMPOSITE.items():
         time_format = time_format.replace(short, long)
     before, _, after = time_format.partition("%f")
@@ -209,7 +214,7 @@ def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray
 
 
 def _to_pattern(time_format: str) -> str:
-    """Return a regular expression of the texts that a format describes, roughly."""
+    """Return a regular expression that roughly matches the texts of a time format."""
     parts = re.split(r"(%.|\s+)", time_format)
     return "".join(
         PATTERNS.get(part, ".+?")
@@ -222,7 +227,8 @@ def _to_pattern(time_format: str) -> str:
 
 
 def _explain_iso(text: pa.ChunkedArray, setting: str) -> tuple[int, str]:
-    """Find the first cell that does not read as those before it, and say what is wrong with it."""
+    """Return the position of the first cell that is no ISO 8601 time like the cells before it, and
+    an explanation."""
     bad, kind = max((_find_failure(text, kind), str(kind)) for kind in (NAIVE, ZONED))
     for other_kind in (NAIVE, ZONED):
         if bad and _cast(text.slice(bad, 1), other_kind) is not None:
@@ -235,8 +241,8 @@ def _explain_iso(text: pa.ChunkedArray, setting: str) -> tuple[int, str]:
 
 
 def find_formats(text: pa.ChunkedArray) -> list[str | None]:
-    """List the formats that every cell has: None for ISO 8601, else the common ones that fit; two
-    where day and month may be swapped."""
+    """List the time formats that fit every cell: None for ISO 8601, else the common ones; two where
+    day and month may be swapped."""
     if _cast(text, NAIVE) is not None or _cast(text, ZONED) is not None:
         return [None]
     return [*_list_fitting(text)]
@@ -258,7 +264,7 @@ def _list_fitting(text: pa.ChunkedArray) -> list[str]:
 
 
 def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.ChunkedArray:
-    """Parse text as times, null where a cell is none."""
+    """Parse text as times, with null where a cell is no time."""
     if time_format is None:
         for kind in (NAIVE, ZONED):
             if (times := _cast(text, kind)) is not None:
@@ -272,7 +278,7 @@ def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.Chun
 
 
 def _suggest_format(text: pa.ChunkedArray, setting: str) -> str:
-    """Say which of the common formats every cell has."""
+    """Suggest the common time formats that fit every cell, as a value for the setting."""
     fitting = _list_fitting(text)
     if not fitting:
         return f'set {setting}, as in "%d.%m.%Y %H:%M:%S.%f"'
@@ -285,7 +291,8 @@ def _fits(text: pa.ChunkedArray, time_format: str) -> bool:
 
 
 def _find_failure(text: pa.ChunkedArray, kind: pa.DataType) -> int:
-    """Find the first cell that does not read as this type; there is one."""
+    """Return the position of the first cell that cannot be read as this type; the caller knows that
+    there is one."""
     reads, fails = 0, len(text)
     while fails - reads > 1:  # the first `reads` cells do, the first `fails` do not
         middle = (reads + fails) // 2
@@ -304,7 +311,7 @@ def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
 
 
 LARGEST = 1e30
-"""Beyond it, squares leave the range of float32."""
+"""Larger numbers are refused: their squares leave the range of float32."""
 PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 FIRST_SECOND, PAST_SECOND = -62_135_596_800, 253_402_300_800
 """The years 1 to 9999, in seconds from 1970 on"""
@@ -335,7 +342,7 @@ def parse_text(
 
 
 def require_column(table: DataTable, name: str, setting: str) -> None:
-    """Refuse a column that is missing, and suggest the name that may have been meant."""
+    """Refuse a name that no column has, and suggest the closest column."""
     if name not in table.column_set:
         nearest = find_nearest(name, table.column_names)
         known = f"it has {', '.join(table.column_names[:20])}"
@@ -462,8 +469,8 @@ def read_times(
 def _read_microseconds(
     table: DataTable, name: str, values: pa.ChunkedArray
 ) -> npt.NDArray[np.int64]:
-    """Return dates and timestamps in microseconds; those outside of the years 1 to 9999, which
-    overflow here or elsewhere, are refused."""
+    """Return dates and timestamps in microseconds; refuse those outside of the years 1 to 9999,
+    which overflow here or elsewhere."""
     if pa.types.is_date(values.type):
         values = values.cast(pa.timestamp("s" if values.type == pa.date32() else "ms"))
     counts = np.asarray(values.cast(pa.int64()).to_numpy(), dtype=np.int64)
@@ -494,12 +501,13 @@ def _is_numeric(kind: pa.DataType) -> bool:
 
 
 def clean_text(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Trim text; null where it is missing."""
+    """Return trimmed text, with null where a cell is empty or means "missing"."""
     return _drop_texts(pc.utf8_trim_whitespace(values.cast(pa.string())), NULLS)
 
 
 def _drop_texts(values: pa.ChunkedArray, na: Collection[str]) -> pa.ChunkedArray:
-    """Return text with nulls in place of some; they are compared without spaces around them."""
+    """Return text with null in place of the texts `na`, which are compared without surrounding
+    spaces."""
     if not na:
         return values
     is_missing = pc.is_in(pc.utf8_trim_whitespace(values), value_set=pa.array(na))
@@ -562,7 +570,7 @@ def mark_missing(table: DataTable, na: Marks) -> DataTable:
 
 
 def list_texts(na: Marks) -> list[str]:
-    """List the texts that mean "missing"; of a number, its usual spellings."""
+    """List the texts that mean "missing"; a number stands for its usual spellings."""
     texts = {str(mark).strip() for mark in na}
     for number in list_numbers(na):
         texts |= {str(number), f"{number:g}", f"{number:.0f}" if number.is_integer() else ""}
@@ -570,13 +578,13 @@ def list_texts(na: Marks) -> list[str]:
 
 
 def list_numbers(na: Marks) -> tuple[float, ...]:
-    """List the numbers that mean "missing"; a text may be one too."""
+    """List the numbers that mean "missing", including texts that read as numbers."""
     return tuple(float(mark) for mark in na if is_number(str(mark)))
 
 
 @dataclass(frozen=True)
 class _MarkedReader:
-    """Reads columns with nulls in place of the marks."""
+    """Reads columns with null in place of the values that mean "missing"."""
 
     reader: ColumnReader
     texts: tuple[str, ...]
@@ -602,7 +610,8 @@ class _MarkedReader:
 
 
 def join_times(table: DataTable, columns: Sequence[str]) -> DataTable:
-    """Return a table with one more column, the times that several columns hold together."""
+    """Return a table with one more column: the times that several columns (a date, a time of day)
+    give together."""
     joined = " ".join(columns)
     if len(columns) < 2 or joined in table.column_set:
         return table
@@ -618,7 +627,7 @@ def join_times(table: DataTable, columns: Sequence[str]) -> DataTable:
 
 @dataclass(frozen=True)
 class _JoiningReader:
-    """Reads a table's columns, and one more that joins some of them."""
+    """Reads a table's columns, and one more column that joins several of them as times."""
 
     table: DataTable
     columns: tuple[str, ...]
@@ -639,14 +648,15 @@ class _JoiningReader:
         return pc.binary_join_element_wise(*map(_to_text, parts), " ")
 
     def _add(self, parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
-        """Add times of day to dates."""
+        """Return dates with times of day added."""
         total = parts[0].cast(pa.timestamp("us"), safe=False).cast(pa.int64())
         for column, part in zip(self.columns[1:], parts[1:], strict=True):
             total = pc.add(total, self._read_clock(column, part))
         return total.cast(pa.timestamp("us"))
 
     def _read_clock(self, column: str, part: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return microseconds since midnight; spreadsheets write times of day as dates, too."""
+        """Return times of day in microseconds since midnight; spreadsheets write them as dates,
+        too."""
         kind = part.type
         if pa.types.is_duration(kind):
             return part.cast(pa.duration("us"), safe=False).cast(pa.int64())

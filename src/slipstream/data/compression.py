@@ -37,17 +37,17 @@ MAX_RATIO, ANY_RATIO_BYTES = 200, 256 << 20
 """How many times its size a file may unpack to, from so many bytes on. Tables of measurements
 unpack to 3 to 30 times their size, a file that is made to fill a disk to up to a thousand times."""
 MAX_DISK_SHARE = 0.8
-"""Of the free space of the temporary folder"""
+"""The share of the temporary folder's free space that copies may fill"""
 FOLDER = "slipstream-unpacked-"
 ERRORS = (
     *(zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error, struct.error),
     *(IndexError, ValueError, RuntimeError),
 )
-"""What damaged files raise; zipfile lets some errors of its own pass"""
+"""The exceptions that damaged files raise; some pass through zipfile unchanged"""
 
 
 class DamagedArchiveError(Exception):
-    """What is packed cannot be unpacked."""
+    """A compressed file is damaged and cannot be unpacked."""
 
 
 class UnpackedFile(NamedTuple):
@@ -60,7 +60,7 @@ class UnpackedFile(NamedTuple):
 
 Item = TypeVar("Item")
 HEAD_BYTES = 1 << 16
-"""How much of a file is read to recognise its format"""
+"""The number of bytes that are read to recognise a file's format"""
 _unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 
 
@@ -88,9 +88,9 @@ def iterate_restoring(items: Iterable[Item], unpacked: UnpackedFile | None) -> I
 
 
 def read_head(path: Path, setting: str) -> bytes:
-    """Return how a file begins; one that is absent or empty is refused.
+    """Return the first bytes of a file; an absent or empty file is refused.
 
-    So is what is no regular file: a FIFO or a device may have no end, or wait for a writer forever.
+    A FIFO or a device is refused as well: it may have no end, or wait for a writer forever.
     """
     try:
         mode = path.stat().st_mode
@@ -144,7 +144,8 @@ def is_readable(path: AnyPath) -> bool:
 
 
 def unpack(path: AnyPath) -> UnpackedFile:
-    """Unpack a file, once per process while it stays the same; an object is copied at least."""
+    """Return a file's unpacked copy, made once per process while the file stays the same; a file in
+    object storage is at least copied."""
     if path.suffix.lower() == ".gz":
         return _write_once(path, "", lambda: _unpack_gzip(path))
     if isinstance(path, Path):
@@ -157,7 +158,7 @@ def unpack(path: AnyPath) -> UnpackedFile:
 
 
 def unpack_objects(paths: Sequence[ObjectPath]) -> None:
-    """Copy objects ahead, several at a time."""
+    """Copy files in object storage to local ones ahead of their use, several at a time."""
     _make_folder()
     with ThreadPoolExecutor(PARALLEL) as pool:
         for _ in pool.map(unpack, paths):
@@ -272,7 +273,8 @@ def _copy(
     packed_bytes: int,
     find_share: Callable[[int], float | None],
 ) -> Path:
-    """Write what a file unpacks to, block by block; one that would fill the disk is refused."""
+    """Write the unpacked content of a file, block by block; a content that would fill the disk is
+    refused."""
     limit = max(MAX_RATIO * packed_bytes, ANY_RATIO_BYTES)
     free = _find_room()
     done = 0
@@ -304,7 +306,7 @@ def _read_block(content: gzip.GzipFile | IO[bytes]) -> bytes:
 
 @contextmanager
 def _make_file(name: str) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Make a file in the temporary folder, which is removed if it does not become whole."""
+    """Make a file in the temporary folder; it is removed again if it is not written to its end."""
     target = _make_path(name)
     try:
         with target.open("wb") as file:
@@ -332,7 +334,8 @@ def _make_path(name: str) -> Path:
 
 @cache
 def _make_folder() -> Path:
-    """Make the folder of this process, and remove those of processes that were killed."""
+    """Return the temporary folder of this process, and remove the folders of processes that were
+    killed."""
     for leftover in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         with suppress(OSError):
             status = leftover.lstat()

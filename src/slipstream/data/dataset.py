@@ -40,31 +40,32 @@ MAX_FILES = 100
 
 @dataclass(frozen=True)
 class Dataset:
-    """The windows of each set, their series, and what predictions need to know of them."""
+    """The windows of each set, their series, and the metadata that predictions need."""
 
     signature: Signature
     scaler: Scaler
     index: SeriesIndex
     num_windows: dict[str, int]
-    """Windows, by set"""
+    """Number of windows, by set"""
     period: int | None
     """Rows of one season, where known."""
     notes: tuple[str, ...]
     files: tuple[SourceFile, ...] = ()
-    """What was read, file by file"""
+    """A summary of each file that was read"""
     memory: HostSeries | None = None
     """The series themselves, unless they are streamed"""
     stream: StreamedSeries | None = None
     folds: tuple[Fold, ...] = ()
-    """Of a walk-forward split, the earliest first; `num_windows` and `memory` are the last's"""
+    """The folds of a walk-forward split, the earliest first; `num_windows` and `memory` are those
+    of the last fold"""
     search_folds: tuple[SearchFold, ...] = ()
-    """Of a search, the folds before the split itself, the earliest first"""
+    """The folds of a search before the split itself, the earliest first"""
     left_out: dict[str, int] = field(default_factory=dict)
     """Windows without a target, by set, of all folds together; they are not in `num_windows`"""
     limits: dict[str, Limits] = field(default_factory=dict)
     """The ranges that steps of `data.prepare` were fitted to, by the step's number"""
     latency: int = 0
-    """How many rows after a row its inputs are known, because steps look ahead"""
+    """The number of rows after which a row's inputs are known, because steps look ahead"""
 
     @property
     def data_bytes(self) -> int:
@@ -72,7 +73,7 @@ class Dataset:
         return 4 * columns * self.index.num_rows
 
     def summarize_files(self) -> list[dict[str, Any]]:
-        """Return what was read from each file, of the first ones where there are many."""
+        """Return a summary of each file that was read; of the first files where there are many."""
         return [file.summarize() for file in self.files[:MAX_FILES]]
 
     def compute_fingerprint(self) -> str:
@@ -103,7 +104,8 @@ class Dataset:
         )
 
     def count_classes(self, set_name: str = "train") -> Ints:
-        """Count the target rows of each class over a set's windows, or those of the first fold."""
+        """Return the number of target rows of each class over a set's windows; with folds, of the
+        first fold."""
         dataset = self.select_fold(self.folds[0]) if self.folds else self
         counts = np.zeros(len(self.signature.classes), dtype=np.int64)
         for chunk in dataset.iter_chunks(set_name, None, rows=COUNT_ROWS):
@@ -142,7 +144,7 @@ class SearchFold:
     starts: dict[str, Tensor]
     """First rows of the windows, train and val"""
     series: Series
-    """Scaled by the fold's own training rows"""
+    """The series, scaled by the fold's own training rows"""
 
 
 def load_dataset(
@@ -153,11 +155,12 @@ def load_dataset(
     num_folds: int = 1,
     replay: Replay | None = None,
 ) -> Dataset:
-    """Read, check, split, scale and index what `config.data` names, or the table passed instead.
+    """Read, check, split, scale and index the data that `config.data` names, or the table passed
+    instead.
 
-    Columns that are `known` to a scaler are scaled by it; the others are fitted on these rows. A
-    search has `num_folds`, back from the validation block; a table that stays on disk has none.
-    `replay` has what steps of `data.prepare` were fitted to, where they are not to be fitted again.
+    Columns of the scaler `known` are scaled by it; the others are fitted on these rows. A search
+    has `num_folds`, back from the validation block; a table that stays on disk has none. `replay`
+    holds the fitted ranges of the steps of `data.prepare`, where they are not to be fitted again.
     """
     source = read_source(config, table, replay=replay, num_folds=num_folds)
     if should_stream(config, source.tables, source.roles):

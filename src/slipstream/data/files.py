@@ -28,7 +28,8 @@ from slipstream.data.table import (
 READABLE = (*ENDINGS, *PACKED)
 SET_FOLDERS = ("train", "val", "test")
 HIDDEN = (".", "~$")
-"""How names begin that folders hide: of hidden files, and of those that Excel has open"""
+"""Beginnings of the names of hidden files, and of the lock files of workbooks that are open in
+Excel"""
 PLAIN = ReadOptions()
 
 
@@ -148,7 +149,7 @@ def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[D
 
 @dataclass(frozen=True)
 class OpenFile:
-    """A file that can be read, and perhaps is being read already."""
+    """A file to read; another thread may be reading it already."""
 
     path: AnyPath
     name: str
@@ -181,7 +182,7 @@ def open_files(
 ) -> Iterator[OpenFile]:
     """Yield the files in order, and report how far reading them has come.
 
-    Workbooks and MATLAB files, which take their time, are read ahead, several at a time.
+    Workbooks and MATLAB files are slow to read, so they are read ahead, several at a time.
     """
     from slipstream.base.machine import (
         count_available_cores,  # imports psutil, which a server does not
@@ -217,7 +218,7 @@ def open_files(
 
 
 def _is_remote(path: ObjectPath) -> bool:
-    """Return whether an object is read where it is; others are copied first."""
+    """Return whether a file is read in object storage directly; others are copied first."""
     file_format = find_format(path)
     return file_format is not None and file_format.reads_objects
 
@@ -291,7 +292,7 @@ def read_parts(
 
 
 def _set_decimal(table: DataTable, options: ReadOptions) -> DataTable:
-    """Return a table whose decimal mark is the configured one where the file does not tell it."""
+    """Return a table with the configured decimal mark, where the file itself does not show one."""
     return replace(table, decimal=table.decimal or options.decimal)
 
 

@@ -47,34 +47,35 @@ from slipstream.data.series import fill_forward
 
 Floats = npt.NDArray[np.float64]
 MAX_POWER = 1e6
-"""Up to this power of row numbers, weights are exact to 1e-12, and those of
-`scipy.signal.savgol_coeffs`: data that were prepared with them must not change"""
+"""Up to this power of row numbers, weights are exact to 1e-12 and equal those of
+`scipy.signal.savgol_coeffs`: data that were prepared with scipy's weights must not change"""
 CHUNK_NUMBERS = 1 << 22
-"""Products in work at a time"""
+"""The number of products that are computed at a time, to limit memory"""
 
 
 @dataclass(frozen=True)
 class FilterDesign:
-    """The coefficients of a filter: either weights, sections, or of a median neither."""
+    """The coefficients of a filter: weights or sections; a median has neither."""
 
     kind: str
     delay_rows: float
-    """By how many rows a steady change is late"""
+    """The number of rows by which the filter delays a steady change"""
     weights: Floats
-    """Of the last rows, the newest first; they add up to 1. A moving average of fewer rows, at the
-    start, is their mean; for `savgol` the rows before the first hold its value"""
+    """The weights of the last rows, the newest first; they add up to 1. At the start, a moving
+    average of fewer rows is their mean; for `savgol` the rows before the first hold its value"""
     sections: Floats
     """[S, 5]: b0, b1, b2, a1, a2 of each second-order section, one after the other, together with
     the gain 1: y = b0 x + s1; s1 = b1 x - a1 y + s2; s2 = b2 x - a2 y"""
     rows: int = 0
     """The length of the window; 0 where there are sections"""
     ahead: int = 0
-    """How many of these rows come after the filtered one"""
+    """The number of window rows after the filtered row"""
 
 
 def design_filter(settings: PredictFilter | FilterStep, step: float | None) -> FilterDesign | None:
-    """Return the coefficients; None where there is no filter. `step` is the time from row to row in
-    seconds, or in the unit of the time column where it holds numbers."""
+    """Return the coefficients of the configured filter; None where there is no filter. `step` is
+    the time from row to row in seconds, or in the unit of the time column where it holds numbers.
+    """
     if settings.kind == "none":
         return None
     order = settings.order or DEFAULT_FILTER_ORDER
@@ -248,8 +249,8 @@ def _filter_polynomial(values: Floats, design: FilterDesign) -> Floats:
 
 
 def filter_newest(values: Floats, design: FilterDesign) -> float:
-    """Return what `filter_column` returns for the last row, from the rows of its window or all that
-    there are; for filters without a state that look back only."""
+    """Return the filtered value of the last row, equal to that of `filter_column`, from the rows of
+    its window or all that exist; for filters without a state that look back only."""
     newest, window = values[-1], values[-design.rows :]
     if np.isnan(newest):
         return float(newest)
@@ -264,9 +265,9 @@ def filter_newest(values: Floats, design: FilterDesign) -> float:
 
 
 def filter_value(design: FilterDesign, memory: Floats | None, value: float) -> tuple[float, Floats]:
-    """Return what `filter_column` returns for the next row, and what to remember; for filters with
-    a state. `memory` has the first and the last known value, then the state; None before the first
-    row."""
+    """Return the filtered value of the next row, equal to that of `filter_column`, and the new
+    memory; for filters with a state. `memory` has the first and the last known value, then the
+    state; None before the first row."""
     is_missing = math.isnan(value)
     if memory is None or math.isnan(memory[0]):
         memory = np.concatenate([[value, value], np.zeros(2 * len(design.sections))])
@@ -315,7 +316,7 @@ class RowFilter:
         self._sections: npt.NDArray[Any] = np.empty(0)
 
     def get_state(self) -> dict[str, npt.NDArray[Any]]:
-        """Return what is known of the rows so far, as arrays by name."""
+        """Return the filter's state, as arrays by name."""
         return {
             "count": np.array(self._count),
             "first": self._first,
@@ -324,7 +325,7 @@ class RowFilter:
         }
 
     def set_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on from what `get_state` returned."""
+        """Restore a state that `get_state` returned."""
         self._count = int(state["count"])
         self._first, self._past = state["first"].copy(), state["past"].copy()
         self._sections = state["sections"].copy()
@@ -343,7 +344,7 @@ class RowFilter:
         return self._first + values
 
     def apply(self, rows: npt.ArrayLike) -> Floats:
-        """Return filtered rows, consecutive along the first axis, after those before."""
+        """Return consecutive rows, along the first axis, filtered after the rows pushed before."""
         values = np.asarray(rows, dtype=np.float64)
         if not len(values):
             return values
@@ -361,7 +362,8 @@ class RowFilter:
         self._sections = np.zeros((len(design.sections), 2, *first.shape))
 
     def _apply_weights(self, values: Floats) -> Floats:
-        """Weigh the last rows of each; those before the first are 0, the first's difference."""
+        """Return the weighted sum of the last rows for each row; rows before the first count as 0,
+        the first row's difference from itself."""
         weights = self.design.weights[::-1]
         joined = np.concatenate([self._past, values])
         self._past = joined[len(joined) - len(self._past) :]
@@ -395,16 +397,16 @@ class PredictionFilter:
         self.rows.reset()
 
     def push(self, prediction: npt.ArrayLike) -> Floats:
-        """Return one filtered prediction: [H, C, Q], or of classes [H, Q]."""
+        """Return one filtered prediction: [H, C, Q], or [H, Q] for classes."""
         return self._finish(self.rows.push(prediction))
 
     def apply(self, predictions: npt.ArrayLike) -> Floats:
-        """Return consecutive ones, along the first axis."""
+        """Return consecutive predictions, along the first axis, filtered."""
         return self._finish(self.rows.apply(predictions))
 
     def apply_pieces(self, predictions: npt.ArrayLike, follows: npt.NDArray[np.bool_]) -> Floats:
-        """Return predictions along the first axis; the filter starts anew at each that does not
-        follow the one before it."""
+        """Return filtered predictions along the first axis; the filter is reset at each prediction
+        that does not follow the one before."""
         values = np.asarray(predictions, dtype=np.float64)
         result = np.empty_like(values)
         edges = np.union1d(np.flatnonzero(~follows), [0, len(values)])

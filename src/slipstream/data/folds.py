@@ -20,11 +20,11 @@ class Fold:
     """One split of a walk-forward split."""
 
     label: str
-    """Its test block: the first and last time, or row of the series"""
+    """The first and last time, or row of the series, of the fold's test block"""
     starts: dict[str, Tensor]
     """First rows of the windows, by set"""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Windows without a target, by set"""
+    """Number of windows without a target, by set"""
 
     @classmethod
     def from_windows(cls, fold: FoldWindows) -> Fold:
@@ -34,7 +34,7 @@ class Fold:
 
     @property
     def num_windows(self) -> dict[str, int]:
-        """Windows, by set"""
+        """Return the number of windows by set."""
         return {name: len(starts) for name, starts in self.starts.items()}
 
 
@@ -93,8 +93,8 @@ def divide_training(
 def select_known_rows(
     training: Flags, starts: Tensor, index: SeriesIndex, signature: Signature
 ) -> Flags:
-    """Return the `training` rows up to the last target row of a fold's training windows, series by
-    series: those that the fold may be scaled by."""
+    """Return the rows that a fold may be scaled by: in each series, the `training` rows up to the
+    last target row of the fold's training windows."""
     first = starts.numpy()
     owner = np.searchsorted(index.offsets, first, side="right") - 1
     ends = np.zeros(len(index.series_names), dtype=np.int64)

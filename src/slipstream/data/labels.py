@@ -1,4 +1,4 @@
-"""Labels of a classifier: their codes, intervals of time, and what is selected by them."""
+"""Labels of a classifier: their codes, intervals of time, and stratified splits by label."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def encode_labels(
 ) -> tuple[list[DataTable], tuple[str, ...]]:
     """Return the tables with a column of labels as class numbers, and the classes' names.
 
-    `classes` are those of a trained model; labels outside of them are then refused.
+    `classes` are the classes of a trained model; other labels are then refused.
     """
     classes = classes or sort_classes(
         text for table in tables for text in _list_labels(table, name, setting)
@@ -103,7 +103,8 @@ def _list_labels(table: DataTable, name: str, setting: str) -> set[str]:
 
 
 def read_labels(table: DataTable, name: str, setting: str) -> tuple[Ints, list[str]]:
-    """Read a column of labels as codes, UNKNOWN where there is none, and the text of each code."""
+    """Read a column of labels as codes, UNKNOWN where a cell has no label, and the text of each
+    code."""
     values = read_column(table, name, setting)
     kind = values.type
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
@@ -159,16 +160,16 @@ def sort_classes(texts: Iterable[str]) -> tuple[str, ...]:
 def number_labels(
     codes: Ints, texts: list[str], classes: tuple[str, ...], table: DataTable, name: str
 ) -> Ints:
-    """Turn codes into class numbers; a label that is no class is refused."""
-    place = {text: number for number, text in enumerate(classes)}
+    """Return the class number of each code; a label that is no class is refused."""
+    class_numbers = {text: number for number, text in enumerate(classes)}
     for code, text in enumerate(texts):
-        if text not in place:
+        if text not in class_numbers:
             row = int(np.flatnonzero(codes == code)[0])
             raise UserError(
                 f'{table.locate_cell(row, name)}: "{text}" is not a class of the model, which has '
                 f"{', '.join(classes[:20])}; correct it, or leave it empty"
             )
-    return np.array([*(place[text] for text in texts), UNKNOWN], dtype=np.int64)[codes]
+    return np.array([*(class_numbers[text] for text in texts), UNKNOWN], dtype=np.int64)[codes]
 
 
 def refuse_too_few(classes: tuple[str, ...], source: str) -> None:
@@ -185,7 +186,8 @@ def split_stratified(
 ) -> tuple[dict[str, Ints], Flags]:
     """Split each class's windows by shares, in time order within a series.
 
-    Return the windows by set and a mask of the training rows.
+    Return the windows by set and a mask of the training rows. A window's class is the class of its
+    first target row. Windows that share a row with a window of a later set are left out.
 
     A window's class is that of its first target row. Windows that share a row with one of a later
     set are left out.
@@ -212,7 +214,8 @@ def split_stratified(
 
 
 def _assign_windows(starts: Ints, numbers: Ints, index: SeriesIndex, data: Data) -> Ints:
-    """Return each window's set, by its position among those of its series and class."""
+    """Return the set of each window, by its position among the windows of the same series and
+    class."""
     sets = np.full(len(starts), splits.UNUSED)
     series = np.searchsorted(index.offsets, starts, side="right")
     shares = (data.split.train, data.split.val, data.split.test)
@@ -227,7 +230,7 @@ def _assign_windows(starts: Ints, numbers: Ints, index: SeriesIndex, data: Data)
 
 
 def _cover_rows(starts: Ints, length: int, num_rows: int) -> Flags:
-    """Mark the rows that windows of a length hold."""
+    """Mark the rows that windows of this length contain."""
     change = np.zeros(num_rows + 1, dtype=np.int64)
     np.add.at(change, starts, 1)
     np.add.at(change, np.minimum(starts + length, num_rows), -1)
@@ -235,7 +238,7 @@ def _cover_rows(starts: Ints, length: int, num_rows: int) -> Flags:
 
 
 def _drop_overlapping(starts: Ints, reserved: Ints, length: int, num_rows: int) -> Ints:
-    """Return the windows that share no row with the others."""
+    """Return the windows that share no row with the `reserved` windows."""
     before = np.concatenate([[0], np.cumsum(_cover_rows(reserved, length, num_rows))])
     free: Flags = before[np.minimum(starts + length, num_rows)] == before[starts]
     return starts[free]
@@ -275,7 +278,7 @@ class LabelIntervals(NamedTuple):
     """Labelled ranges of rows, in the order of the table of labels."""
 
     first: Ints
-    """First row of each among all series' rows"""
+    """First row of each interval among all series' rows"""
     last: Ints
     class_numbers: Ints
 
@@ -381,8 +384,8 @@ def match_series(labels: DataTable, index: SeriesIndex) -> Ints:
 
 
 def _list_spellings(name: str) -> set[str]:
-    """List what a label may call a series: its name; a file's also without ending or folder, a
-    sheet's also without the file."""
+    """List the names by which a label may name a series: its name; for a file also without ending
+    or folder, for a sheet also without the file."""
     path = PurePosixPath(name.removesuffix(".gz"))
     names = {name.strip()}
     if find_format(path) is not None:

@@ -23,12 +23,12 @@ Record = tuple[int, int, list[str]]
 """First line, last line and cells"""
 
 TAIL_ROWS = 10
-"""Last rows of the sample, whose usual width is the table's"""
+"""The number of last rows in the sample whose usual width is taken as the table's width"""
 NULLS = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NAN", "-nan"]
 NULLS += ["null", "NULL", "None", "none"]
 """Cells that mean "missing", whatever the settings say"""
 UNNAMED = "column_"
-"""The name of a column without one is this and its position."""
+"""The name given to a column without one: this, followed by its position"""
 _SYMBOL = (
     r"(?:[numµμkMGTcdh]?(?:V|A|W|Wh|Ah|VA|var|s|sec|Hz|m|g|Pa|bar|J|N|Nm|K|C|F|S|Ω|[Oo]hm|rad|l|L|mol)"
     r"|%|°C?|°F|deg[CF]?|min|h|d|t|psi|dB|rpm|ppm|ppb|EUR|USD|counts?|[vw]ol%)(?:\^?-?\d)?"
@@ -152,13 +152,13 @@ def _has_doubles(cells: list[str]) -> bool:
 
 
 def _starts_values(below: Rows) -> bool:
-    """Whether numbers follow, at once or below a row without any."""
+    """Return whether numbers follow, at once or after one row without numbers."""
     return any(_has_number(row) for row in below)
 
 
 def _is_text_line(row: Sequence[str], width: int) -> bool:
-    """Whether a row above the names is no row of values, and not the names either: another width,
-    or mostly empty. Of a single column, nothing tells."""
+    """Return whether a row above the names holds neither values nor names: it has another width or
+    is mostly empty. A table of a single column gives no such evidence."""
     cells = _trim(row)
     if all(is_number(cell, comma=True) for cell in cells if cell):
         return False
@@ -166,7 +166,7 @@ def _is_text_line(row: Sequence[str], width: int) -> bool:
 
 
 def _find_merged(rows: Rows, filled: list[int]) -> Layout | None:
-    """Find names over two rows, as merged cells give: a group above, and names below it."""
+    """Find names over two rows, as written by merged cells: a group above, and names below it."""
     width = _find_width(rows)
     for above, below in pairwise(filled):
         under = [rows[i] for i in filled if i > below][:2]
@@ -195,7 +195,8 @@ def _fill_groups(first: list[str], second: list[str]) -> list[str]:
 
 
 def _finish(rows: Rows, names: list[str], names_row: int, first: int) -> Layout:
-    """Add the units; where only empty cells differ, adapt the number of names to that of values."""
+    """Return the layout with its units; names are added or dropped to match the values where only
+    empty cells differ."""
     units = _find_units(names, [row for row in rows[first:] if _has_text(row)][:2])
     if units is not None:
         first = next(i for i in range(first, len(rows)) if _has_text(rows[i])) + 1
@@ -208,9 +209,9 @@ def _finish(rows: Rows, names: list[str], names_row: int, first: int) -> Layout:
 
 
 def _find_units(names: list[str], below: Rows) -> dict[str, str] | None:
-    """Return the units that the first of two rows gives to columns whose next cell is a number.
+    """Return the units in the first of two rows, for the columns with a number in the second row.
 
-    None where it is a row of values. Half of the columns must have a unit that is known.
+    None where the first row is a row of values. Half of the columns must have a known unit.
     """
     if len(below) < 2 or _has_number(below[0]):
         return None
@@ -236,7 +237,8 @@ def _may_be_unit(cell: str) -> bool:
 
 
 def iter_records(path: Path, delimiter: str) -> Iterator[Record]:
-    """Yield each record with its first and last line; slow, so for the header and errors only."""
+    """Yield each record with its first and last line. This is slow, so it is used for the header
+    and for errors only."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.reader(file, delimiter=delimiter)
         first = 1

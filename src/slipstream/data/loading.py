@@ -1,4 +1,4 @@
-"""From a config to series and the windows of each set, before scaling and without torch.
+"""Loading of a config's series and of the windows of each set, before scaling and without torch.
 
 Training (`data/dataset`) and the app, which shows rows, sets and fitted steps before training, load
 data with these functions.
@@ -35,7 +35,7 @@ class LoadedSeries(NamedTuple):
     raw: RawSeries
     signature: Signature
     data: Data
-    """The settings, of which steps of `data.prepare` may have changed some"""
+    """The settings of the data, as the steps of `data.prepare` leave them"""
     intervals: LabelIntervals | None = None
     """The labelled rows, where a table of labels is named (`data.labels`)"""
 
@@ -44,7 +44,7 @@ class WindowSets(NamedTuple):
     """The windows of each set: of one split, or of every fold of a walk-forward split."""
 
     folds: list[FoldWindows]
-    """One without a label for a single split"""
+    """The folds; for a single split, one fold without a label"""
     training: Flags
     """The rows that columns are scaled by"""
     notes: list[str]
@@ -79,9 +79,9 @@ def read_source(
 ) -> Source:
     """Read the tables that a config names, carry out the steps of `data.prepare`, and find roles.
 
-    `replay` has what the steps were fitted to, where they are not to be fitted again. A search has
-    `num_folds`, of which steps are fitted on the training rows of the first. Steps run over rows
-    that stay on disk where training would stream them, unless all rows are wanted `in_memory`.
+    `replay` holds the fitted ranges of the steps, where they are not to be fitted again. With the
+    `num_folds` of a search, steps are fitted on the training rows of the first fold. Steps run over
+    rows that stay on disk where training would stream them, unless all rows are wanted `in_memory`.
     """
     data = config.data
     if not data.prepare:
@@ -107,8 +107,8 @@ def read_source(
 
 
 def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags:
-    """Mark the training rows by their position before the first step of `data.prepare`; those of
-    the first fold, where there are several."""
+    """Mark the training rows by their position before the first step of `data.prepare`; with folds,
+    the training rows of the first fold."""
     loaded = load_series(config, source)
     sets = find_sets(loaded)
     training = sets.training
@@ -122,8 +122,8 @@ def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags
 
 
 def load_series(config: Config, source: Source, *, min_rows: int | None = None) -> LoadedSeries:
-    """Separate and order the series of a source; one shorter than `min_rows`, by default those of a
-    window, is refused or dropped."""
+    """Separate and order the series of a source; a series shorter than `min_rows`, by default the
+    rows of one window, is refused or dropped."""
     data, roles = source.data, source.roles
     needed = data.context + data.horizon if min_rows is None else min_rows
     raw, names, intervals = labels.prepare_with_labels(
@@ -134,7 +134,7 @@ def load_series(config: Config, source: Source, *, min_rows: int | None = None) 
 
 
 def find_sets(loaded: LoadedSeries) -> WindowSets:
-    """Find the windows of each set; every set must have some."""
+    """Find the windows of each set; a set without windows is refused."""
     raw, signature, data, _ = loaded
     index = raw.index
     if data.split.stratified:
@@ -154,8 +154,8 @@ def find_sets(loaded: LoadedSeries) -> WindowSets:
 
 
 def assign_predicted_rows(loaded: LoadedSeries, fold: FoldWindows) -> SplitAssignment:
-    """Return the sets of rows: as the split assigns them, or where it assigns windows (stratified),
-    the set of the window that predicts a row."""
+    """Return the set of each row: as the split assigns rows, or where it assigns windows
+    (stratified), the set of the window that predicts the row."""
     if fold.assignment is not None:
         return fold.assignment
     num_rows, signature = loaded.raw.index.num_rows, loaded.signature

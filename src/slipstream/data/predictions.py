@@ -36,18 +36,19 @@ PREDICTIONS = "predictions.parquet"
 """The file in the folder of a run"""
 SERIES, ROW, FOLD, TIME, STEP = "series", "row", "fold", "time", "step"
 LABEL, PREDICTED = "label", "predicted"
-"""Classes: the true one and the likeliest"""
+"""The columns of a classifier: the true class and the likeliest one"""
 Array = npt.NDArray[Any]
 Column = tuple[str, Any]
 """The name and the values of a column"""
 LEVELS = {"80": 0.80, "95": 0.95}
-"""Levels of prediction intervals, by the percentage in their columns' names"""
+"""Levels of prediction intervals, by the percentage in the names of their columns"""
 MAX_VALUES = 2_000_000
-"""Predicted values that are read; beyond, every second, third ... group of rows"""
+"""The number of predicted values that are read; of a larger file, every second, third ... group of
+rows"""
 MAX_FILES = 8
-"""Files whose groups of rows are remembered"""
+"""The number of files whose row groups stay in the cache"""
 MIN_PROBABILITY = 1e-12
-"""Smaller ones count as this in a log-loss"""
+"""Smaller probabilities count as this one in a log-loss"""
 
 
 class PredictionColumns(NamedTuple):
@@ -56,9 +57,9 @@ class PredictionColumns(NamedTuple):
     truth: str
     predicted: str
     quantiles: tuple[str, ...]
-    """In the order of the levels"""
+    """The columns of the quantiles, in the order of their levels"""
     intervals: dict[str, tuple[str, str]]
-    """By level: from, to"""
+    """The columns of the lower and the upper bound, by level"""
 
 
 def name_columns(target: str, quantiles: Iterable[float] = ()) -> PredictionColumns:
@@ -98,7 +99,7 @@ def _list_names(config: Config, table: DataTable, targets: Iterable[str]) -> Ite
 
 
 def refuse_clashes(config: Config, table: DataTable, roles: Roles) -> None:
-    """Refuse targets of which one would be written over another's column of predictions."""
+    """Refuse targets whose columns of predictions would have the same name."""
     if config.data.task != "regress":
         return  # classes have fixed names, and none of the data's columns is written
     duplicate = find_duplicate_name(_list_names(config, table, roles.targets))
@@ -128,19 +129,19 @@ class PhysicalPredictions(NamedTuple):
     quantiles: Floats | None = None
     """[N, H, C, Q]"""
     intervals: Mapping[str, tuple[Floats, Floats]] = {}
-    """By level: from, to, each [N, H, C]"""
+    """Lower and upper bounds by level, each [N, H, C]"""
     truth: Floats | None = None
     """[N, H, C], where it is known"""
 
 
 @dataclass(frozen=True)
-class WindowPlaces:
-    """Where windows lie among the rows of all series."""
+class WindowPositions:
+    """The positions of windows among the rows of all series."""
 
     signature: Signature
     index: SeriesIndex
     starts: Ints
-    """[N]: their first rows"""
+    """[N]: the first rows of the windows"""
     time: Times | None
     """The times of all rows, or of some from `first_row` on"""
     first_row: int = 0
@@ -214,16 +215,17 @@ def _name_classes(numbers: npt.NDArray[Any], classes: tuple[str, ...]) -> pa.Arr
     return coded.cast(pa.string())
 
 
-def build_prediction_table(places: WindowPlaces, columns: Iterable[Column]) -> pa.Table:
-    """Return the table of these windows: series, row, time and step, then the columns."""
-    signature, index, starts = places.signature, places.index, places.starts
+def build_prediction_table(positions: WindowPositions, columns: Iterable[Column]) -> pa.Table:
+    """Return the table of predictions of these windows: series, row, time and step, then
+    `columns`."""
+    signature, index, starts = positions.signature, positions.index, positions.starts
     steps = signature.steps_out
     owner = np.repeat(np.searchsorted(index.offsets, starts, side="right") - 1, steps)
     rows = (starts[:, None] + signature.lead + np.arange(steps)).ravel()
     names = pa.DictionaryArray.from_arrays(owner.astype(np.int32), list(index.series_names))
     table: list[Column] = [(SERIES, names), (ROW, index.number_rows(rows, owner))]
-    if places.time is not None:
-        table.append((TIME, _compute_times(places, rows, owner)))
+    if positions.time is not None:
+        table.append((TIME, _compute_times(positions, rows, owner)))
     if signature.horizon:
         step = np.tile(np.arange(1, steps + 1, dtype=np.int32), len(starts))
         table.append((STEP, step))
@@ -236,13 +238,13 @@ def build_prediction_table(places: WindowPlaces, columns: Iterable[Column]) -> p
     return pa.table(dict(table))
 
 
-def _compute_times(places: WindowPlaces, rows: Ints, owner: Ints) -> pa.Array:
+def _compute_times(positions: WindowPositions, rows: Ints, owner: Ints) -> pa.Array:
     """Return each row's time; rows past a series' end count on by its usual step."""
-    assert places.time is not None
-    known = np.minimum(rows, places.index.offsets[1:][owner] - 1)
-    times, ahead = places.time[known - places.first_row], rows - known
-    step = places.signature.step or 0.0
-    if places.index.has_dates:
+    assert positions.time is not None
+    known = np.minimum(rows, positions.index.offsets[1:][owner] - 1)
+    times, ahead = positions.time[known - positions.first_row], rows - known
+    step = positions.signature.step or 0.0
+    if positions.index.has_dates:
         return pa.array(times + ahead * round(step * MICROSECONDS)).cast(pa.timestamp("us"))
     return pa.array(times + ahead * step)
 
@@ -307,7 +309,7 @@ class PredictionShape:
 
     @property
     def x_size(self) -> float:
-        """What x is divided by for a plot: dates are read in microseconds and drawn in seconds."""
+        """The divisor of x for a plot: dates are read in microseconds and drawn in seconds."""
         return MICROSECONDS if self.has_dates else 1.0
 
     def has_truth(self, target: str) -> bool:
@@ -348,13 +350,13 @@ class Predictions:
     """Rows of a table of predictions: all, an even sample of very many, or a group of rows."""
 
     shape: PredictionShape
-    """Of the whole table, also where only some of its columns were read"""
+    """The shape of the whole table, also where only some of its columns were read"""
     table: pa.Table
-    """The columns that were read, but for the series"""
+    """The columns that were read, without the series column"""
     names: tuple[str, ...]
-    """The series"""
+    """The names of the series"""
     codes: Array
-    """Which of `names` each row belongs to"""
+    """The position in `names` of each row's series"""
     sampled: bool = False
 
     def __getitem__(self, name: str) -> Array:
@@ -383,7 +385,8 @@ class Predictions:
         return self[name_columns(target).predicted].astype(float)
 
     def read_errors(self, target: str) -> Array:
-        """Return predicted less true values of a target; of classes (""), the log-loss."""
+        """Return the errors of a target, predicted less true value; for classes (""), the log-
+        loss."""
         if not self.shape.classes:
             return self.read_predicted(target) - self.read_truth(target)
         return np.asarray(-np.log(np.maximum(self.read_probability(), MIN_PROBABILITY)))
@@ -449,7 +452,7 @@ class PredictionFile:
     path: Path
     shape: PredictionShape
     names: tuple[str, ...]
-    """The series, in the order of the file"""
+    """The names of the series, in the order of the file"""
     groups: tuple[RowGroup, ...]
     num_rows: int
 
@@ -535,8 +538,8 @@ def _index_series(
 
 
 def chain_windows(firsts: Array, length: int, last: float = -np.inf) -> list[int]:
-    """Return those of ascending first rows that are at least `length` rows apart, the earliest
-    first; `last` is the first row of a window before them."""
+    """Return the first rows, out of ascending ones, that are at least `length` rows apart, the
+    earliest first; `last` is the first row of a window before them."""
     chosen, end = list[int](), last + length
     for first in firsts.tolist():
         if first >= end:

@@ -20,18 +20,18 @@ Ints = npt.NDArray[np.int64]
 LABEL = "label"
 """The column of a table of labels, and the name of the target that it becomes"""
 SERIES = "series"
-"""What `data.split.by` calls the series' name, where no column has that name"""
+"""The value of `data.split.by` that means the series' name, where no column has that name"""
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which columns do what."""
+    """The columns by role."""
 
     inputs: tuple[str, ...]
     targets: tuple[str, ...]
     static: tuple[str, ...] = ()
     future: tuple[str, ...] = ()
-    """Inputs that are known over the horizon as well"""
+    """Inputs that are also known over the horizon"""
     masked: bool = False
     """Whether rows of the inputs are to be filled in, as in pre-training"""
 
@@ -102,7 +102,7 @@ def _select_inputs(table: DataTable, data: Data) -> tuple[tuple[str, ...], list[
 
 
 def _describe_ambiguous_names(table: DataTable, data: Data) -> list[str]:
-    """Note where a word with a meaning of its own is also a column, which then wins."""
+    """Note where a reserved word of the settings is also a column's name; the column then wins."""
     notes, columns = [], table.column_names
     if FILE_COLUMN in data.ids and FILE_COLUMN in columns and table.file_column != FILE_COLUMN:
         notes.append(f'data.id = "{FILE_COLUMN}" is the column of that name, not a row\'s file')
@@ -141,8 +141,8 @@ def adapt_to_pretraining(roles: Roles, data: Data) -> tuple[Roles, Data]:
 
 
 def sort_roles(roles: Roles) -> Roles:
-    """Sort the columns: only inputs first, of these the ones known ahead, then those with both
-    roles, then only targets."""
+    """Sort the columns: inputs only (known ahead first), then inputs that are targets as well, then
+    targets only."""
     inputs, targets = set(roles.inputs), set(roles.targets)
     shared = [name for name in roles.targets if name in inputs]
     past_inputs = (
@@ -158,7 +158,7 @@ def sort_roles(roles: Roles) -> Roles:
 def build_signature(
     config: Config, roles: Roles, step: float | None, names: tuple[str, ...]
 ) -> Signature:
-    """Return what a model reads and predicts; `names` are the classes."""
+    """Return the signature of a model, its inputs and outputs; `names` are the classes."""
     data = config.data
     return Signature(
         inputs=roles.inputs,
@@ -198,7 +198,8 @@ def select_rows(table: DataTable, data: Data) -> Ints | range:
 
 
 def _refuse_lookalikes(table: DataTable, name: str, texts: list[str], absent: set[str]) -> None:
-    """Refuse a value of `data.where` that no row has where a text reads as that number."""
+    """Refuse a value of `data.where` that no row has, if a text in the column reads as the same
+    number."""
     numbers = {_read_number(value): value for value in absent if _match_number(value)}
     for cell in texts:
         number = None if _match_number(cell) else _read_number(cell)
@@ -226,7 +227,7 @@ SPELLINGS = {"True": "true", "TRUE": "true", "False": "false", "FALSE": "false"}
 def normalize_value(value: Any) -> str:
     """Return one text for all spellings of a value: 25, 25.0, "25" and "2.5e+01"; true and "True".
 
-    Numbers are compared exactly. What could as well be a name stays text: 007, 1_2 and 1e3.
+    Numbers are compared exactly. A text that may be a name stays text: 007, 1_2 and 1e3.
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # all of its digits, where repr has the first 17
@@ -248,7 +249,7 @@ def normalize_value(value: Any) -> str:
 
 
 def _match_number(text: str) -> re.Match[str] | None:
-    """Match the parts of a plain number; other text has none, nor has 1e3, which may be a name."""
+    """Match the parts of a plain number; None for other text, and for 1e3, which may be a name."""
     number = PLAIN_NUMBER.fullmatch(text.strip())
     is_name = number and number["exponent"] and not (number["signed"] or number["point"])
     return None if is_name else number
@@ -271,7 +272,7 @@ def identify_series(table: DataTable, data: Data) -> tuple[Ints, list[str]]:
 
 
 def _zeros(rows: int) -> Ints:
-    """Return a zero for every row, in the memory of one."""
+    """Return a zero for every row, as a view of a single number."""
     return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
 
 

@@ -19,11 +19,11 @@ from slipstream.data.series import Flags, Floats, RawSeries
 
 Values = npt.NDArray[np.float32]
 BLOCK_ROWS = 1 << 20
-"""Rows that are worked on at a time"""
+"""The number of rows scaled at a time"""
 SAMPLE_ROWS = 10_000
-"""Training rows that show how a column's values are spread"""
+"""The number of training rows sampled to judge the usual differences in a column"""
 LARGEST_LOSS = 0.01
-"""The share of the distance between usual values that rounding a scaled column may take"""
+"""The largest share of the distance between usual values that rounding a scaled column may lose"""
 FIELDS = ("shift", "size", "deviation", "low", "high")
 
 
@@ -31,7 +31,7 @@ class ScaledRows(NamedTuple):
     """All series end to end, scaled."""
 
     values: Values
-    """[rows, columns]: inputs first, targets last, those that are both between"""
+    """[rows, columns]: inputs first, targets last, columns with both roles between"""
     static: Values | None
     """[series, static columns]"""
 
@@ -62,7 +62,7 @@ class Scaler:
                 )
 
     def select(self, columns: Collection[str]) -> Self:
-        """Return a scaler of these columns, as far as it knows them."""
+        """Return a scaler of those of these columns that this one has."""
         fields: dict[str, Any] = {attribute: getattr(self, attribute) for attribute in FIELDS}
         for attribute, values in fields.items():
             fields[attribute] = {name: values[name] for name in columns if name in values}
@@ -84,14 +84,16 @@ def make_identity(name: str, *, high: float) -> Scaler:
 
 
 def order_columns(signature: Signature) -> tuple[str, ...]:
-    """Return the columns of a series: inputs first, targets last, those that are both between."""
+    """Return the columns of a series: inputs first, targets last, columns with both roles
+    between."""
     return tuple(dict.fromkeys((*signature.inputs, *signature.targets)))
 
 
 def fit_scaler(
     raw: RawSeries, signature: Signature, training: Flags, data: Data, known: Scaler | None
 ) -> tuple[Scaler, ScaledRows]:
-    """Fit a scaler on the `training` rows, except for columns that are `known`, and scale all rows.
+    """Fit a scaler on the `training` rows, except for columns of the scaler `known`, and scale all
+    rows.
 
     The numbers of classes are not scaled.
     """
@@ -118,7 +120,8 @@ def fit_scaler(
 def complete_scaler(
     scaler: Scaler, signature: Signature, static: Floats, trained: Flags, known: Scaler | None
 ) -> Scaler:
-    """Add to a scaler of streamed columns those that are `known`, statics and the label.
+    """Return a scaler of streamed columns with the columns of `known`, statics and the label added.
+    Statics are fitted on the series that have a training row (`trained`).
 
     Statics are fitted on the series of which some row is `trained` on.
     """
@@ -135,7 +138,7 @@ def _fit_static(static: Floats, signature: Signature, trained: Flags, kind: str)
 
 
 def scale_rows(raw: RawSeries, scaler: Scaler, signature: Signature) -> ScaledRows:
-    """Scale the series; targets that they do not have are NaN."""
+    """Return the scaled rows of the series; targets without a column are NaN."""
     columns = order_columns(signature)
     values = np.full((raw.index.num_rows, len(columns)), np.nan, dtype=np.float32)
     for i, name in enumerate(columns):
@@ -154,7 +157,7 @@ def scale_static(static: Floats, scaler: Scaler, signature: Signature) -> Values
 
 
 def fit_column(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:
-    """Fit a column's shift and size on the known values of `rows`; a constant one is refused."""
+    """Fit a column's shift and size on the known values of `rows`; a constant column is refused."""
     rows = rows & ~np.isnan(column)
     statistics = RunningStatistics()
     for begin in range(0, len(column), BLOCK_ROWS):
@@ -167,7 +170,7 @@ def fit_column(name: str, column: Floats, rows: Flags, *, kind: str) -> Scaler:
 
 
 def choose_sample_stride(num_rows: int) -> int:
-    """Return every how many training rows one is sampled."""
+    """Return the distance between sampled training rows."""
     return max(-(-num_rows // SAMPLE_ROWS), 1)
 
 

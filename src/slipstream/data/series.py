@@ -27,9 +27,10 @@ NO_RUNS: Ints = np.empty((0, 2), dtype=np.int64)
 CODES = {-99, -200, -999, -9999, -99999, 999, 9999, 99999, 32767, -32768, 65535}
 """Numbers that loggers write where a value is missing"""
 CODE_DISTANCE = 0.25
-"""How far from all other values, in their deviations, such a number is a code"""
+"""How far from all other values, in their standard deviations, a number of CODES must be to count
+as a code"""
 MIN_REPEATED, MIN_OTHERS = 5, 20
-"""How often such a code occurs at least, and how many different values there are beside it"""
+"""The minimum number of times that a code occurs, and of different values besides it"""
 
 
 class MissingCode(NamedTuple):
@@ -57,7 +58,8 @@ def find_codes(values: Floats) -> Iterator[MissingCode]:
 
 
 def fill_forward(values: Floats) -> Floats:
-    """Replace each missing value by the last known one; those before any stay missing."""
+    """Return the values with each missing one replaced by the last known one; missing values at the
+    beginning stay."""
     missing = np.isnan(values)
     if not missing.any():
         return values
@@ -66,13 +68,13 @@ def fill_forward(values: Floats) -> Floats:
 
 
 def encode_runs(rows: Flags) -> Ints:
-    """Return runs of marked rows, [runs, 2]: from one row to before another."""
+    """Return the runs of marked rows, [runs, 2]: first row, and row after the last."""
     edges = np.flatnonzero(np.diff(rows, prepend=False, append=False))
     return edges.reshape(-1, 2)
 
 
 def join_runs(parts: list[Ints]) -> Ints:
-    """Return runs that follow each other as one array; those that touch become one."""
+    """Return consecutive arrays of runs as one; runs that touch are merged."""
     runs = np.concatenate([NO_RUNS, *parts])
     if not len(runs):
         return runs
@@ -82,7 +84,8 @@ def join_runs(parts: list[Ints]) -> Ints:
 
 
 def describe_missing(dropped: Flags, missing: dict[str, Ints], *, policy: str) -> str:
-    """Say how many values were repeated, and how many rows are left out and for which columns."""
+    """Describe how many values were filled in, and how many rows are left out and for which
+    columns."""
     counts = {name: len(rows) for name, rows in missing.items()}
     if policy == "drop":
         return f"left out rows with missing values: {list_counts(counts)}"
@@ -105,7 +108,7 @@ def list_counts(counts: dict[str, int]) -> str:
 def describe_left_out(
     left_out: dict[str, int], num_windows: dict[str, int], signature: Signature
 ) -> list[str]:
-    """Note how many windows of each set are left out because what they predict is missing."""
+    """Note the number of windows that each set leaves out because a value to predict is missing."""
     parts = [
         f"{count:,} of {count + num_windows[name]:,}" + (f" {name}" if len(left_out) > 1 else "")
         for name, count in left_out.items()
@@ -133,36 +136,37 @@ FUTURE = "data.future"
 
 @dataclass(frozen=True)
 class SeriesIndex:
-    """Where each series lies among the rows of all of them, end to end."""
+    """The position of each series among the rows of all series, end to end."""
 
     series_names: tuple[str, ...]
     offsets: Ints
     """Series s holds the rows offsets[s] to offsets[s + 1]."""
     breaks: Ints
-    """Rows that do not follow from the one before them; each series' first is one"""
+    """Rows that do not continue the row before, among them the first row of each series"""
     group_begins: Ints
-    """Rows from which on the split's group is another"""
+    """First rows of each run of rows in one group of the split"""
     group_codes: Ints
-    """Which of `group_names`, from each of those rows on"""
+    """The position in `group_names` of each run's group"""
     group_names: tuple[str, ...]
     step: float | None
     """The usual step: seconds for timestamps, else in the column's own unit."""
     has_dates: bool
     """Whether times are dates or timestamps"""
     unknown: Ints = field(default_factory=lambda: NO_RUNS)
-    """[runs, 2]: rows without a target, each run from one row to before another"""
+    """[runs, 2]: rows without a target, as first row and row after the last"""
     num_missing: dict[str, int] = field(default_factory=dict)
-    """By column, where they were counted: values that were missing before they were filled or their
-    rows dropped"""
+    """Missing values by column, where they were counted, before they were filled or their rows
+    dropped"""
     padding: Ints | None = None
     """Rows at the beginning of each series that are context only; None where there are none"""
     skipped: Ints = field(default_factory=lambda: NO_RUNS)
-    """[runs, 2]: a row, and how many rows of its series up to there are not among these rows,
-    because a value is missing or steps of `data.prepare` look back further"""
+    """[runs, 2]: a row, and the number of rows of its series up to there that are left out, because
+    a value is missing or steps of `data.prepare` look back further"""
     look_ahead: int = 0
-    """Rows ahead that values may depend on, because of a step of `data.prepare`"""
+    """The number of later rows that values may depend on, because of a step of `data.prepare`"""
     ahead: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    """[series] or [1]: rows at its end of which only the columns of `data.future` are known"""
+    """[series] or [1]: the number of rows at a series' end where only the columns of `data.future`
+    are known"""
 
     @property
     def num_rows(self) -> int:
@@ -170,7 +174,7 @@ class SeriesIndex:
 
     @property
     def segments(self) -> Ints:
-        """First rows of the pieces between gaps, after rows that pad a series."""
+        """First rows of the pieces between gaps, after the rows that pad a series."""
         if self.padding is None:
             return self.breaks
         begins = self.breaks.copy()
@@ -179,7 +183,7 @@ class SeriesIndex:
 
     def number_rows(self, rows: Ints, owners: Ints | int) -> Ints:
         """Return the number of each row in its series, from 0 on, in the order of time: rows that
-        were left out count, those that pad a series do not. Rows may lie behind a series' end."""
+        were left out count, rows that pad a series do not. Rows may lie behind a series' end."""
         first = self.offsets[:-1] + (0 if self.padding is None else self.padding)
         numbers: Ints = rows - first[owners]
         if not len(self.skipped):
@@ -190,7 +194,7 @@ class SeriesIndex:
         return numbers
 
     def mask_padding(self, begin: int, end: int) -> Flags:
-        """Mark the padded ones among the rows from `begin` to before `end`."""
+        """Mark the padding rows among the rows from `begin` to before `end`."""
         mask = np.zeros(end - begin, dtype=bool)
         if self.padding is not None:
             bounds = np.searchsorted(self.offsets, [begin, end], side="right") - [1, 0]
@@ -201,7 +205,8 @@ class SeriesIndex:
         return mask
 
     def infer_period(self) -> int | None:
-        """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
+        """Return the rows per day for steps below a day, per week for days, per year for weeks to
+        quarters."""
         if self.step is None or not self.has_dates:
             return None
         days = self.step / DAY_S
@@ -222,7 +227,7 @@ class RawSeries:
     index: SeriesIndex
     column_names: tuple[str, ...]
     read_column: Callable[[str], Floats]
-    """A column's values, row after row; read anew at every call"""
+    """A function that reads a column's values of all rows; each call reads them again"""
     static: Floats
     """[series, static columns]"""
     time: Times | None
@@ -236,37 +241,39 @@ class _TableSeries:
     name: str
     table: DataTable
     rows: Ints | range
-    """Its rows in the table, in order; a range where they stand together"""
+    """The series' rows in the table, in order; a range where they are contiguous"""
     static: Floats
     time: Times | None
     breaks: Flags
     groups: npt.NDArray[np.int32]
     retained: Ints | None = None
-    """Which of `rows` remain, where some were dropped because a value is missing"""
+    """The positions in `rows` that remain, where rows were dropped because a value is missing"""
     unknown: Flags | None = None
-    """Which of the remaining rows lack a target; None where none does"""
+    """Marks the remaining rows that lack a target; None where none does"""
     padded: Flags | None = None
-    """Which rows are context only; None where none is"""
+    """Marks the rows that are context only; None where none is"""
     ahead: int = 0
-    """Rows at the end of which only the columns of `data.future` are known"""
+    """The number of rows at the end where only the columns of `data.future` are known"""
     skipped: int = 0
-    """Rows before the first of `rows` that steps of `data.prepare` have cut off"""
+    """The number of rows before `rows` that steps of `data.prepare` have cut off"""
 
     def take(self, rows: Ints) -> _TableSeries:
-        """Return these rows, in this order; the caller has to correct the breaks."""
+        """Return a series of these rows, in this order; the caller has to correct the breaks."""
         time = None if self.time is None else self.time[rows]
         padded = None if self.padded is None else self.padded[rows]
         breaks, groups = self.breaks[rows], self.groups[rows]
         return replace(self, time=time, breaks=breaks, groups=groups, padded=padded)
 
     def pick(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the table's column at `rows`; a view where they stand together."""
+        """Return the values of a table's column in this series; a view where its rows are
+        contiguous."""
         if isinstance(self.rows, range):
             return column[self.rows.start : self.rows.stop]
         return column[self.rows]
 
     def find_missing(self, column: Floats, setting: str) -> Flags:
-        """Mark the missing values of a column; those of rows ahead are not expected to be known."""
+        """Mark the missing values of a column, except in rows ahead, where values are not
+        expected."""
         mask: Flags = np.isnan(self.pick(column))
         if self.ahead and setting != FUTURE:
             mask[-self.ahead :] = False
@@ -276,10 +283,10 @@ class _TableSeries:
 def prepare_series(
     tables: Sequence[DataTable], data: Data, roles: Roles, *, min_rows: int, targets: bool = True
 ) -> RawSeries:
-    """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped.
+    """Return the series of all tables; a series with fewer than `min_rows` is refused or dropped.
 
-    `data.missing` is about inputs. Rows that lack only a target stay, marked in the index. Rows at
-    the end that have only what is known ahead stay too where targets are not needed.
+    `data.missing` applies to inputs. Rows that lack only a target stay, marked in the index. Rows
+    at the end where only columns known ahead have values stay too if targets are not needed.
     """
     observed = [name for name in roles.inputs if name in roles.targets]
     roles = roles if targets else replace(roles, targets=())
@@ -375,7 +382,7 @@ def _describe_steps(steps: dict[float, list[str]]) -> list[str]:
 
 
 def make_unique(names: list[str]) -> tuple[str, ...]:
-    """Number the names that occur more than once."""
+    """Return the names, with a number added where a name occurs more than once."""
     repeated = {name for name, count in Counter(names).items() if count > 1}
     return tuple(f"{name} #{i}" if name in repeated else name for i, name in enumerate(names, 1))
 
@@ -396,7 +403,7 @@ def _read_column(
 ) -> Floats:
     """Read one column of all series, table after table; without a copy where it is one table's.
 
-    What is missing of an input follows the policy; what is missing of a target alone is NaN.
+    The policy decides about missing values of an input; missing values of a target stay NaN.
     """
     parts: list[Floats] = []
     for _, of_table in groupby(all_series, key=lambda series: id(series.table)):
@@ -415,7 +422,8 @@ def _read_column(
 
 
 def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the parts as one array; without a copy where they already are one."""
+    """Return the parts as one array, without a copy where they are all slices of one array, in
+    order."""
     if len(parts) == 1:
         return parts[0]
     whole = parts[0].base
@@ -460,7 +468,7 @@ def _split_table(
 def _sort_by_series(
     selected: Ints | range, series: Ints, names: list[str]
 ) -> tuple[Ints | range, list[int]]:
-    """Return the selected rows, series after series, and where each begins and the last ends."""
+    """Return the selected rows, series after series, and the bounds of the series among them."""
     if len(names) == 1:
         return selected, [0, len(selected)]
     codes = series if isinstance(selected, range) else series[selected]
@@ -473,7 +481,7 @@ def _sort_by_series(
 def _read_static(
     table: DataTable, static: dict[str, Floats], rows: Ints | range, series: str
 ) -> Floats:
-    """Return the series' static values, which must not change within it."""
+    """Return the series' static values; a value that changes within the series is refused."""
     if not static:
         return np.empty(0)
     rows = list_rows(rows)
@@ -521,7 +529,7 @@ def find_gaps(steps: Times, usual: float, data: Data) -> Flags:
 
 
 def list_rows(rows: Ints | range) -> Ints:
-    """Return rows as an array; numpy would walk through a range number by number."""
+    """Return rows as an array; numpy alone would convert a range number by number."""
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
@@ -553,8 +561,8 @@ def _find_ahead(
     horizon: int | None,
     notes: list[str],
 ) -> list[_TableSeries]:
-    """Count the rows at the end of a table's series that are not observed yet: without a value of
-    the targets among the inputs or, where none is, of the inputs that are not known ahead.
+    """Count the rows at the end of each series that are not observed yet: without a value of the
+    targets among the inputs or, without such targets, of the inputs that are not known ahead.
 
     Where every input is known ahead, the last `horizon` rows are those to predict. Without a
     horizon, where nothing is to be predicted, such rows are left out.
@@ -595,8 +603,8 @@ def _drop_incomplete(
     notes: list[str],
     counts: Counter[str],
 ) -> list[_TableSeries]:
-    """Return the table's series without the rows of which an input stays unknown; note and count
-    what is missing."""
+    """Return the series without the rows in which an input stays unknown; add notes and counts of
+    the missing values."""
     dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in table_series]
     absent: list[dict[str, Ints]] = [{} for _ in table_series]
     for name, setting in inputs.items():
@@ -617,7 +625,8 @@ def _drop_incomplete(
 
 
 def _mark_unknown(table_series: list[_TableSeries], roles: Roles, data: Data) -> list[_TableSeries]:
-    """Mark the rows of a table's series that lack a target; filling in an input gives it none."""
+    """Mark the rows of a table's series that lack a target. A value that was filled in as an input
+    is still a missing target."""
     marks: list[Flags | None] = [None] * len(table_series)
     for name in roles.scored:
         if name in roles.inputs and data.missing != "forward" and data.task == "regress":
@@ -643,7 +652,8 @@ def _join_unknown(all_series: list[_TableSeries]) -> Ints:
 
 
 def _join_skipped(all_series: list[_TableSeries]) -> Ints:
-    """Return from which rows on how many rows of the series are left out; empty where none is."""
+    """Return runs of a row and the number of rows left out up to it, [runs, 2]; empty where none
+    is."""
     parts, first = [], 0
     for series in all_series:
         begins, counts = np.zeros(1, dtype=np.int64), np.full(1, series.skipped)

@@ -1,4 +1,4 @@
-"""Which rows and which windows are for training, validation and test."""
+"""The split: which rows and windows are for training, validation and test."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class SplitAssignment:
 
 
 def assign_all(index: SeriesIndex) -> SplitAssignment:
-    """Assign every row to the first set, except for padded ones."""
+    """Assign every row to the training set, except for padding rows."""
     begins, sets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8)
     return _exclude_padding(index, SplitAssignment(begins, sets, index.num_rows))
 
 
 def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
-    """Take padded rows, at the beginning of each series, out of every set."""
+    """Take padding rows, at the beginning of each series, out of every set."""
     if index.padding is None:
         return assignment
     sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
@@ -76,7 +76,7 @@ def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAs
 
 
 def _purge(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
-    """Take rows that look ahead to another set's out of their own."""
+    """Take rows that look ahead into the rows of another set out of their set."""
     if not index.look_ahead:
         return assignment
     borders = np.union1d(assignment.begins, index.offsets[:-1])
@@ -104,7 +104,7 @@ def _purge(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:
 
 
 def assign_first_split(index: SeriesIndex, data: Data) -> SplitAssignment:
-    """Assign each row to a set; of a walk-forward split, to those of its first fold."""
+    """Assign each row to a set; of a walk-forward split, as in its first fold."""
     if data.split.walk_forward is not None:
         return assign_walk_forward(index, data.split)[0]
     return assign_rows(index, data)
@@ -132,7 +132,8 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
 
 
 def iter_own_rows(index: SeriesIndex) -> Iterator[tuple[int, int]]:
-    """Yield where each series' own rows begin and end, after those that pad it."""
+    """Yield the first row of each series and the row after its last, without the rows that pad
+    it."""
     padding = (
         np.zeros(len(index.series_names), np.int64) if index.padding is None else index.padding
     )
@@ -160,7 +161,8 @@ def merge_test_blocks(index: SeriesIndex, folds: Sequence[SplitAssignment]) -> S
 
 
 def _write_fold(sets: npt.NDArray[np.int8], split: Split, fold: int, purge: int) -> None:
-    """Write one series' sets. What does not fit before its start is cut off."""
+    """Write one series' sets of a fold. Rows of a set that would lie before the series' start are
+    cut off."""
     num_rows, folds = len(sets), split.walk_forward or 1
     assert isinstance(split.val, float)
     assert isinstance(split.test, float)
@@ -246,7 +248,8 @@ class WindowRanges:
         return np.repeat(self.first, self.count) + within * self.stride
 
     def restrict(self, begin: int | Ints, end: int | Ints) -> WindowRanges:
-        """Return the windows that start from `begin` to before `end`, of all runs or of each."""
+        """Return the windows that start from `begin` to before `end`; both may be arrays with one
+        bound per run."""
         skipped = np.maximum(-(-(begin - self.first) // self.stride), 0)
         first = self.first + skipped * self.stride
         most = np.maximum(-(-(end - first) // self.stride), 0)
@@ -308,8 +311,8 @@ def find_set_windows(
 def find_windows(
     index: SeriesIndex, data: Data, signature: Signature
 ) -> tuple[SplitAssignment, dict[str, WindowRanges]]:
-    """Assign the rows to sets and find the windows of each, with or without a target; every set
-    must have some.
+    """Assign the rows to sets and find the windows of each, with or without a target; a set without
+    windows is refused. Pre-training has no test windows, so that rows for later tests stay unseen.
 
     Pre-training has no test windows, so that rows for later tests stay unseen.
     """
@@ -329,7 +332,8 @@ def find_windows(
 def exclude_unknown(
     ranges: dict[str, WindowRanges], index: SeriesIndex, signature: Signature
 ) -> tuple[dict[str, WindowRanges], dict[str, int]]:
-    """Return the windows whose targets are known, and how many each set loses; some must remain."""
+    """Return the windows whose targets are known, and the number that each set loses; a set that
+    loses all is refused."""
     known = {name: windows.exclude(index.unknown, signature) for name, windows in ranges.items()}
     for name, windows in known.items():
         refuse_unknown(name, len(ranges[name]), len(windows), signature)
@@ -356,15 +360,15 @@ def refuse_unknown(
         )
     raise UserError(
         f"no {name} window{where} has a target: each of its {num_windows:,} windows lacks a "
-        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, name "
-        "fewer data.targets, or choose another data.split"
+        f"value of {', '.join(signature.targets[:10])} in a row to predict; shorten data.horizon, "
+        "name fewer data.targets, or choose another data.split"
     )
 
 
 def explain_empty_set(
     name: str, index: SeriesIndex, rows: int, data: Data, *, fold: str = ""
 ) -> str:
-    """Say why a set, or a fold's set, has no window, and which settings would give it some."""
+    """Explain why a set, or a fold's set, has no window, and which settings would give it some."""
     gaps = len(index.breaks) - len(index.series_names)
     leaves = f"data.split.walk_forward leaves fold {fold}" if fold else "data.split leaves"
     message = (
@@ -400,19 +404,20 @@ class FoldWindows:
     """The windows of a split, or of one fold. Does not need torch."""
 
     label: str
-    """Its test block: the first and last time, or row of the series"""
+    """The first and last time, or row of the series, of the fold's test block"""
     assignment: SplitAssignment | None
     """The sets of the rows; None where a split assigns windows rather than rows (stratified)"""
     starts: dict[str, Ints]
     """First rows of the windows, by set"""
     left_out: dict[str, int]
-    """Windows without a target, by set"""
+    """Number of windows without a target, by set"""
 
 
 def find_fold_windows(
     index: SeriesIndex, time: Times | None, data: Data, signature: Signature
 ) -> tuple[list[FoldWindows], list[str]]:
-    """Return all folds, the earliest test block first, and notes; every set must have windows."""
+    """Return all folds, the earliest test block first, and notes; a set without windows is
+    refused."""
     walk = assign_walk_forward(index, data.split)
     blocks = merge_test_blocks(index, walk)
 

@@ -60,7 +60,8 @@ def refuse_unstreamable(data: Data) -> None:
 
 @dataclass(frozen=True)
 class StreamedSeries:
-    """Series on disk, of which any chunk of rows can be read. Travels to worker processes."""
+    """Series on disk, read in chunks of rows. An object of this class can be sent to worker
+    processes."""
 
     table: DataTable
     data: Data
@@ -72,7 +73,7 @@ class StreamedSeries:
     ranges: dict[str, WindowRanges]
 
     def plan_chunks(self, rows: int) -> list[tuple[int, int]]:
-        """Return the bounds of chunks of about so many rows, along the file's row groups."""
+        """Return the bounds of chunks of about `rows` rows, along the file's row groups."""
         borders = [0]
         for begin in (*self.table.row_groups, self.index.num_rows):
             while begin - borders[-1] > 2 * rows:  # a row group that is too large is cut
@@ -182,7 +183,7 @@ class _IndexScan:
     has_dates: bool = False
 
     def add_rows(self, rows: DataTable) -> None:
-        """Take in the next rows of the table."""
+        """Add the next rows of the table to the scan."""
         data = self.data
         codes, names = identify_series(rows, data)
         time = None

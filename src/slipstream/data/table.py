@@ -25,12 +25,12 @@ from slipstream.base.storage import AnyPath, group_by_content
 from slipstream.data import layout
 
 FILE_COLUMN = "file"
-"""The column of file names that a concatenated table gets, where that name is free"""
+"""The name of the column of file names in a concatenated table, unless another column has it"""
 MIXED = "mixed"
 """The decimal mark of a file in which some numbers have a comma and others a point"""
 MAX_NOTES = 5
 TIME, INDEX = "time", "index"
-"""Names of an unnamed index that holds dates: the first that is free"""
+"""Names for an unnamed index that holds dates; the first free one is used"""
 ACCEPTED = (
     "pass a pandas, polars, duckdb or pyarrow table, a dict of columns, or a numpy array with "
     "columns=[...]"
@@ -62,27 +62,27 @@ class SourceFile(NamedTuple):
     """A file, or a table in memory, whose rows a table holds."""
 
     name: str
-    """As shown to the user, and the series' name: the file's name below `data.path`"""
+    """The name in messages and of the series: the file's name below `data.path`"""
     num_rows: int
     num_columns: int
     path: AnyPath | None = None
     format: str = ""
     """The format with its details, in words"""
     delimiter: str | None = None
-    """Set for CSV files"""
+    """The delimiter of a CSV file"""
     header_lines: int = 0
     """Lines or rows of the file above the first row of values; 0 where rows are counted"""
     part: str = ""
-    """The sheet of a workbook of which several are read"""
+    """The sheet's name, where several sheets of a workbook are read"""
     units: Mapping[str, str] = {}
     """Units by column, where the file has them apart from the names"""
     scalars: tuple[str, ...] = ()
-    """Columns that repeat one value of the file, which are no inputs by default"""
+    """Columns that repeat a single value of the file; they are no inputs by default"""
     notes: tuple[str, ...] = ()
-    """What was left out or read in a way that the user should know"""
+    """Notes on parts that were left out, or read in a way that the user should know"""
 
     def summarize(self) -> dict[str, Any]:
-        """Return what was read, for people and for metrics.json."""
+        """Return a summary of the file, for display and for metrics.json."""
         return {
             "name": self.name,
             "format": self.format or "table in memory",
@@ -111,9 +111,9 @@ class DataTable:
     reader: ColumnReader
     files: tuple[SourceFile, ...]
     first_row: int = 0
-    """Where the rows begin among those of the files"""
+    """The position of the first row among the rows of the files"""
     delimiter: str | None = None
-    """Set for CSV files, whose columns are text at first"""
+    """The delimiter of a CSV file, whose columns are text at first"""
     decimal: str | None = None
     """The decimal mark of numbers that are text, where it is configured or certain"""
     row_groups: tuple[int, ...] = ()
@@ -123,18 +123,19 @@ class DataTable:
     source_rows: npt.NDArray[np.int64] | None = None
     """The row of the files that each row was made from, where steps of `data.prepare` made it"""
     padded: npt.NDArray[np.bool_] | None = None
-    """Rows that are no series' own, before its first; None where there are none"""
+    """Marks the rows that pad a series before its first row; None where there are none"""
     look_ahead: int = 0
-    """How many rows ahead a value may depend on, because of a step of `data.prepare`"""
+    """The number of later rows that a value may depend on, because of a step of `data.prepare`"""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """By series, where there are some: its first rows that steps of `data.prepare` have cut off"""
+    """The number of first rows that steps of `data.prepare` have cut off, by series"""
     ahead: npt.NDArray[np.bool_] | None = None
-    """Rows at the end of each series that steps of `data.prepare` were given to predict, with
-    nothing but what is known ahead; None where they were given none"""
+    """Marks the rows at the end of each series that are to be predicted from columns known ahead
+    only; None where there are none"""
 
     @cached_property
     def column_set(self) -> frozenset[str]:
-        """The columns' names; a lookup among thousands takes as long as among a few."""
+        """The names of the columns as a set: with thousands of columns, a lookup in the list is
+        slow."""
         return frozenset(self.column_names)
 
     def read_column(self, name: str) -> pa.ChunkedArray:
@@ -145,7 +146,7 @@ class DataTable:
         return replace(self, first_row=self.first_row + begin, num_rows=end - begin)
 
     def find_file(self, row: int) -> tuple[SourceFile, int]:
-        """Return the file that holds a row, and the row among those of the file."""
+        """Return the file that holds a row, and the row's number within the file."""
         row += self.first_row
         if self.source_rows is not None:
             row = int(self.source_rows[row])
@@ -156,12 +157,13 @@ class DataTable:
         return self.files[-1], row
 
     def locate_row(self, row: int) -> str:
-        """Name the file and the line of a row."""
+        """Return the file and the line of a row, for messages."""
         file, row = self.find_file(row)
         return file.locate_row(row)
 
     def find_cell(self, row: int, pattern: str) -> str | None:
-        """Name the first cell that matches a pattern, of the text file that holds a row."""
+        """Return the first cell that matches a pattern, in the text file that holds a row, for
+        messages."""
         file, _ = self.find_file(row)
         if not isinstance(file.path, Path) or file.delimiter is None:
             return None
@@ -194,19 +196,19 @@ def read_memory(table: Any, *, decimal: str | None = None, time: str | None = No
 
 
 def wrap_table(table: pa.Table, name: str, **details: Any) -> DataTable:
-    """Return an Arrow table as ours; `details` are those of the file that it comes from."""
+    """Return an Arrow table as a `DataTable`; `details` describe the file that it comes from."""
     names = tuple(table.column_names)
     source = SourceFile(name, table.num_rows, len(names), **details)
     return make_table(MemoryReader(dict(zip(names, table.columns, strict=True))), source, names)
 
 
 def summarize_error(error: BaseException) -> str:
-    """Return the first line of an error's text; those of Arrow have several."""
+    """Return the first line of an error's text; Arrow's errors have several lines."""
     return str(error).strip().split("\n", 1)[0]
 
 
 def release_memory() -> None:
-    """Make Arrow return the memory that it keeps for later to the system."""
+    """Make Arrow return the unused memory of its pool to the system."""
     pa.default_memory_pool().release_unused()
 
 
@@ -251,7 +253,8 @@ def _concatenate_columns(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 
 def _to_one_type(parts: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
-    """Return the text of some files in the type of the others, or all of them as text."""
+    """Return a column of several files in one type: numbers where text can be converted, else
+    text."""
     if len({pa.types.is_string(part.type) for part in parts}) < 2:
         return list(parts)
     plain = [
@@ -402,7 +405,8 @@ def _is_from(table: Any, library: str) -> bool:
 
 
 def _split_array(array: Any) -> dict[str, Any]:
-    """Return the fields of a structured array; other arrays have no names."""
+    """Return the fields of a structured array as columns; other arrays, which have no names, are
+    refused."""
     names = getattr(array.dtype, "names", None)
     if not names:
         raise UserError(
@@ -432,7 +436,7 @@ def _from_pandas(frame: Any, time: str | None) -> pa.Table:
 
 
 class _PandasRefusal(MetaPathFinder):
-    """A finder of modules that says there is no pandas."""
+    """A finder of modules that pretends that pandas is not installed."""
 
     def find_spec(self, fullname: str, *_: Any) -> None:
         if fullname == "pandas":

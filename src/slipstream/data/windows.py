@@ -20,7 +20,7 @@ from slipstream.config import Signature
 
 
 class Batch(NamedTuple):
-    """Some windows, scaled; time comes first in what the model reads."""
+    """A batch of windows, scaled; time is the first axis of the model's inputs."""
 
     inputs: Tensor
     """[T, B, F]; independent: [T, B * C, F - C + 1], the sequence's own channel last"""
@@ -35,7 +35,7 @@ class Series:
     """All series on one device, scaled, end to end."""
 
     values: Tensor
-    """[rows, columns]: inputs first, targets last, those that are both between"""
+    """[rows, columns]: inputs first, targets last, columns with both roles between"""
     static: Tensor | None
     """[series, static columns]"""
     offsets: Tensor
@@ -43,15 +43,15 @@ class Series:
     num_inputs: int
     num_targets: int
     sequences_per_window: int
-    """Sequences that one window becomes: 1, or C with independent channels"""
+    """The number of sequences per window: 1, or C with independent channels"""
     context_rows: Tensor
     """[T, 1]: 0, 1, 2 ..."""
     target_rows: Tensor
-    """[H]: places of the target rows, counted from the window's start"""
+    """[H]: positions of the target rows, counted from the window's start"""
     num_future: int = 0
-    """U: the first inputs, which are known over the target rows as well"""
+    """U, the number of inputs known over the target rows as well; they are the first inputs"""
     has_unknown: bool = False
-    """Whether some targets are missing: NaN, and in no window of any set"""
+    """Whether any target is missing: NaN, in no window of any set"""
     segments: Tensor | None = None
     """First rows of the pieces between gaps; None where they are not known"""
 
@@ -101,7 +101,7 @@ def build_series(
 
 
 def concatenate_series(parts: Sequence[Series]) -> tuple[Series, list[int]]:
-    """Return series of one shape as one, and the first row of each among its rows."""
+    """Return several `Series` of one shape as one, and the first row of each in it."""
     if len(parts) == 1:
         return parts[0], [0]
     rows = len(parts[0].values)
@@ -130,7 +130,7 @@ def gather(series: Series, starts: Tensor) -> Batch:
 
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Gather what the model reads of the windows."""
+    """Gather the model's inputs of the windows."""
     return split_input_channels(*_gather_inputs(series, starts), series.sequences_per_window)
 
 
@@ -148,7 +148,7 @@ def _gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | Non
 
 
 def gather_static(series: Series, starts: Tensor) -> Tensor | None:
-    """Gather what is known of the windows beside their context, [B, K]."""
+    """Gather the numbers that windows have besides their context, [B, K]."""
     static = None if series.static is None else series.static[series.find_series(starts)]
     if not series.num_future:
         return static
@@ -158,21 +158,22 @@ def gather_static(series: Series, starts: Tensor) -> Tensor | None:
 
 def gather_rows(series: Series, rows: Tensor) -> Batch:
     """Gather rows [T, B] that a model reads one after the other, each as the last of its context:
-    targets [T * B, H, C] and static [T * B, K]. What lies past the last row of all repeats it."""
+    targets [T * B, H, C] and static [T * B, K]. Rows past the last row of all series repeat it."""
     ahead = series.target_rows - series.context_rows[-1]
-    places = (rows.flatten()[:, None] + ahead).clamp(max=len(series.values) - 1)
-    targets = series.targets[places]
+    positions = (rows.flatten()[:, None] + ahead).clamp(max=len(series.values) - 1)
+    targets = series.targets[positions]
     if series.has_unknown:
         targets = targets.nan_to_num(0.0)
     static = None if series.static is None else series.static[series.find_series(rows.flatten())]
     if series.num_future:
-        known = series.values[:, : series.num_future][places].flatten(-2)
+        known = series.values[:, : series.num_future][positions].flatten(-2)
         static = known if static is None else torch.cat([static, known], dim=-1)
     return split_channels(series.inputs[rows], targets, static, series)
 
 
 def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:
-    """Make a batch of what `gather_raw` returns: one sequence per independent channel."""
+    """Return the batch of the tensors of `gather_raw`, with one sequence per independent
+    channel."""
     inputs, static = split_input_channels(inputs, static, series.sequences_per_window)
     if series.sequences_per_window > 1:
         targets = targets.transpose(-2, -1).flatten(-3, -2)[..., None]
@@ -182,7 +183,7 @@ def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, serie
 def split_input_channels(
     inputs: Tensor, static: Tensor | None, num_channels: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Turn what the model reads of windows into one sequence per independent channel."""
+    """Return the model's inputs with one sequence per independent channel."""
     if num_channels > 1:
         inputs = _split_rows(inputs, num_shared=inputs.shape[-1] - num_channels)
         static = None if static is None else static.repeat_interleave(num_channels, dim=-2)
@@ -190,8 +191,9 @@ def split_input_channels(
 
 
 def gather_past(series: Series, starts: Tensor, num_rows: int) -> Tensor:
-    """Gather the last context rows of the targets themselves, [T, B, C], which a baseline may
-    repeat.
+    """Gather the last context rows of the targets, [T, B, C], which a baseline may repeat. A
+    missing value is replaced by the last known one in the context; missing values at its beginning
+    stay.
 
     A missing value is the last known one in the context; before any it is missing.
     """

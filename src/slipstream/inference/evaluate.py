@@ -244,7 +244,7 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         **({UNFILTERED: metrics[UNFILTERED]} if window_filter else {}),
         **({"classes": list(signature.classes)} if signature.classes else {}),
         "baselines": {
-            name: {"what": baseline.what, **metrics[name]} if baseline.predict else None
+            name: {"what": baseline.description, **metrics[name]} if baseline.predict else None
             for name, baseline in baselines[-1].items()
         },
         **_summarize_members(trained, metrics),

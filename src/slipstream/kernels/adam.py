@@ -41,30 +41,30 @@ def _adam(
     compiler sees that it may read and write four at a time."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(moves + lane):
-        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mine, here = at < P * PIECE, lane * row * PIECE + at
-        of_grads = lane * grad_row * PIECE + at
+        element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        valid, here = element < P * PIECE, lane * row * PIECE + element
+        of_grads = lane * grad_row * PIECE + element
         rate, shrink = tl.load(lr + lane), tl.load(decay + lane)
         steps = tl.load(count + lane).to(tl.float64)
-        one = 1 - tl.exp(steps * LOG1)
-        two = 1 - tl.exp(steps * LOG2)
-        size = (rate / one).to(tl.float32)
-        spread = tl.sqrt(two).to(tl.float32)
+        first_correction = 1 - tl.exp(steps * LOG1)
+        second_correction = 1 - tl.exp(steps * LOG2)
+        size = (rate / first_correction).to(tl.float32)
+        spread = tl.sqrt(second_correction).to(tl.float32)
 
-        weight = tl.load(weights + here, mask=mine, other=0.0)
-        grad = tl.load(grads + of_grads, mask=mine, other=0.0) / tl.load(divisor + lane)
+        weight = tl.load(weights + here, mask=valid, other=0.0)
+        grad = tl.load(grads + of_grads, mask=valid, other=0.0) / tl.load(divisor + lane)
         if DECOUPLED:
             weight *= 1 - rate * shrink
         else:
             grad += shrink * weight
-        mean = tl.load(first + here, mask=mine, other=0.0)
+        mean = tl.load(first + here, mask=valid, other=0.0)
         mean += (grad - mean) * (1 - BETA1)
-        square = tl.load(second + here, mask=mine, other=0.0)
+        square = tl.load(second + here, mask=valid, other=0.0)
         square = square * BETA2 + grad * grad * (1 - BETA2)
         weight -= size * mean / (tl.sqrt(square) / spread + EPSILON)
-        tl.store(weights + here, weight, mask=mine)
-        tl.store(first + here, mean, mask=mine)
-        tl.store(second + here, square, mask=mine)
+        tl.store(weights + here, weight, mask=valid)
+        tl.store(first + here, mean, mask=valid)
+        tl.store(second + here, square, mask=valid)
 
 
 def adam_step(

@@ -55,8 +55,8 @@ class _CausalConv(torch.autograd.Function):
         # stacked again rather than kept: the stack is `taps` times as large as the rows
         columns = _stack_taps(rows, shape[3], dilation).flatten(1, 2)
         d_weight = multiply_in_fp32(grad.mT, columns).unflatten(2, (shape[3], -1)).transpose(2, 3)
-        ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
-        d_bias = multiply_in_fp32(ones, grad)[:, 0]
+        ones_row = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
+        d_bias = multiply_in_fp32(ones_row, grad)[:, 0]
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype), None
 
 

@@ -32,11 +32,11 @@ def _normalize_rows(x, lane, row, rows, D: tl.constexpr, DP: tl.constexpr, EPS: 
     """Some rows normalized, one over their deviation, their addresses, and which elements exist."""
     column = tl.arange(0, DP)
     valid = (row < rows)[:, None] & (column < D)[None, :]
-    at = (lane * rows + row)[:, None] * D + column[None, :]
-    value = tl.load(x + at, mask=valid, other=0.0).to(tl.float32)
+    offset = (lane * rows + row)[:, None] * D + column[None, :]
+    value = tl.load(x + offset, mask=valid, other=0.0).to(tl.float32)
     value = tl.where(valid, value - (tl.sum(value, 1) / D)[:, None], 0.0)
     over = 1.0 / tl.sqrt(tl.sum(value * value, 1) / D + EPS)
-    return value * over[:, None], over, at, valid
+    return value * over[:, None], over, offset, valid
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -55,12 +55,12 @@ def forward(
 ):
     lane = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BR + tl.arange(0, BR)
-    normal, _, at, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
+    normal, _, offset, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
     column = tl.arange(0, DP)
     w = tl.load(weight + lane * weight_lane + column, mask=column < D, other=0.0)
     b = tl.load(bias + lane * bias_lane + column, mask=column < D, other=0.0)
     result = normal * w[None, :] + b[None, :]
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=valid)
+    tl.store(out + offset, result.to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["rows", "share"])
@@ -86,15 +86,15 @@ def backward(
     db = tl.zeros([BR, DP], dtype=tl.float32)
     for start in range(part * share, tl.minimum((part + 1) * share, rows), BR):
         row = start + tl.arange(0, BR)
-        normal, over, at, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
-        incoming = tl.load(dy + at, mask=valid, other=0.0).to(tl.float32)
+        normal, over, offset, valid = _normalize_rows(x, lane, row, rows, D, DP, EPS)
+        incoming = tl.load(dy + offset, mask=valid, other=0.0).to(tl.float32)
         dw += incoming * normal
         db += incoming
         incoming *= w[None, :]
         along = tl.sum(incoming * normal, 1) / D
         level = tl.sum(incoming, 1) / D
         result = (incoming - level[:, None] - normal * along[:, None]) * over[:, None]
-        tl.store(dx + at, result.to(dx.dtype.element_ty), mask=valid)
+        tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=valid)
     sums_at = sums + (part.to(tl.int64) * tl.num_programs(1) + lane) * (2 * D) + column
     tl.store(sums_at, tl.sum(dw, 0), mask=column < D)
     tl.store(sums_at + D, tl.sum(db, 0), mask=column < D)

@@ -46,6 +46,6 @@ class _Linear(torch.autograd.Function):
         dx = None
         if ctx.needs_input_grad[0]:
             dx = torch.bmm(grad, across).view(shape).to(dtype)
-        ones = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
-        d_weight, d_bias = multiply_in_fp32(grad.mT, rows), multiply_in_fp32(ones, grad)[:, 0]
+        ones_row = grad.new_ones(1, 1, grad.shape[1]).expand(len(grad), -1, -1)
+        d_weight, d_bias = multiply_in_fp32(grad.mT, rows), multiply_in_fp32(ones_row, grad)[:, 0]
         return dx, d_weight.to(weight_dtype), d_bias.to(bias_dtype)

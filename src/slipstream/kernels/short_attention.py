@@ -67,10 +67,10 @@ def attention_forward(
     PRECISION: tl.constexpr,
 ):
     row, column, valid = _locate_tokens(T, B, HEADS, D, TP, DP)
-    at = joined + row * (3 * HEADS * D) + column
-    q = tl.load(at, mask=valid, other=0.0)
-    k = tl.load(at + HEADS * D, mask=valid, other=0.0)
-    v = tl.load(at + 2 * HEADS * D, mask=valid, other=0.0)
+    pointer = joined + row * (3 * HEADS * D) + column
+    q = tl.load(pointer, mask=valid, other=0.0)
+    k = tl.load(pointer + HEADS * D, mask=valid, other=0.0)
+    v = tl.load(pointer + 2 * HEADS * D, mask=valid, other=0.0)
     weight = _attention_weights(q, k, T, SCALE, TP, PRECISION)
     seen = tl.dot(weight.to(v.dtype), v, input_precision=PRECISION)
     tl.store(out + row * (HEADS * D) + column, seen.to(v.dtype), mask=valid)
@@ -91,21 +91,21 @@ def attention_backward(
     PRECISION: tl.constexpr,
 ):
     row, column, valid = _locate_tokens(T, B, HEADS, D, TP, DP)
-    at = row * (3 * HEADS * D) + column
-    q = tl.load(joined + at, mask=valid, other=0.0)
-    k = tl.load(joined + at + HEADS * D, mask=valid, other=0.0)
-    v = tl.load(joined + at + 2 * HEADS * D, mask=valid, other=0.0)
+    offset = row * (3 * HEADS * D) + column
+    q = tl.load(joined + offset, mask=valid, other=0.0)
+    k = tl.load(joined + offset + HEADS * D, mask=valid, other=0.0)
+    v = tl.load(joined + offset + 2 * HEADS * D, mask=valid, other=0.0)
     incoming = tl.load(dout + row * (HEADS * D) + column, mask=valid, other=0.0)
     weight = _attention_weights(q, k, T, SCALE, TP, PRECISION)
     dv = tl.dot(tl.trans(weight.to(v.dtype)), incoming, input_precision=PRECISION)
-    tl.store(grad + at + 2 * HEADS * D, dv.to(v.dtype), mask=valid)
+    tl.store(grad + offset + 2 * HEADS * D, dv.to(v.dtype), mask=valid)
     dweight = tl.dot(incoming, tl.trans(v), input_precision=PRECISION)
     dscore = weight * (dweight - tl.sum(weight * dweight, 1)[:, None])
     dscore = dscore.to(v.dtype)  # scaled after the products: small numbers are few in fp16
     dq = tl.dot(dscore, k, input_precision=PRECISION) * SCALE
-    tl.store(grad + at, dq.to(v.dtype), mask=valid)
+    tl.store(grad + offset, dq.to(v.dtype), mask=valid)
     dk = tl.dot(tl.trans(dscore), q, input_precision=PRECISION) * SCALE
-    tl.store(grad + at + HEADS * D, dk.to(v.dtype), mask=valid)
+    tl.store(grad + offset + HEADS * D, dk.to(v.dtype), mask=valid)
 
 
 def is_supported(joined: Tensor, heads: int) -> bool:

@@ -75,9 +75,9 @@ def _list_classes(config: Config) -> set[str]:
 def _format_refusal(kind: str) -> Message:
     module = kind.partition(":")[0]
     files = list_module_files(module)
-    what = " and ".join(files) if files else f'the module "{module}", which is not found here'
+    content = " and ".join(files) if files else f'the module "{module}", which is not found here'
     return (
-        f'{KIND} = "{kind}" would run {what}; a run may come from anybody, so look at '
+        f'{KIND} = "{kind}" would run {content}; a run may come from anybody, so look at '
         "that first: if you trust it, pass "
         + Wording("--allow-code (in Python allow_code=True)", "allow_code=True")
         + ", or the config that you trained with"

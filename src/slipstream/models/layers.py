@@ -141,8 +141,10 @@ class SequenceNetwork(nn.Module):
         """Add the pool and head above tokens of the network's width."""
         self.pool = self.head = None
         if outputs is not None:
-            length, both = context // model.patch, model.bidirectional
-            self.pool = Pool(model.pool, width=self.width, length=length, bidirectional=both)
+            length, bidirectional = context // model.patch, model.bidirectional
+            self.pool = Pool(
+                model.pool, width=self.width, length=length, bidirectional=bidirectional
+            )
             self.head = Head(self.pool.out, static, outputs, future)
 
     def encode(self, inputs: Tensor, noise: Noise | None = None) -> Tensor:

@@ -79,8 +79,8 @@ def average_predictions(
         shares = logs.new_tensor(weights).log().view(-1, *[1] * predictions[0].ndim)
         return (logs + shares).logsumexp(dim=0)
     total = predictions[0] if weights is None else predictions[0] * weights[0]
-    for number, another in enumerate(predictions[1:], start=1):
-        total = total + (another if weights is None else another * weights[number])
+    for number, prediction in enumerate(predictions[1:], start=1):
+        total = total + (prediction if weights is None else prediction * weights[number])
     return total / len(predictions) if weights is None else total
 
 
@@ -101,13 +101,13 @@ def explain_point(config: Config) -> list[str]:
     if config.train.loss != "quantile" or 0.5 in levels:
         return []
     low, high, share = find_median(levels)
-    what = f"that of {levels[low]:g}, the nearest"
+    source = f"that of {levels[low]:g}, the nearest"
     if share:
         between = "the mean of" if abs(share - 0.5) < 1e-9 else "interpolated between"
-        what = f"{between} those of {levels[low]:g} and {levels[high]:g}"
+        source = f"{between} those of {levels[low]:g} and {levels[high]:g}"
     return [
         f"train.quantiles = {format_setting(config, 'train.quantiles')} has no 0.5: the point "
-        f"prediction, which mae, rmse and the baselines are about, is {what}"
+        f"prediction, which mae, rmse and the baselines are about, is {source}"
     ]
 
 

@@ -188,8 +188,8 @@ def make_layout(how: Augment, signature: Signature, device: torch.device) -> Seq
     captured step cannot bring it there."""
     fold, jitter = signature.sequences_per_window, None
     if isinstance(how.jitter, tuple):
-        others, own = how.jitter[: len(how.jitter) - fold], how.jitter[-fold:]
-        rows = [how.jitter] if fold == 1 else [(*others, one) for one in own]
+        shared, channel_noise = how.jitter[: len(how.jitter) - fold], how.jitter[-fold:]
+        rows = [how.jitter] if fold == 1 else [(*shared, channel) for channel in channel_noise]
         jitter = torch.tensor(rows, device=device)
     return SequenceLayout(signature.model_shared, fold, jitter)
 
@@ -277,8 +277,8 @@ def _volatility(
     mean = inputs.mean(dim=0)
     more = factor - 1  # what is added is nothing where the factor is 1
     moved = inputs + (inputs - mean) * more
-    own = mean[:, None, -shared:]
-    return moved, _change_first(targets, shared, lambda y: y + (y - own) * more[:, None])
+    center = mean[:, None, -shared:]
+    return moved, _change_first(targets, shared, lambda y: y + (y - center) * more[:, None])
 
 
 def _change_first(targets: Tensor, shared: int, change: Callable[[Tensor], Tensor]) -> Tensor:
@@ -331,22 +331,22 @@ def _blend(
     """Blend another window in, and put rows of it in the place of own ones."""
     rows = len(inputs)
     partner = _partner(key, shares, fold)
-    other = inputs.index_select(1, partner)
-    own = torch.ones_like(inputs[0, :, 0])
+    partner_rows = inputs.index_select(1, partner)
+    kept = torch.ones_like(inputs[0, :, 0])
     if "mixup" in kinds:
         draws = kinds["mixup"]
         share = how.mixup * draws.uniform(1)[0] * draws.selects(how)
-        inputs = inputs + (other - inputs) * share[:, None]
-        own = own * (1 - share)
+        inputs = inputs + (partner_rows - inputs) * share[:, None]
+        kept = kept * (1 - share)
     if "cutmix" in kinds:
         draws = kinds["cutmix"]
         count = (how.cutmix * draws.uniform(1)[0] * rows).round().long() * draws.selects(how)
         first = (draws.uniform(2)[0] * (rows - count + 1)).long()
         place = torch.arange(rows, device=inputs.device)[:, None]
         replaced = (place >= first) & (place < first + count)
-        inputs = torch.where(replaced[..., None], other, inputs)
-        own = own * (1 - count / rows)
-    return AugmentedBatch(inputs, targets, partner, 1 - own)
+        inputs = torch.where(replaced[..., None], partner_rows, inputs)
+        kept = kept * (1 - count / rows)
+    return AugmentedBatch(inputs, targets, partner, 1 - kept)
 
 
 def _partner(key: Tensor, shares: Tensor, fold: int) -> Tensor:
@@ -428,9 +428,9 @@ def _lowest(score: Tensor, count: int) -> Tensor:
 
 def _patches(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
     """Whole patches of a grid that begins anywhere, as far as the window's rest leaves room."""
-    patches, rest = divmod(context, how.length)
+    patches, spare = divmod(context, how.length)
     chosen = _lowest(draw_int64(key, MASK_SITE, patches, batch), _num_patches(how, context))
-    row = torch.arange(context, device=chosen.device)[:, None] - _below(rest + 1, key, batch)
+    row = torch.arange(context, device=chosen.device)[:, None] - _below(spare + 1, key, batch)
     inside = (row >= 0) & (row < patches * how.length)
     patch = torch.div(row, how.length, rounding_mode="floor").clamp(0, patches - 1)
     return chosen.gather(0, patch) & inside

@@ -40,11 +40,11 @@ def unpad_weights(
     """Undo `pad_weights`: return the part of a padded model's weights that is the model's own."""
     if model.sizes == to.sizes:
         return {name: weight.clone() for name, weight in weights.items()}
-    own = {}
+    unpadded = {}
     for name, weight in weights.items():
         grid, _ = _map_axes(name, weight.shape, model, to, tokens, padded=True)
-        own[name] = weight[grid].clone()
-    return own
+        unpadded[name] = weight[grid].clone()
+    return unpadded
 
 
 def _map_axes(
@@ -59,10 +59,10 @@ def _map_axes(
             continue
         layer, blocks = axis
         size, wide = model.sizes[layer], to.sizes[layer]
-        rest = length - blocks * (wide if padded else size)  # static columns, after the units
+        static = length - blocks * (wide if padded else size)  # static columns, after the units
         units = torch.arange(blocks)[:, None] * wide + torch.arange(size)
-        places.append(torch.cat([units.flatten(), blocks * wide + torch.arange(rest)]))
-        lengths.append(blocks * wide + rest)
+        places.append(torch.cat([units.flatten(), blocks * wide + torch.arange(static)]))
+        lengths.append(blocks * wide + static)
     return torch.meshgrid(*places, indexing="ij"), lengths
 
 

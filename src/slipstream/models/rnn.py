@@ -172,8 +172,8 @@ def _continue_layer(layer: Any, state: Tensor, sequence: Tensor) -> tuple[Tensor
     before = (state[:1], state[1:]) if is_lstm else state
     with torch.autocast("cuda", enabled=False):
         weights = _join_weights([layer], sequence.dtype)
-        rest = (True, 1, 0.0, layer.training, False, False)
-        out, *parts = run(sequence, before, weights, *rest)
+        options = (True, 1, 0.0, layer.training, False, False)
+        out, *parts = run(sequence, before, weights, *options)
     return out, torch.cat(parts)
 
 
@@ -185,13 +185,13 @@ def _call_cudnn(layers: Sequence[Any], algorithm: str, zeros: Tensor, sequence: 
     time, batch, width = sequence.shape
     state = (zeros, zeros) if isinstance(first, nn.LSTM) else zeros
     weights = _join_weights(layers, sequence.dtype)
-    rest = (True, depth, 0.0, first.training, bidirectional)
+    options = (True, depth, 0.0, first.training, bidirectional)
     if algorithm != STANDARD:
-        out: Tensor = run(sequence, state, weights, *rest, False)[0]
+        out: Tensor = run(sequence, state, weights, *options, False)[0]
         return out
     # a packed sequence of equal lengths is the only way to cuDNN's standard algorithm
     lengths = torch.full((time,), batch, dtype=torch.int64)
-    packed: Tensor = run(sequence.reshape(-1, width), lengths, state, weights, *rest)[0]
+    packed: Tensor = run(sequence.reshape(-1, width), lengths, state, weights, *options)[0]
     return packed.view(time, batch, -1)
 
 

@@ -452,7 +452,7 @@ def describe_data(config: Mapping[str, Any]) -> str | None:
     targets = "labels" if data.get("labels") else _join(data.get("targets") or [], "targets")
     horizon = data.get("horizon") or 0
     # errors on changed values are others', so that such runs are grouped apart
-    words = dict.fromkeys(change.what for change in runs.list_changed_targets(data))
+    words = dict.fromkeys(changed.change for changed in runs.list_changed_targets(data))
     changed = f" ({', '.join(words)})" if words else ""
     return f"{files}: {targets or 'every column'}{changed}" + (f" +{horizon}" if horizon else "")
 

@@ -150,13 +150,13 @@ class ChangedTarget(NamedTuple):
     """Of the step, from 1"""
     step: str
     target: str
-    what: str
-    """filtered or limited"""
+    change: str
+    """`FILTERED` or `LIMITED`"""
 
     def describe(self) -> str:
         """Say what that means for the scores."""
         name = f'data.prepare, step {self.number} ({self.step}): the target "{self.target}" is '
-        if self.what == FILTERED:
+        if self.change == FILTERED:
             return (
                 f"{name}filtered, which makes it easier to predict: the scores are about the "
                 "filtered values, not about those of the file, and cannot be compared with scores "
@@ -180,15 +180,15 @@ def list_changed_targets(data: Mapping[str, Any]) -> list[ChangedTarget]:
         kind = str(values.get("step"))
         columns = _to_list(values.get("columns"))
         if kind == "filter":
-            what, written = FILTERED, _to_list(values.get("into")) or columns
+            change, written = FILTERED, _to_list(values.get("into")) or columns
         elif kind in ("clip", "outliers"):
-            what, written = LIMITED, columns
+            change, written = LIMITED, columns
         elif kind == "formula" and SMOOTHING.search(str(values.get("value"))):
-            what, written = FILTERED, _to_list(values.get("name")) if targets else []
+            change, written = FILTERED, _to_list(values.get("name")) if targets else []
         else:
             continue
         names = written if targets is None else [name for name in written if name in targets]
-        changed += [ChangedTarget(number, kind, str(name), what) for name in names]
+        changed += [ChangedTarget(number, kind, str(name), change) for name in names]
     return changed
 
 

@@ -83,11 +83,11 @@ class Run:
             self.warn(f"{self.log} cannot be written ({error.strerror})")
         self.notify(line)
 
-    def warn(self, what: str) -> None:
+    def warn(self, problem: str) -> None:
         """Show the watcher, once, a problem that the run survives."""
-        if what not in self.warnings:
-            self.warnings.add(what)
-            self.notify(events.Trouble(what=what))
+        if problem not in self.warnings:
+            self.warnings.add(problem)
+            self.notify(events.Trouble(what=problem))
 
     def notify(self, event: events.Event | Event) -> None:
         """Show the watcher an event, or a line of a log, without logging it."""
@@ -362,7 +362,7 @@ def find_writers(folder: Path) -> list[Mapping[str, Any]]:
     and process each."""
     if holder := find_holder(folder):
         return [holder]
-    return [who for worker in list_worker_folders(folder) if (who := find_holder(worker))]
+    return [writer for worker in list_worker_folders(folder) if (writer := find_holder(worker))]
 
 
 def count_shares(folder: Path) -> ShareCount | None:

@@ -69,9 +69,11 @@ def read_lanes(run: Run, signature: Signature, *, ensemble: bool | None) -> Save
         for fold in metadata["folds"]
     ]
     count = len(metadata["folds"][-1]["lanes"])
-    which = "mean" if uses == ENSEMBLE else "best"
-    what = f"the {which} of {count} models" if count > 1 or uses == ENSEMBLE else "the model"
-    return SavedLanes(folds, what, files[LANE_WEIGHTS], folder / LANE_WEIGHTS)
+    choice = "mean" if uses == ENSEMBLE else "best"
+    description = (
+        f"the {choice} of {count} models" if count > 1 or uses == ENSEMBLE else "the model"
+    )
+    return SavedLanes(folds, description, files[LANE_WEIGHTS], folder / LANE_WEIGHTS)
 
 
 def select_lane(weights: Mapping[str, Content], lane: int) -> dict[str, Content]:

@@ -50,11 +50,11 @@ def describe_job() -> dict[str, Any]:
 def has_ended(job: Mapping[str, Any]) -> bool:
     """Whether a job, as `describe_job` returned it on some node, is known to be over: SLURM ends it
     before it starts it again."""
-    own = describe_job()
-    if not own or job.get("cluster") != own["cluster"]:
+    current = describe_job()
+    if not current or job.get("cluster") != current["cluster"]:
         return False
-    if job.get("job") == own["job"]:
-        return bool(int(job.get("restarts", 0)) < own["restarts"])
+    if job.get("job") == current["job"]:
+        return bool(int(job.get("restarts", 0)) < current["restarts"])
     now = int(time.monotonic() / ASK_EVERY_S)
     return str(job.get("job", "")).isdecimal() and is_gone(str(job["job"]), now)
 
@@ -143,9 +143,11 @@ def find_holder(folder: Path) -> dict[str, Any]:
     """Return the host and the process that hold a folder's lock, as far as its files tell; empty
     where it is free. The lock itself is left alone: trying it would disturb whoever starts now."""
     for name in (NAME, WITHOUT_FLOCK):
-        who = _read_holder(folder / name)
-        if who and (not _is_over(who) if who["host"] != platform.node() else _is_alive(who)):
-            return who
+        holder = _read_holder(folder / name)
+        if holder and (
+            not _is_over(holder) if holder["host"] != platform.node() else _is_alive(holder)
+        ):
+            return holder
     return {}
 
 
@@ -160,8 +162,8 @@ def remove_leftover(folder: Path) -> None:
     except OSError:
         return
     try:
-        others = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
-        if _try_flock(descriptor) and not others:
+        elsewhere = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
+        if _try_flock(descriptor) and not elsewhere:
             with suppress(OSError):  # another process may have been faster
                 remove(folder)
     finally:
@@ -216,8 +218,8 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        who = _read_holder(path)
-        holder = _name_process(who) if who else "a process"
+        owner = _read_holder(path)
+        holder = _name_process(owner) if owner else "a process"
         raise UserError(
             f"{folder}: {holder} holds this run; if it has ended, remove {path} (this file system "
             "has no locks that would tell)"
@@ -266,10 +268,10 @@ def _read_holder(path: Path) -> dict[str, Any]:
 
 def _describe_holder(folder: Path) -> str:
     for _ in range(20):  # the holder may be about to write its name
-        who = _read_holder(folder / NAME)
-        if who:
-            where = "this machine" if who["host"] == platform.node() else who["host"]
-            return f"{folder}: process {who['pid']} on {where} is writing to this run"
+        holder = _read_holder(folder / NAME)
+        if holder:
+            where = "this machine" if holder["host"] == platform.node() else holder["host"]
+            return f"{folder}: process {holder['pid']} on {where} is writing to this run"
         time.sleep(0.005)
     return f"{folder}: another process is writing to this run"
 
@@ -277,34 +279,34 @@ def _describe_holder(folder: Path) -> str:
 def _check_holder(folder: Path) -> None:
     """Refuse holders that `flock` does not cover: other machines, where the file system may keep
     locks local, and version 0.1, whose lock was the file alone."""
-    who = _read_holder(folder / NAME)
-    if who and who["host"] != platform.node() and not _is_over(who):
+    holder = _read_holder(folder / NAME)
+    if holder and holder["host"] != platform.node() and not _is_over(holder):
         raise UserError(
-            f"{folder}: {_name_process(who)} holds this run; if it has ended, remove "
+            f"{folder}: {_name_process(holder)} holds this run; if it has ended, remove "
             f"{folder / NAME}"
         )
-    if who and "by" not in who and _is_alive(who):
-        raise UserError(f"{folder}: process {who['pid']} on this machine is writing to this run")
+    if holder and "by" not in holder and _is_alive(holder):
+        raise UserError(f"{folder}: process {holder['pid']} on this machine is writing to this run")
 
 
-def _name_process(who: dict[str, Any]) -> str:
-    job = who.get("slurm")
+def _name_process(holder: dict[str, Any]) -> str:
+    job = holder.get("slurm")
     of_job = f" (SLURM job {job['job']})" if isinstance(job, dict) and "job" in job else ""
-    return f"process {who['pid']} on {who['host']}{of_job}"
+    return f"process {holder['pid']} on {holder['host']}{of_job}"
 
 
-def _is_over(who: dict[str, Any]) -> bool:
+def _is_over(holder: dict[str, Any]) -> bool:
     """Whether a holder on any machine belongs to a SLURM job that is over."""
-    job = who.get("slurm")
+    job = holder.get("slurm")
     return isinstance(job, dict) and has_ended(job)
 
 
-def _is_alive(who: dict[str, Any]) -> bool:
+def _is_alive(holder: dict[str, Any]) -> bool:
     import psutil
 
     try:
-        process = psutil.Process(who["pid"])
-        same = abs(process.create_time() - float(who["since"])) < 1.0
+        process = psutil.Process(holder["pid"])
+        same = abs(process.create_time() - float(holder["since"])) < 1.0
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except (psutil.Error, KeyError, TypeError, ValueError, OverflowError):
         return False

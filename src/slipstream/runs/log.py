@@ -63,8 +63,8 @@ def read_log(run: LoggedRun) -> tuple[list[Event], list[str]]:
     damaged = [number for number, event in enumerate(parsed, 1) if event is None]
     notes = []
     if damaged:
-        which = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
-        notes.append(f"{run.log}: skipped {len(damaged)} damaged lines ({which})")
+        numbers = ", ".join(map(str, damaged[:5])) + (" ..." if len(damaged) > 5 else "")
+        notes.append(f"{run.log}: skipped {len(damaged)} damaged lines ({numbers})")
     if torn:
         notes.append(f"{run.log}: skipped the last line, which was cut off")
     return [event for event in parsed if event is not None], notes

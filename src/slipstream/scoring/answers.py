@@ -66,11 +66,11 @@ class RocArea:
     def compute(self, weights: Array) -> Array:
         """Return the area for each row of weights: [R, M] to [R]."""
         ranked = weights.take(self.order, axis=1)
-        both = ranked.cumsum(axis=1)
+        total = ranked.cumsum(axis=1)
         positive = np.multiply(ranked, self.positive, out=ranked).cumsum(axis=1)
         if len(self.group_ends) < len(self.order):  # there are ties
-            positive, both = (sums.take(self.group_ends, axis=1) for sums in (positive, both))
-        negative = np.subtract(both, positive, out=both)
+            positive, total = (sums.take(self.group_ends, axis=1) for sums in (positive, total))
+        negative = np.subtract(total, positive, out=total)
         pairs = positive[:, -1].astype(np.float64) * negative[:, -1]
         rises, twice = np.diff(positive, prepend=np.float32(0)), negative + _shift(negative)
         area = np.einsum("rg,rg->r", rises, twice, dtype=np.float64) / 2
@@ -89,7 +89,9 @@ class GroupSums:
     def __init__(self, codes: Array, size: int, *factors: Array) -> None:
         """`codes` are the answers' groups; each of `factors`, [M], gives sums of its own."""
         member = (codes[:, None] == np.arange(size)).astype(np.float64)
-        self.matrix = np.concatenate([member, *(member * one[:, None] for one in factors)], axis=1)
+        self.matrix = np.concatenate(
+            [member, *(member * factor[:, None] for factor in factors)], axis=1
+        )
         self.num_sums = 1 + len(factors)
 
     def compute(self, weights: Array) -> list[Array]:
@@ -114,9 +116,11 @@ class CalibrationBins:
 
 def compute_auc(answers: ClassAnswers) -> Array:
     """Return the area under each class's curve, [Q]; NaN for a class of all or no labels."""
-    ones = np.ones((1, answers.labels.size))
+    unit_weights = np.ones((1, answers.labels.size))
     num_classes = answers.log_probs.shape[-1]
-    return np.array([RocArea(answers, label).compute(ones)[0] for label in range(num_classes)])
+    return np.array(
+        [RocArea(answers, label).compute(unit_weights)[0] for label in range(num_classes)]
+    )
 
 
 def average_auc(by_class: Array) -> float:
@@ -142,9 +146,9 @@ def compute_reliability(answers: ClassAnswers) -> list[dict[str, float]]:
 
 def compute_ece(bins: list[dict[str, float]]) -> float:
     """Return the expected calibration error: the mean distance of confidence from accuracy."""
-    full = [each for each in bins if each["count"]]
-    gaps = [each["count"] * abs(each["confidence"] - each["accuracy"]) for each in full]
-    return sum(gaps) / sum(each["count"] for each in full)
+    full = [bin_ for bin_ in bins if bin_["count"]]
+    gaps = [bin_["count"] * abs(bin_["confidence"] - bin_["accuracy"]) for bin_ in full]
+    return sum(gaps) / sum(bin_["count"] for bin_ in full)
 
 
 def count_units(answers: ClassAnswers) -> WindowUnits:
@@ -202,10 +206,12 @@ def find_worst(
     of_label = np.take_along_axis(answers.log_probs, answers.labels[..., None], axis=-1)[..., 0]
     wrong = answers.log_probs.argmax(axis=-1) != answers.labels
     selected: list[int] = []
-    for at in np.argsort(of_label, axis=None, kind="stable")[:MAX_EXAMINED]:
-        window, row = divmod(int(at), of_label.shape[1])
+    for position in np.argsort(of_label, axis=None, kind="stable")[:MAX_EXAMINED]:
+        window, row = divmod(int(position), of_label.shape[1])
         start = int(answers.starts[window])
-        is_near = any(abs(start - int(answers.starts[one])) < min_distance for one in selected)
+        is_near = any(
+            abs(start - int(answers.starts[chosen])) < min_distance for chosen in selected
+        )
         if wrong[window, row] and not is_near:
             selected.append(window)
             yield window, row

@@ -64,7 +64,9 @@ class FoldWork:
         self.max_windows = max(map(len, train))
         self.train = torch.cat(train).unique()
         """First rows of the windows that some fold trains on"""
-        self.windows = torch.cat([one for fold in dataset.folds for one in fold.starts.values()])
+        self.windows = torch.cat(
+            [starts for fold in dataset.folds for starts in fold.starts.values()]
+        )
         self.windows = self.windows.unique()
         """First rows of the windows of any fold and set"""
         self.moments: RidgeMoments | None = None
@@ -101,7 +103,7 @@ def predict_seasonal(past: Tensor, steps: int, period: int) -> Tensor:
 
 
 def restore_baseline(
-    name: str, what: str, state: Mapping[str, Tensor], signature: Signature
+    name: str, description: str, state: Mapping[str, Tensor], signature: Signature
 ) -> Baseline:
     """Return the baseline that was fitted to this state, for windows of this signature."""
     steps = signature.steps_out
@@ -128,7 +130,7 @@ def restore_baseline(
                 return logits.view(len(starts), steps, 1, -1)
         raise AssertionError(name)
 
-    return Baseline(what, predict, state)
+    return Baseline(description, predict, state)
 
 
 def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
@@ -161,8 +163,8 @@ def _fit_repeat(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
         state = _fit_past(dataset, load_chunks)
         return restore_baseline("repeat", "the last known value", state, signature)
     state = {"mean": _compute_mean(dataset, load_chunks)}
-    what = "the training mean (no past target is known when estimating)"
-    return restore_baseline("repeat", what, state, signature)
+    description = "the training mean (no past target is known when estimating)"
+    return restore_baseline("repeat", description, state, signature)
 
 
 def _compute_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
@@ -198,13 +200,13 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
     stride = -(-num_windows // max_windows)
 
     def load(series: Series, starts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        for some in starts.split(EVAL_BATCH):
-            batch = windows.gather(series, some.to(series.values.device))
+        for batch_starts in starts.split(EVAL_BATCH):
+            batch = windows.gather(series, batch_starts.to(series.values.device))
             ahead = _select_ahead(batch.static, signature)
             yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))
 
-    def load_set(which: str) -> Iterator[tuple[Tensor, ...]]:
-        for chunk in load_chunks(which):
+    def load_set(set_name: str) -> Iterator[tuple[Tensor, ...]]:
+        for chunk in load_chunks(set_name):
             yield from load(chunk.series, chunk.starts[::stride])
 
     shape = choose_features(
@@ -222,12 +224,12 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
         starts = chunk.starts[torch.isin(chunk.starts, work.train[::stride])]
         sums = functools.partial(RidgeMoments.sum, features=shape)
         work.moments = _move_moments(
-            work.moments, starts, lambda some: sums(load(chunk.series, some))
+            work.moments, starts, lambda moved: sums(load(chunk.series, moved))
         )
         ridge = solve_ridge(work.moments, sums(load_set("val")), shape)
     rows_read = "the window's rows and those known ahead" if rows else "the window's rows"
-    what = f"least squares on {rows_read}, from {_describe(stride)}"
-    return restore_baseline("ridge", what, ridge.to_state(), signature)
+    description = f"least squares on {rows_read}, from {_describe(stride)}"
+    return restore_baseline("ridge", description, ridge.to_state(), signature)
 
 
 def _move_moments(
@@ -255,8 +257,8 @@ def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
     for batch in _iter_batches(load_chunks, "train", 1):
         counts += torch.bincount(batch.targets.long().flatten().cpu(), minlength=len(counts))
     log_probs = (counts / counts.sum()).clamp(min=MIN_PROBABILITY).log().float()
-    what = f'always "{classes[int(counts.argmax())]}", each class as likely as in training'
-    return restore_baseline("majority", what, {"log_probs": log_probs}, dataset.signature)
+    description = f'always "{classes[int(counts.argmax())]}", each class as likely as in training'
+    return restore_baseline("majority", description, {"log_probs": log_probs}, dataset.signature)
 
 
 def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
@@ -269,17 +271,17 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
     stride = -(-num_windows // max_windows)
     get_statistics = _make_reader(load_chunks, work, features)
 
-    def load(which: str) -> Iterator[tuple[Tensor, Tensor]]:
-        for chunk in load_chunks(which):
-            for some in chunk.starts[::stride].split(EVAL_BATCH):
-                starts = some.to(chunk.series.values.device)
+    def load(set_name: str) -> Iterator[tuple[Tensor, Tensor]]:
+        for chunk in load_chunks(set_name):
+            for batch_starts in chunk.starts[::stride].split(EVAL_BATCH):
+                starts = batch_starts.to(chunk.series.values.device)
                 labels = chunk.series.targets[starts[:, None] + chunk.series.target_rows]
                 yield get_statistics(chunk.series, starts), labels[..., 0].long()
 
     logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
     ahead = " and the rows known ahead" if signature.future else ""
-    what = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
-    baseline = restore_baseline("logistic", what, logistic.to_state(), signature)
+    description = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
+    baseline = restore_baseline("logistic", description, logistic.to_state(), signature)
     if work is None:
         return baseline
 
@@ -304,7 +306,10 @@ def _make_reader(
     if work.statistics is None:
         (chunk,) = load_chunks("train")
         device = chunk.series.values.device
-        parts = [compute(chunk.series, some.to(device)) for some in work.windows.split(EVAL_BATCH)]
+        parts = [
+            compute(chunk.series, batch_starts.to(device))
+            for batch_starts in work.windows.split(EVAL_BATCH)
+        ]
         work.statistics = torch.cat(parts)
     statistics, known = work.statistics, work.windows.to(work.statistics.device)
 
@@ -314,9 +319,9 @@ def _make_reader(
     return select
 
 
-def _iter_batches(load_chunks: ChunkLoader, which: str, stride: int) -> Iterator[Batch]:
+def _iter_batches(load_chunks: ChunkLoader, set_name: str, stride: int) -> Iterator[Batch]:
     """Yield a set's windows, or one in `stride`."""
-    for chunk in load_chunks(which):
+    for chunk in load_chunks(set_name):
         for starts in chunk.starts[::stride].split(EVAL_BATCH):
             yield windows.gather(chunk.series, starts.to(chunk.series.values.device))
 
@@ -352,7 +357,7 @@ class RidgeFeatures(NamedTuple):
             inputs = torch.cat([means, inputs[-1:]])
         parts = [inputs.transpose(0, 1).flatten(1)]
         if ahead is not None:
-            parts += [some.mean(dim=1) for some in ahead.split(self.pooled, dim=1)]
+            parts += [rows.mean(dim=1) for rows in ahead.split(self.pooled, dim=1)]
         return _append_one(torch.cat(parts, dim=1).double())
 
     def build_pairs(self, batches: Batches) -> Batches:
@@ -420,13 +425,13 @@ class RidgeMoments(NamedTuple):
             num_windows += len(x)
         return cls(xx, xy, yy, num_windows)
 
-    def add(self, other: RidgeMoments, times: int) -> RidgeMoments:
+    def add(self, added: RidgeMoments, times: int) -> RidgeMoments:
         """Return the sums with those over other windows added, or with -1 taken away."""
         return RidgeMoments(
-            self.xx + times * other.xx,
-            self.xy + times * other.xy,
-            self.yy + times * other.yy,
-            self.num_windows + times * other.num_windows,
+            self.xx + times * added.xx,
+            self.xy + times * added.xy,
+            self.yy + times * added.yy,
+            self.num_windows + times * added.num_windows,
         )
 
 
@@ -501,7 +506,7 @@ def _choose_penalty(
 ) -> tuple[Tensor, float]:
     """Return the weights with the lowest validation error, and their penalty."""
     solved = ((*solve(penalty), penalty) for penalty in penalties)
-    _, weights, penalty = min(solved, key=lambda one: one[0])
+    _, weights, penalty = min(solved, key=lambda result: result[0])
     return weights, penalty
 
 
@@ -555,7 +560,7 @@ def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
     (features, labels), (val_features, val_labels) = _join(train), _join(val)
     deviation, mean = torch.std_mean(features, dim=0, correction=0)
     size = torch.where(deviation > 1e-12, deviation, 1.0)
-    x, val_x = (_append_one((some - mean) / size) for some in (features, val_features))
+    x, val_x = (_append_one((values - mean) / size) for values in (features, val_features))
     warm_start = x.new_zeros(x.shape[1], labels.shape[1] * num_classes)
     products = x.T @ x / len(x)
 
@@ -618,16 +623,16 @@ def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
     tensors: dict[str, Tensor] = {}
     entries: list[dict[str, Any]] = []
     for number, baselines in enumerate(folds):
-        for name, one in baselines.items():
-            for key, value in one.state.items():
+        for name, baseline in baselines.items():
+            for key, value in baseline.state.items():
                 tensors[f"{number}/{name}/{key}"] = value.detach().cpu().contiguous()
         entries.append(
             {
-                name: {"what": one.what, "known": one.predict is not None}
-                for name, one in baselines.items()
+                name: {"what": baseline.description, "known": baseline.predict is not None}
+                for name, baseline in baselines.items()
             }
         )
-    if sum(one.nbytes for one in tensors.values()) <= MAX_BYTES:
+    if sum(tensor.nbytes for tensor in tensors.values()) <= MAX_BYTES:
         folder = run.folder / FOLDER
         checkpoint.write_folder(folder, {WEIGHTS: tensors}, {METADATA: {"folds": entries}})
 

@@ -57,7 +57,7 @@ ChunkLoader = Callable[[str], Iterable[WindowChunk]]
 class Baseline(NamedTuple):
     """A simple predictor that a model must beat."""
 
-    what: str
+    description: str
     """A short description; where the data allows no such baseline, the reason"""
     predict: Predictor | None
     state: Mapping[str, Tensor] = MappingProxyType({})
@@ -80,12 +80,12 @@ class TaskMetrics(Protocol):
         """Yield the named columns of a table: truths where they are known, and predictions."""
 
     def compare_with(
-        self, model: Any, others: Mapping[str, Any], /, *, context: int
+        self, model: Any, references: Mapping[str, Any], /, *, context: int
     ) -> PairedComparison:
         """Compare the model's sums over a set with those of others, by name."""
 
     def describe_test(
-        self, model: Any, others: Mapping[str, Any], dataset: Dataset, /
+        self, model: Any, references: Mapping[str, Any], dataset: Dataset, /
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what to add to the summary and to the test set's details, from the sums of the
         model and of others over the test set."""

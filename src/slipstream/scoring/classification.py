@@ -94,28 +94,28 @@ class ClassCounts:
         log_probs = torch.log_softmax(logits.float(), dim=-1)
         guess, size = log_probs.argmax(dim=-1), log_probs.shape[-1]
         loss = -log_probs.gather(-1, labels[..., None])[..., 0].double()
-        one, hit = torch.ones_like(labels), (guess == labels).long()
-        self.confusion.view(-1).index_add_(0, (labels * size + guess).flatten(), one.flatten())
+        unit, hit = torch.ones_like(labels), (guess == labels).long()
+        self.confusion.view(-1).index_add_(0, (labels * size + guess).flatten(), unit.flatten())
         step = torch.arange(labels.shape[1], device=labels.device).expand_as(labels)
         for counts, group in ((self.by_step, step), (self.by_series, series[:, None])):
             flat, first = counts.view(-1), group.expand_as(labels) * 3 * size
             flat.index_add_(0, (first + HITS * size + labels).flatten(), hit.flatten())
-            flat.index_add_(0, (first + LABELS * size + labels).flatten(), one.flatten())
-            flat.index_add_(0, (first + GUESSES * size + guess).flatten(), one.flatten())
+            flat.index_add_(0, (first + LABELS * size + labels).flatten(), unit.flatten())
+            flat.index_add_(0, (first + GUESSES * size + guess).flatten(), unit.flatten())
         self.loss_by_step.add_(loss.sum(dim=0))
         self.loss_by_series.index_add_(0, series, loss.sum(dim=1))
         tensors = (log_probs, labels, starts, series)
         self.retained.append(ClassAnswers(*(t[:: self.stride].cpu().numpy() for t in tensors)))
 
-    def merge(self, others: Sequence[ClassCounts]) -> ClassCounts:
+    def merge(self, later: Sequence[ClassCounts]) -> ClassCounts:
         """Return the counts over this set and others of the same classes and series."""
-        every = (self, *others)
+        parts = (self, *later)
         merged: dict[str, Any] = {
-            name: torch.stack([getattr(counts, name) for counts in every]).sum(dim=0)
+            name: torch.stack([getattr(counts, name) for counts in parts]).sum(dim=0)
             for name in ("confusion", "by_step", "by_series", "loss_by_step", "loss_by_series")
         }
-        merged["retained"] = [part for counts in every for part in counts.retained]
-        return replace(self, **merged, stride=max(counts.stride for counts in every))
+        merged["retained"] = [part for counts in parts for part in counts.retained]
+        return replace(self, **merged, stride=max(counts.stride for counts in parts))
 
     def join_answers(self) -> ClassAnswers:
         """Return the retained answers."""
@@ -200,25 +200,27 @@ def build_columns(
 
 
 def compare_with(
-    model: ClassCounts, others: Mapping[str, ClassCounts], *, context: int
+    model: ClassCounts, references: Mapping[str, ClassCounts], *, context: int
 ) -> PairedComparison:
     """Compare the answers of a model, window by window, with those of others."""
-    own = answers.count_units(model.join_answers())
-    units = {name: answers.count_units(one.join_answers()) for name, one in others.items()}
-    return compare_predictors(own, units, answers.COMPARED, context=context)
+    model_units = answers.count_units(model.join_answers())
+    units = {
+        name: answers.count_units(counts.join_answers()) for name, counts in references.items()
+    }
+    return compare_predictors(model_units, units, answers.COMPARED, context=context)
 
 
 def describe_test(
-    model: ClassCounts, others: Mapping[str, ClassCounts], dataset: Dataset
+    model: ClassCounts, references: Mapping[str, ClassCounts], dataset: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return intervals, each predictor's difference from the majority class, the worst windows."""
-    counts = {"model": model, **others}
+    counts = {"model": model, **references}
     retained = model.join_answers()
     context, majority = dataset.signature.context, {"majority": counts["majority"]}
     resampled = answers.bootstrap(retained, context=context)
     against = {
-        name: compare_with(one, majority, context=context).differences
-        for name, one in counts.items()
+        name: compare_with(predictor_counts, majority, context=context).differences
+        for name, predictor_counts in counts.items()
         if name != "majority"
     }
     summary = {

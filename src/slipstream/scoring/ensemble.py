@@ -60,12 +60,12 @@ def average_predictors(
 def predict_with_mean(
     predictors: Sequence[Predictor],
     load_chunks: ChunkLoader,
-    which: str,
+    set_name: str,
     signature: Signature,
     weights: Sequence[float] | None = None,
 ) -> Iterator[list[PredictionBatch]]:
     """Yield rows with a batch of each model; with several models, their mean comes last."""
-    for row in predict_side_by_side(predictors, load_chunks, which):
+    for row in predict_side_by_side(predictors, load_chunks, set_name):
         if len(row) > 1:
             predictions = [batch.prediction for batch in row]
             is_classifier = bool(signature.classes)
@@ -166,8 +166,8 @@ def score_with_mean(
     """
     signature, count = dataset.signature, len(predictors) + (len(predictors) > 1)
 
-    def predict_set(which: str) -> Iterator[tuple[list[PredictionBatch], list[PredictionBatch]]]:
-        rows = predict_with_mean(predictors, load_chunks, which, signature, mixing.weights)
+    def predict_set(set_name: str) -> Iterator[tuple[list[PredictionBatch], list[PredictionBatch]]]:
+        rows = predict_with_mean(predictors, load_chunks, set_name, signature, mixing.weights)
         if mixing.filter:
             yield from mixing.filter.filter_rows(rows)
         else:
@@ -237,14 +237,14 @@ def to_reach(
 ) -> Reach:
     """Return half-widths as they are saved."""
     return {
-        who: {
+        predictor: {
             level: {
                 name: (values[:, i].double() * scaler.size[name]).tolist()
                 for i, name in enumerate(targets)
             }
             for level, values in by_level.items()
         }
-        for who, by_level in half_widths.items()
+        for predictor, by_level in half_widths.items()
     }
 
 

@@ -126,8 +126,8 @@ class MaskFiller:
 
     def fill_chunk(self, chunk: WindowChunk) -> Iterator[FilledWindows]:
         """Fill in every window of the chunk, in smaller batches where memory is short."""
-        for some in chunk.starts.split(EVAL_BATCH):
-            starts = some.to(chunk.series.values.device)
+        for batch_starts in chunk.starts.split(EVAL_BATCH):
+            starts = batch_starts.to(chunk.series.values.device)
             yield from split_if_full(lambda part: self.fill(chunk.series, part), starts)
 
 
@@ -174,9 +174,9 @@ def score_masked_rows(
             latent.update(filled.tokens)
             examples.add(filled, chunk)
     metrics = {name: sums.compute() for name, sums in scores.items()}
-    model, *others = (sums.sums for sums in scores.values())
+    model, *baseline_sums = (sums.sums for sums in scores.values())
     comparison = regression.compare_with(
-        model, dict(zip(BASELINES, others, strict=True)), context=dataset.signature.context
+        model, dict(zip(BASELINES, baseline_sums, strict=True)), context=dataset.signature.context
     )
     return MaskedScores(metrics, comparison, latent.compute(), examples.to_table())
 
@@ -203,8 +203,8 @@ class MaskedSums:
         point, truth = (self._select(values, places) for values in (rows, filled.inputs))
         self.sums.add(point, truth, starts, series)
         squares = (point - truth).square().double()
-        own = self.channels > 1
-        squares = squares.transpose(1, 2).flatten(0, 1) if own else squares.mean(dim=2)
+        independent = self.channels > 1
+        squares = squares.transpose(1, 2).flatten(0, 1) if independent else squares.mean(dim=2)
         terms = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
         distance = filled.distance.gather(0, places).T.flatten().cpu()
         self.by_distance.index_add_(1, distance - 1, terms)
@@ -214,8 +214,8 @@ class MaskedSums:
         selected = noise.gather_rows(rows, places).transpose(0, 1)
         if self.channels == 1:
             return selected
-        own: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))
-        return own.transpose(1, 2)
+        channels: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))
+        return channels.transpose(1, 2)
 
     def compute(self) -> dict[str, Any]:
         metrics = self.sums.compute()
@@ -320,7 +320,9 @@ def score_encoder(
         **scores[MODEL],
         "windows": dataset.num_windows,
         "windows_without_target": dataset.left_out,
-        "baselines": {name: {"what": what} | scores[name] for name, what in BASELINES.items()},
+        "baselines": {
+            name: {"what": description} | scores[name] for name, description in BASELINES.items()
+        },
         "judged_by": metric,
         **summary.summarize_comparison(scored.comparison, metric),
         "latent": scored.latent,

@@ -16,7 +16,7 @@ from slipstream.config import Config, Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.filters import FilterDesign, PredictionFilter, describe_filter, design_filter
-from slipstream.data.predictions import WindowPlaces, build_prediction_table
+from slipstream.data.predictions import WindowPositions, build_prediction_table
 from slipstream.data.scaler import Scaler, scale_limits
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective, recovery
@@ -68,7 +68,7 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
         return windows.separate_channels(merged, num_channels)
 
     def predict(series: Series, starts: Tensor) -> Tensor:
-        parts = list(split_if_full(lambda some: predict_part(series, some), starts))
+        parts = list(split_if_full(lambda part: predict_part(series, part), starts))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return predict
@@ -103,10 +103,10 @@ def predict_batches(
 
 
 def predict_side_by_side(
-    predictors: Sequence[Predictor], load_chunks: ChunkLoader, which: str
+    predictors: Sequence[Predictor], load_chunks: ChunkLoader, set_name: str
 ) -> Iterator[list[PredictionBatch]]:
     """Yield rows that hold one batch of each predictor, of the same windows."""
-    return _predict_rows(predictors, load_chunks(which), truth=True)
+    return _predict_rows(predictors, load_chunks(set_name), truth=True)
 
 
 @torch.inference_mode()
@@ -155,9 +155,11 @@ def build_table(
     """Return one row per window and predicted row: physical units, or probabilities of classes."""
     chunk = batch.chunk
     starts = batch.starts.cpu().numpy() + chunk.first_row
-    places = WindowPlaces(dataset.signature, dataset.index, starts, chunk.time, chunk.first_row)
+    positions = WindowPositions(
+        dataset.signature, dataset.index, starts, chunk.time, chunk.first_row
+    )
     columns = get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
-    return build_prediction_table(places, columns)
+    return build_prediction_table(positions, columns)
 
 
 MIN_PROBABILITY = 1e-30
@@ -198,11 +200,11 @@ def make_window_filter(config: Config, dataset: Dataset) -> WindowFilter | None:
     if design is None:
         return None
     memory = dataset.memory
-    for which, starts in {} if memory is None else memory.starts.items():
+    for set_name, starts in {} if memory is None else memory.starts.items():
         if len(starts) > 1 and not bool((starts.diff() == 1).any()):
             raise UserError(
                 f'predict.filter.kind = "{design.kind}" needs consecutive windows, and no two of '
-                f'the {which} windows are; set predict.filter = "none"'
+                f'the {set_name} windows are; set predict.filter = "none"'
             )
     return WindowFilter(config, dataset, design)
 

@@ -160,8 +160,8 @@ class RegressionSums:
         error = point - truth
         absolute, truth = error.abs(), truth.double()  # R² of a constant needs every digit
         terms = (error, absolute, error.square(), truth, truth.square())
-        by_step = torch.stack([one.sum(dim=0, dtype=torch.float64) for one in terms])
-        by_window = torch.stack([one.sum(dim=1, dtype=torch.float64) for one in terms])
+        by_step = torch.stack([term.sum(dim=0, dtype=torch.float64) for term in terms])
+        by_window = torch.stack([term.sum(dim=1, dtype=torch.float64) for term in terms])
         num_windows, steps, _ = error.shape
         self.by_step[0] += num_windows
         self.by_step[1:] += by_step
@@ -182,21 +182,23 @@ class RegressionSums:
         means = [torch.ones_like(absolute[:, 0]), *errors]
         self.by_window[-1].add(torch.stack(means, dim=1), starts)
 
-    def merge(self, others: Sequence[RegressionSums]) -> RegressionSums:
+    def merge(self, later: Sequence[RegressionSums]) -> RegressionSums:
         """Return the sums over this set and others of the same shape and scale."""
         merged: dict[str, Any] = {}
         for name in (
             *("by_step", "by_series", "covered", "pinball"),
             *("max_by_step", "max_by_series"),
         ):
-            stacked = torch.stack([getattr(sums, name) for sums in (self, *others)])
+            stacked = torch.stack([getattr(sums, name) for sums in (self, *later)])
             merged[name] = stacked.amax(dim=0) if "max" in name else stacked.sum(dim=0)
-        merged["by_window"] = tuple(one for sums in (self, *others) for one in sums.by_window)
+        merged["by_window"] = tuple(
+            windows for sums in (self, *later) for windows in sums.by_window
+        )
         return replace(self, **merged)
 
     def collect_units(self) -> WindowUnits:
         """Return the errors window by window."""
-        parts = [one.collect() for one in self.by_window]
+        parts = [windows.collect() for windows in self.by_window]
         return WindowUnits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     def compute(self) -> dict[str, Any]:
@@ -208,7 +210,9 @@ class RegressionSums:
         count = sums[0].sum(dim=0)
         of_quantiles = self._compute_quantiles(count)
         return {
-            "overall": _average_targets({name: one[None] for name, one in per_target.items()})[0]
+            "overall": _average_targets(
+                {name: values[None] for name, values in per_target.items()}
+            )[0]
             | {name: float(values.mean()) for name, values in of_quantiles.items()},
             "scaled": {
                 "mae": float((per_target["mae"] / self.deviation).mean()),
@@ -292,10 +296,10 @@ def build_columns(
 
 
 def compare_with(
-    model: RegressionSums, others: Mapping[str, RegressionSums], *, context: int
+    model: RegressionSums, references: Mapping[str, RegressionSums], *, context: int
 ) -> PairedComparison:
     """Compare the errors of a model, window by window, with those of others."""
-    units = {name: one.collect_units() for name, one in others.items()}
+    units = {name: sums.collect_units() for name, sums in references.items()}
     return compare_predictors(model.collect_units(), units, COMPARED, context=context)
 
 

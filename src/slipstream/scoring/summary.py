@@ -61,8 +61,8 @@ def make_chunk_loader(context: RunContext, *, with_time: bool = False) -> ChunkL
     """Return a function from the name of a set to its windows; `with_time` gives those of the test
     set their times."""
     dataset, rows = context.dataset, context.config.engine.buffer_rows
-    return lambda which: dataset.iter_chunks(
-        which, context.series, rows=rows, with_time=with_time and which == "test"
+    return lambda set_name: dataset.iter_chunks(
+        set_name, context.series, rows=rows, with_time=with_time and set_name == "test"
     )
 
 
@@ -108,10 +108,10 @@ def score_baselines(
     baselines = baselines or fit_baselines(dataset, load_chunks)
     scored: BaselineSums = {name: (baseline, {}) for name, baseline in baselines.items()}
     usable = {name: baseline.predict for name, baseline in baselines.items() if baseline.predict}
-    for which in dataset.num_windows:
-        rows = predict_side_by_side([*usable.values()], load_chunks, which)
+    for set_name in dataset.num_windows:
+        rows = predict_side_by_side([*usable.values()], load_chunks, set_name)
         for name, sums in zip(usable, accumulate_side_by_side(rows, dataset), strict=True):
-            scored[name][1][which] = sums
+            scored[name][1][set_name] = sums
     return scored
 
 
@@ -128,13 +128,14 @@ def summarize_scores(
     dataset: Dataset,
     model: SetSums,
     baselines: BaselineSums,
-    others: Mapping[str, Any] = MappingProxyType({}),
+    references: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return a run's summary as far as its scores go, and the metrics of every set in detail.
 
-    `others` are sums over the test set that are compared with the model's as the baselines' are.
+    `references` are further sums over the test set that the model is compared with, as with the
+    baselines.
     """
-    detail = {which: sums.compute() for which, sums in model.items()}
+    detail = {set_name: sums.compute() for set_name, sums in model.items()}
     scores = group_by_set(detail)
     beside = {
         name: summarize_baseline(baseline, sums, dataset) if sums else None
@@ -142,7 +143,7 @@ def summarize_scores(
     }
     tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
     metrics, metric = get_task_metrics(dataset), get_comparison_metric(config)
-    comparison, more = metrics.describe_test(model["test"], {**tested, **others}, dataset)
+    comparison, more = metrics.describe_test(model["test"], {**tested, **references}, dataset)
     detail["test"] |= more
     paired = metrics.compare_with(model["test"], tested, context=dataset.signature.context)
     summary = {
@@ -185,14 +186,14 @@ def summarize_comparison(paired: PairedComparison, metric: str) -> dict[str, Any
 def count_windows(dataset: Dataset) -> dict[str, int]:
     """Return the number of windows by set, of all folds together."""
     counts = [fold.num_windows for fold in dataset.folds] or [dataset.num_windows]
-    return {which: sum(count[which] for count in counts) for which in counts[0]}
+    return {set_name: sum(count[set_name] for count in counts) for set_name in counts[0]}
 
 
 def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:
     """Return each set's overall metrics, also in standardised units where there are such."""
     sections = {"metrics": "overall", "scaled": "scaled"}
     return {
-        name: {which: metrics[section] for which, metrics in detail.items()}
+        name: {set_name: metrics[section] for set_name, metrics in detail.items()}
         for name, section in sections.items()
         if all(section in metrics for metrics in detail.values())
     }
@@ -200,16 +201,16 @@ def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:
 
 def summarize_sums(sums: SetSums) -> dict[str, Any]:
     """Return the overall metrics from each set's sums."""
-    return group_by_set({which: total.compute() for which, total in sums.items()})
+    return group_by_set({set_name: total.compute() for set_name, total in sums.items()})
 
 
 def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> dict[str, Any]:
     """Return a baseline's overall metrics, the headline metric of every predicted row, and of
     numbers those of each target."""
-    detail = {which: total.compute() for which, total in sums.items()}
+    detail = {set_name: total.compute() for set_name, total in sums.items()}
     headline = get_task_metrics(dataset).HEADLINE
     by_step = [row[headline] for row in detail["test"]["per_step"]]
-    result = {"what": baseline.what, **group_by_set(detail), f"{headline}_by_step": by_step}
+    result = {"what": baseline.description, **group_by_set(detail), f"{headline}_by_step": by_step}
     if "per_target" in detail["test"]:
         result["per_target"] = detail["test"]["per_target"]
     return result
@@ -218,7 +219,7 @@ def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> d
 def list_missing_baselines(baselines: BaselineSums) -> list[str]:
     """Say of each baseline without scores why it has none."""
     return [
-        f"no {name} baseline: {baseline.what}"
+        f"no {name} baseline: {baseline.description}"
         for name, (baseline, sums) in baselines.items()
         if not sums
     ]
@@ -233,9 +234,9 @@ def get_comparison_metric(config: Config) -> str:
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
 
-def get_metric(summary: Mapping[str, Any], which: str, metric: str) -> float:
+def get_metric(summary: Mapping[str, Any], set_name: str, metric: str) -> float:
     """Return that metric of a model or a baseline on one set."""
-    return float((summary.get("scaled") or summary["metrics"])[which][metric])
+    return float((summary.get("scaled") or summary["metrics"])[set_name][metric])
 
 
 def get_metric_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
@@ -334,10 +335,10 @@ def score_folds(context: RunContext, groups: Sequence[FoldLanes]) -> list[FoldSu
     scored = []
     with open_table_writer(context.run.folder / PREDICTIONS) as write:
         for group in groups:
-            what = "the model"
+            subject = "the model"
             if context.config.trains_lanes:
-                what = format_count(len(group.fits_with_model), "model")
-            context.run.append(Scoring(what=f"{what}{_name_fold(group, groups)}"))
+                subject = format_count(len(group.fits_with_model), "model")
+            context.run.append(Scoring(what=f"{subject}{_name_fold(group, groups)}"))
             scored.append(_score_fold(group.narrow(context), group, write))
     return scored
 
@@ -445,15 +446,16 @@ def summarize_folds(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the run's summary, of all folds together, and the metrics in detail."""
     config, dataset = context.config, context.dataset
-    model = {which: merge_sums([fold.model[which] for fold in folds]) for which in SETS}
+    model = {set_name: merge_sums([fold.model[set_name] for fold in folds]) for set_name in SETS}
     together: SetSums = {}
     if all(fold.ensemble for fold in folds):
         together = {
-            which: merge_sums([fold.ensemble[which] for fold in folds]) for which in ("val", "test")
+            set_name: merge_sums([fold.ensemble[set_name] for fold in folds])
+            for set_name in ("val", "test")
         }
-    others = {ENSEMBLE: together["test"]} if together else {}
+    references = {ENSEMBLE: together["test"]} if together else {}
     baselines = merge_baselines([fold.baselines for fold in folds])
-    scores, detail = summarize_scores(context.run, config, dataset, model, baselines, others)
+    scores, detail = summarize_scores(context.run, config, dataset, model, baselines, references)
     scores |= summarize_filter(config, dataset, _merge_unfiltered(folds))
     if config.trains_lanes:
         scores |= _summarize_lanes(context, folds, scores, together, baselines)
@@ -509,7 +511,11 @@ def _compare_ensemble(
 def _merge_unfiltered(folds: Sequence[FoldSums]) -> SetSums:
     """Return the model's sums without the filter; empty where there is none."""
     many = [fold.unfiltered[MODEL] for fold in folds if fold.unfiltered]
-    return {which: merge_sums([sums[which] for sums in many]) for which in many[0]} if many else {}
+    return (
+        {set_name: merge_sums([sums[set_name] for sums in many]) for set_name in many[0]}
+        if many
+        else {}
+    )
 
 
 def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:
@@ -517,14 +523,17 @@ def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:
     return {
         name: (
             baseline,
-            {which: merge_sums([fold[name][1][which] for fold in folds]) for which in sums},
+            {
+                set_name: merge_sums([fold[name][1][set_name] for fold in folds])
+                for set_name in sums
+            },
         )
         for name, (baseline, sums) in folds[-1].items()
     }
 
 
-def _compute_coverage(folds: Sequence[FoldSums], who: str) -> dict[str, float]:
-    return ensemble.compute_coverage([fold.coverage[who] for fold in folds])
+def _compute_coverage(folds: Sequence[FoldSums], predictor: str) -> dict[str, float]:
+    return ensemble.compute_coverage([fold.coverage[predictor] for fold in folds])
 
 
 def _summarize_each(sums: FoldSums, model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -534,7 +543,9 @@ def _summarize_each(sums: FoldSums, model: Mapping[str, Any]) -> Iterator[dict[s
         scores: dict[str, Any] = {key: None for key in ("metrics", "scaled") if key in model}
         if fit.weights:
             position = with_model.index(fit)
-            scores = summarize_sums({which: many[position] for which, many in sums.lanes.items()})
+            scores = summarize_sums(
+                {set_name: many[position] for set_name, many in sums.lanes.items()}
+            )
         yield {
             "lane": fit.number,
             "seed": fit.lane.config.seed,

@@ -19,7 +19,7 @@ from slipstream.base.text import escape_controls
 from slipstream.config import Signature
 from slipstream.data.predictions import (
     PhysicalPredictions,
-    WindowPlaces,
+    WindowPositions,
     build_prediction_table,
     list_class_columns,
     list_number_columns,
@@ -85,7 +85,7 @@ class TableMaker:
     signature: Signature
     half_widths: Widths | None
 
-    def make(self, places: WindowPlaces, values: Floats) -> pa.Table:
+    def make(self, places: WindowPositions, values: Floats) -> pa.Table:
         """Return the predictions of these windows, with the place of each."""
         if classes := self.signature.classes:
             columns = list_class_columns(values.reshape(-1, len(classes)), classes)

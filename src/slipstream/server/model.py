@@ -21,7 +21,7 @@ import numpy.typing as npt
 from slipstream.base.errors import UserError
 from slipstream.config import Config, Signature
 from slipstream.data.filters import PredictionFilter, design_filter
-from slipstream.data.predictions import WindowPlaces
+from slipstream.data.predictions import WindowPositions
 from slipstream.data.prepare.chain import Replay
 from slipstream.data.scaler import merge_scalers
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times, is_date
@@ -326,7 +326,7 @@ class ServedModel:
 
         def finish(outputs: Arrays) -> Answered:
             values = self._filter_windows(rows, starts, outputs)[np.isin(starts, selected)]
-            places = WindowPlaces(self.signature, rows.index, selected, rows.raw.time)
+            places = WindowPositions(self.signature, rows.index, selected, rows.raw.time)
             return Answered(self.tables.make(places, values), StreamState())
 
         return RequestWindows(
@@ -422,7 +422,7 @@ class ServedModel:
         time: Times | None,
         before: StreamState,
         after: StreamState,
-    ) -> WindowPlaces:
+    ) -> WindowPositions:
         """Return where predictions belong in the whole stream, by the rows that they end with."""
         index = SeriesIndex(
             series_names=(name,),
@@ -434,7 +434,7 @@ class ServedModel:
             step=self.signature.step,
             has_dates=time is not None and is_date(time),
         )
-        return WindowPlaces(self._last_row, index, ends, time, before.num_rows)
+        return WindowPositions(self._last_row, index, ends, time, before.num_rows)
 
     @cached_property
     def _last_row(self) -> Signature:

@@ -19,7 +19,7 @@ from slipstream.data.table import DataTable, SourceFile, make_table, summarize_e
 ERRORS = (pa.ArrowException, OSError, ValueError)
 MANY_COLUMNS = 1000
 READ_AHEAD_BYTES = 16 << 20
-"""Bytes that one read takes from a file with so many columns"""
+"""The number of bytes that one read takes from a file of very many columns"""
 
 
 class ParquetReader(TableReader):
@@ -56,7 +56,7 @@ def read_parquet(path: AnyPath, name: str) -> DataTable:
 
 
 def read_arrow(path: Path, name: str) -> DataTable:
-    """Map a file into memory; pages that nobody looks at are not read."""
+    """Map a file into memory; pages that are never accessed are never read."""
     try:
         _open_arrow.cache_clear()  # a file of the same name may be another one by now
         table = _open_arrow(path)
@@ -138,8 +138,8 @@ def _open_once(path: AnyPath, _: int | None) -> _OpenFile:
 
 @lru_cache(maxsize=1)
 def _read_ahead(path: AnyPath, column: int, many: int, first: int, past: int) -> pa.Table:
-    """Read `many` columns from one on. Each read of a file of thousands of columns looks at all of
-    them, so that reading one at a time would take minutes."""
+    """Read `many` columns, from `column` on. Each read looks at the metadata of all columns, so
+    reading thousands of columns one at a time would take minutes."""
     file, _, names, _ = _open_parquet(path)
     return file.read_row_groups(list(range(first, past)), list(names[column : column + many]))
 

@@ -44,12 +44,13 @@ from slipstream.data.table import DataTable, summarize_error, wrap_table
 Ints = npt.NDArray[np.int64]
 
 BLOCK_BYTES, STREAM_BYTES, COUNT_BYTES = 16 << 20, 2 << 20, 1 << 20
-"""Bytes that are parsed at a time, in a file of any size, and searched for line breaks"""
+"""Bytes parsed at a time from a whole file, parsed at a time from a file of any size, and searched
+for line breaks at a time"""
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 LARGE_BYTES = 32 << 20
-"""Size of a file from which on some of its rows are read without the others"""
+"""A file of at least this size is sampled without reading the rest of it"""
 HEAD_RECORDS, HEAD_CELLS = 100, 100_000
-"""Records among which the names are looked for"""
+"""The number of records, and of cells, that are searched for the row of names"""
 UTF_16 = "UTF-16 text; set " + Setting({"data.encoding": "utf-16"}) + ", or save it as UTF-8"
 MAGIC: dict[bytes, Text] = {
     b"\x1f\x8b": "gzip data; rename it to .csv.gz",
@@ -63,9 +64,9 @@ MAGIC: dict[bytes, Text] = {
     b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
 }
 MAX_NULS = 0.1
-"""The share of NUL bytes from which on a file is not UTF-8"""
+"""A file with a larger share of NUL bytes is not taken for UTF-8"""
 MAX_REPEATS = 1000
-"""How often Arrow lets a part of a regular expression repeat"""
+"""The largest repeat count in a regular expression that Arrow accepts"""
 FIX = (
     'close it where its cell ends, write it twice ("") where it belongs to the text, or take the '
     "line break out"
@@ -111,7 +112,7 @@ def _is_utf8(options: ReadOptions) -> bool:
 
 
 def _transcode(file: InputFile, options: ReadOptions) -> tuple[InputFile, UnpackedFile]:
-    """Return a copy of a file in UTF-8, and which file errors about the copy are about."""
+    """Return a copy of a file in UTF-8, and the original file that errors about the copy name."""
     assert options.encoding is not None
     copy = compression.transcode(file.local_path, options.encoding)
     with restoring_name(copy):
@@ -218,7 +219,7 @@ def _describe(delimiter: str, decimal: str | None, encoding: str | None) -> str:
 
 
 class CsvFile(NamedTuple):
-    """The text of a file, and how it is laid out."""
+    """The text of a file, and its layout."""
 
     table: pa.Table
     delimiter: str
@@ -281,7 +282,7 @@ def _fill_names(names: Sequence[str]) -> list[str]:
 def _make_options(
     names: list[str], lines: int, delimiter: str, block: int | None = None
 ) -> tuple[Any, Any, Any]:
-    """Return how Arrow reads the cells below so many lines, as text."""
+    """Return the options with which Arrow reads the cells below the first `lines` lines as text."""
     return (
         pa.csv.ReadOptions(column_names=names, skip_rows=lines, block_size=block or BLOCK_BYTES),
         # an empty line of one column is a missing value
@@ -295,7 +296,7 @@ def _make_options(
 
 
 def _refuse_other_content(path: Path, head: bytes) -> None:
-    """Refuse what is no text in UTF-8."""
+    """Refuse a file that is not UTF-8 text."""
     for magic, content in MAGIC.items():
         if head.startswith(magic):
             raise UserError(f"{path}: is " + content)
@@ -309,14 +310,16 @@ def _refuse_other_content(path: Path, head: bytes) -> None:
 def _explain_failure(
     path: Path, name: str, delimiter: str, shape: tuple[int, int], error: Exception
 ) -> UserError:
-    """Say what is wrong with a file of so many columns, below so many lines."""
+    """Return the error for a file that Arrow could not read; `shape` is its number of columns and
+    of header lines."""
     _refuse_bad_text(path)
     _refuse_ragged(path, name, delimiter, *shape)
     return UserError(f"{path}: cannot be read as CSV: {summarize_error(error)}")
 
 
 def _drop_empty(table: pa.Table, names: list[str]) -> tuple[pa.Table, tuple[str, ...]]:
-    """Drop empty rows and unnamed empty columns at the end of a table; say so."""
+    """Return a table without the empty rows and unnamed empty columns at its end, and notes on
+    them."""
     num_columns = table.num_columns
     while num_columns > 1 and not names[num_columns - 1] and is_blank(table[num_columns - 1]):
         num_columns -= 1
@@ -383,8 +386,8 @@ def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _
 def _find_delimiter(path: Path, head: bytes, skip_rows: int | None) -> tuple[str, list[Record]]:
     """Return the delimiter and the first records.
 
-    It is the most frequent of comma, semicolon and tab in the first line, outside quotes, unless
-    only another one shows names above numbers.
+    The delimiter is the most frequent of comma, semicolon and tab in the first line, outside
+    quotes, unless only another one shows names above numbers.
     """
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()[skip_rows or 0 :]
     first = next((line for line in lines if line.strip()), b"")
@@ -445,8 +448,8 @@ def _refuse_bad_text(path: Path) -> None:
 def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> None:
     """Refuse a file, read as `table`, in which a quote has made one cell of several rows.
 
-    A column may have cells of several lines. A single one among cells of one line is taken for a
-    slip, and so is one that has the cells of another row in it.
+    A column may have cells of several lines. A single such cell in a column of one-line cells is
+    taken for a slip, and so is a cell that contains the cells of another row.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         if content.find(b'"') < 0 or not table.num_rows:
@@ -468,7 +471,7 @@ def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> 
 
 
 def refuse_open(path: Path, name: str, last: str, delimiter: str) -> None:
-    """Refuse a file whose last cell is this one if its quote never closes."""
+    """Refuse a file that ends with this cell, if the cell's quote never closes."""
     if is_open(path, last, delimiter):
         begin = path.stat().st_size - len(_quote(last))
         raise UserError(
@@ -490,15 +493,16 @@ def is_open(path: Path, last: str, delimiter: str) -> bool:
 
 
 def _quote(cell: str) -> bytes:
-    """Return a cell as it stands in the file, without the quote that closes it."""
+    """Return a cell as it is written in the file, without its closing quote."""
     return b'"' + cell.encode().replace(b'"', b'""')
 
 
 def _find_swallowed(table: pa.Table, index: int, rows: Ints, delimiter: str) -> int | None:
-    """Find the first of these rows whose cell holds another row.
+    """Return the first of these rows whose cell contains the beginning of another row; None without
+    any.
 
-    Its first line then is a row's end and its second the next row's beginning: as many cells, and
-    numbers where the other columns have numbers.
+    The first line of such a cell is the end of one row and its second line the beginning of the
+    next: as many cells, and numbers where the other columns have numbers.
     """
     before, after = index, table.num_columns - 1 - index
     if not len(rows) or max(before, after) > MAX_REPEATS:

@@ -27,10 +27,10 @@ from slipstream.data.layout import (
 from slipstream.data.table import DataTable, summarize_error, wrap_table
 
 HEAD_ROWS = 100
-"""Rows among which the names are looked for"""
+"""The number of rows that are searched for the row of names"""
 OLD_FORMAT = b"\xd0\xcf\x11\xe0"
 ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
-"""What a workbook with a password contains, in place of its sheets"""
+"""The name that a workbook with a password contains instead of its sheets"""
 INSTALL = 'pip install "slipstream[excel]"'
 
 
@@ -58,7 +58,7 @@ def read_excel(path: Path, name: str, options: ReadOptions) -> list[DataTable]:
 
 
 def refuse_other_files(path: Path, head: bytes) -> None:
-    """Refuse what is no workbook that can be read, by how the file begins."""
+    """Refuse a file that is not a readable workbook, judged by its first bytes."""
     if head.startswith(OLD_FORMAT) and path.suffix.lower() != ".xls":
         if ENCRYPTED in path.read_bytes():
             raise UserError(f"{path}: is protected by a password; save it without one")
@@ -196,14 +196,16 @@ def _find_layout(path: Path, workbook: Any, sheet: str, options: ReadOptions) ->
 
 
 def _has_numbers(cells: pa.Array) -> bool:
-    """Whether a column of text has a cell that is a number, of which text has not all digits."""
+    """Return whether a column of text has a cell that is a number. Such a column is read again as
+    numbers, because text does not have all digits."""
     return pa.types.is_string(cells.type) and any(
         is_number(text) for text in pc.unique(cells).to_pylist() if text is not None
     )
 
 
 def _merge(texts: pa.Array, numbers: pa.Array, missing: list[str]) -> pa.Array:
-    """Return a column as numbers if each text in it means "missing"; else as it is."""
+    """Return a column as numbers if every text in it means "missing"; otherwise return it
+    unchanged."""
     trimmed = pc.utf8_trim_whitespace(texts)
     means_missing = pc.is_in(trimmed, value_set=pa.array(missing))
     lost = pc.and_(pc.is_null(numbers), pc.and_(pc.is_valid(texts), pc.invert(means_missing)))

@@ -37,15 +37,16 @@ ReadFunction = Callable[[Path, str, ReadOptions], list[DataTable]]
 IDLE_S = 20.0
 """How long a child waits for the next file"""
 START_S, BYTES_PER_S = 300, 200_000
-"""How long it may read: against endless loops, not against large files"""
+"""How long a child may read a file: START_S, and more for each byte. The limit stops endless loops,
+not large files"""
 EXTRA_BYTES = 4 << 30
-"""Addresses that libraries reserve and do not use"""
+"""Address space that libraries reserve without using it"""
 MAX_MESSAGES, MAX_LENGTH = 3, 200
 _waiting: dict[int, list[_Child]] = {}
 """Children without a file, by the process that has started them: a fork must not talk to the
 children of its parent"""
 _reading: dict[int, set[_Child]] = {}
-"""Children with a file"""
+"""Children that are reading a file, by the process that has started them"""
 
 
 def read_isolated(
@@ -104,7 +105,7 @@ def read_isolated(
 
 
 def _take(waiting: list[_Child], path: Path) -> _Child:
-    """Return a child that waits, or start one; those that have ended meanwhile are left out."""
+    """Return a waiting child, or start one; children that have ended meanwhile are forgotten."""
     with suppress(IndexError):
         while True:
             child = waiting.pop()
@@ -121,7 +122,7 @@ def _take(waiting: list[_Child], path: Path) -> _Child:
 
 
 def stop_reading() -> None:
-    """End the children that read for other threads, whose results nobody needs any more."""
+    """End the children that read for other threads, because nobody needs their results any more."""
     for child in tuple(_reading.get(os.getpid(), ())):
         child.process.kill()
 
@@ -153,7 +154,7 @@ class _Child:
     def read(
         self, request: dict[str, Any], limit_s: int
     ) -> tuple[dict[str, Any], list[pa.Table]] | None:
-        """Return what is known of the tables, and the tables; None where the child had ended."""
+        """Return the tables and their details; None where the child had already ended."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         is_late = threading.Event()
@@ -186,7 +187,7 @@ class _Child:
                 self.close()
 
     def _describe_exit(self, code: int, begin: int) -> str:
-        """Say how the process ended, with the first line that it has printed since `begin`."""
+        """Describe how the process ended, with the first line that it has printed since `begin`."""
         from slipstream.base import machine
 
         self.errors.seek(begin)
@@ -194,7 +195,7 @@ class _Child:
         return machine.describe_exit(code, printed.partition("\n")[0][:MAX_LENGTH])
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even while it reads."""
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -205,7 +206,7 @@ class _Child:
 
 
 class _Messages(logging.Handler):
-    """Collects what libraries log."""
+    """Collects the log messages of libraries."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -216,7 +217,8 @@ class _Messages(logging.Handler):
 
 
 def _describe_printed(logged: Sequence[str], errors: int, begin: int) -> list[str]:
-    """Return what libraries have logged, or printed from a place of the file of errors on."""
+    """Return the messages that libraries have logged, or written to the file `errors` from byte
+    `begin` on."""
     end = os.lseek(errors, 0, os.SEEK_END)
     os.lseek(errors, begin, os.SEEK_SET)
     printed = os.read(errors, min(end - begin, MAX_LENGTH * MAX_MESSAGES)).decode(
@@ -228,7 +230,7 @@ def _describe_printed(logged: Sequence[str], errors: int, begin: int) -> list[st
 
 
 def _limit_memory() -> None:
-    """Have an allocation fail that is larger than what is left of the memory."""
+    """Limit the address space, so that an allocation larger than the free memory fails."""
     with suppress(ImportError, OSError, ValueError):  # Windows has no limits, macOS not this one
         import resource
 
@@ -250,7 +252,7 @@ def _carry_out(request: dict[str, Any]) -> list[DataTable]:
 
 
 def _answer(request: dict[str, Any], messages: _Messages, replies: IO[bytes]) -> None:
-    """Read a file, and send what came of it."""
+    """Read a file, and send its tables or the error."""
     messages.texts.clear()
     begin = os.lseek(2, 0, os.SEEK_END)
     tables: list[DataTable] = []
@@ -292,7 +294,7 @@ def _describe_table(table: DataTable, notes: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answer until the parent closes its end, or has nothing to read for a while."""
+    """Answer requests until the parent closes its end, or sends none for a while."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer

@@ -24,7 +24,7 @@ from slipstream.data.table import DataTable, summarize_error, wrap_table
 
 MAX_LISTED = 12
 MAX_DENSE = 50_000_000
-"""Values of a sparse matrix, zeros included, up to which it is read"""
+"""The largest sparse matrix that is read, in values with zeros included"""
 STEP = re.compile(r"(?P<name>[^.(){}]+)(?:[({](?P<number>\d+)[)}])?")
 """A name on the way to a variable, with the element of an array of structs or cells: cell(2)"""
 
@@ -36,7 +36,7 @@ class Unread(NamedTuple):
 
 
 class Sparse(NamedTuple):
-    """A sparse matrix: the places and the values of what is not zero."""
+    """A sparse matrix: the rows, columns and values of its nonzero elements."""
 
     shape: tuple[int, int]
     rows: Any
@@ -65,11 +65,12 @@ class MatColumns(NamedTuple):
     scalars: tuple[str, ...]
     """Columns that repeat one value"""
     left_out: tuple[str, ...]
-    """Fields that are no columns, and why"""
+    """Fields that are no columns, with their type"""
 
 
 def find_variable(values: Mapping[str, Any], variable: str) -> Any:
-    """Return the variable of a name, or what a path within it leads to; KeyError if nothing is."""
+    """Return the variable of this name, or the value that a path within it leads to; KeyError if
+    there is none."""
     if variable in values:
         return values[variable]
     fields: Mapping[str, Any] = values
@@ -116,7 +117,7 @@ def to_columns(value: Any, name: str = "") -> MatColumns | None:
 
 
 def _flatten(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a struct, and those of the structs and tables in it."""
+    """Yield the fields of a struct, and the fields of the structs and tables nested in it."""
     for name, value in fields.items():
         inner = get_fields(value)
         if inner is not None:
@@ -191,7 +192,7 @@ def _read_table(frame: Any) -> MatColumns:
 def to_values(value: Any) -> Any:
     """Return numbers, times or texts as an array of one dimension, or of two for a matrix.
 
-    Durations become seconds. None for what has no such form.
+    Durations become seconds. None for all other values.
     """
     if hasattr(value, "toarray"):
         if prod(value.shape) > MAX_DENSE:
@@ -220,7 +221,7 @@ def to_values(value: Any) -> Any:
 
 
 def _read_cells(cells: Any) -> Any:
-    """Return cells that each hold one number or one text; None for others."""
+    """Return a cell array as an array if each cell holds one number or one text; else None."""
     values = []
     for cell in cells.reshape(-1, order="F"):
         while isinstance(cell, np.ndarray) and cell.size == 1 and not cell.dtype.names:
@@ -278,7 +279,7 @@ def describe(value: Any) -> str:
 
 
 def list_content(values: Mapping[str, Any]) -> str:
-    """List what a file holds."""
+    """List the variables of a file, with their sizes and types."""
     listed = [f"{name} ({describe(value)})" for name, value in list(values.items())[:MAX_LISTED]]
     more = f" and {len(values) - MAX_LISTED} more" * (len(values) > MAX_LISTED)
     return ", ".join(listed) + more
@@ -299,10 +300,10 @@ CLASSES |= {14: "i8", 15: "u8"}
 """What MATLAB calls double, single, int8 and so on"""
 COMPLEX, LOGICAL = 0x800, 0x200
 MAX_DEPTH = 50
-"""Structs and cells within each other"""
+"""The deepest nesting of structs and cells that is read"""
 MAX_DIMENSIONS, MAX_VALUES = 32, 2**48
 MAX_RATIO = 1032
-"""How many times its size compressed data unpacks to at most, by the format"""
+"""The largest ratio of unpacked to compressed size that the format can reach"""
 TAG_BYTES = 8
 OLD_TYPES = ("f8", "f4", "i4", "i2", "u2", "u1")
 OLD_TEXT, OLD_SPARSE = 1, 2
@@ -317,7 +318,7 @@ class MatFile(NamedTuple):
 
     values: dict[str, Any]
     has_objects: bool
-    """Whether it has tables, datetimes or other objects, which are not read here"""
+    """Whether the file has tables, datetimes or other objects, which this reader skips"""
 
 
 def read_mat_file(path: Path, version: str) -> MatFile:
@@ -395,9 +396,9 @@ class _ElementReader:
     def __init__(self, content: bytes, order: str) -> None:
         self.content, self.order = content, order
         self.position, self.end = 0, len(content)
-        """Of the value that is being read, which may lie within others"""
+        """First unread byte and end of the current value, which may be nested in others"""
         self.name = ""
-        """Of the variable, for errors"""
+        """The variable's name, for errors"""
         self.has_objects = False
         self._read_word = struct.Struct(f"{order}I").unpack_from
         self._read_words = struct.Struct(f"{order}II").unpack_from
@@ -407,11 +408,11 @@ class _ElementReader:
 
     @property
     def left(self) -> int:
-        """Bytes that were not taken yet"""
+        """The number of bytes that are left to read."""
         return self.end - self.position
 
     def read_element(self) -> tuple[int, int, int]:
-        """Take the next element; return its type, and where its bytes begin and end."""
+        """Read the next element's tag; return its type, and where its bytes begin and end."""
         begin = self.position + TAG_BYTES
         if begin > self.end:
             raise self.fail(f"{TAG_BYTES} bytes are announced where {self.left:,} are left")
@@ -429,7 +430,7 @@ class _ElementReader:
         return kind, begin, begin + length
 
     def read_numbers(self) -> npt.NDArray[Any]:
-        """Take the next element as numbers, as they are stored."""
+        """Read the next element as numbers of the type in which they are stored."""
         return self.to_numbers(*self.read_element())
 
     def to_numbers(self, kind: int, begin: int, end: int) -> npt.NDArray[Any]:
@@ -443,12 +444,12 @@ class _ElementReader:
         return np.frombuffer(self.content, stored, (end - begin) // stored.itemsize, begin)
 
     def read_text(self) -> str:
-        """Take the next element as a name."""
+        """Read the next element as a name."""
         _, begin, end = self.read_element()
         return _decode_name(self.content[begin:end])
 
     def read_matrix(self, depth: int) -> tuple[str, Any]:
-        """Read a whole value; return its name, which those within another have not."""
+        """Read a whole value; return it with its name, which is empty for a nested value."""
         if depth > MAX_DEPTH:
             raise self.fail(f"values lie more than {MAX_DEPTH} deep within each other")
         _, begin, end = self.read_element()
@@ -492,7 +493,7 @@ class _ElementReader:
         raise self.fail(f"a value is of the unknown kind {kind}")
 
     def _convert(self, values: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
-        """Return numbers in the type that they have in MATLAB, which stores small ones smaller."""
+        """Return numbers in their MATLAB type; the file stores small numbers in smaller types."""
         target = np.dtype("c16" if kind == "f8" else "c8") if values.dtype.kind == "c" else kind
         return values.astype(target, copy=False) if values.dtype != target else values
 
@@ -526,7 +527,8 @@ class _ElementReader:
         return np.ascontiguousarray(characters).view(f"U{shape[-1]}")[..., 0]
 
     def _count_inner(self, number: int) -> int:
-        """Return the number of values within one, of which each takes a tag at least."""
+        """Return the number of nested values; a number that the remaining bytes cannot hold is
+        refused."""
         if number * TAG_BYTES > self.left:
             raise self.fail(f"{number:,} values are announced where {self.left:,} bytes are left")
         return number
@@ -590,16 +592,18 @@ class _ElementReader:
             raise self.fail("the columns of a sparse matrix are damaged")
         if used > min(rows.size, *(part.size for part in parts)):
             raise self.fail("the values of a sparse matrix are missing")
-        places = rows[:used].astype(np.int64)
-        if used and not (places.min() >= 0 and places.max() < shape[0]):
+        positions = rows[:used].astype(np.int64)
+        if used and not (positions.min() >= 0 and positions.max() < shape[0]):
             raise self.fail("a value of a sparse matrix is outside of it")
         values = parts[0] if len(parts) == 1 else parts[0][:used] + 1j * parts[1][:used]
         values = _to_native(values[:used].astype(bool) if word & LOGICAL else values[:used])
-        return Sparse((shape[0], shape[1]), places, np.repeat(np.arange(shape[1]), counts), values)
+        return Sparse(
+            (shape[0], shape[1]), positions, np.repeat(np.arange(shape[1]), counts), values
+        )
 
 
 EMPTY, NO_TEXT = np.empty((0, 0)), np.array([], dtype="U1")
-"""Values without content, as MATLAB writes [] and ''; one for all of them"""
+"""Empty values, as MATLAB writes [] and ''; all of them share one object"""
 
 
 def _decode_name(content: bytes) -> str:
@@ -650,13 +654,13 @@ def _read_old_sparse(name: str, table: npt.NDArray[Any]) -> Sparse:
         raise DamagedError(f'variable "{name}": a sparse matrix is damaged')
     real = table.real.astype(np.float64)
     limits = real[-1, :2]
-    places = real[:-1, :2]
-    if not ((limits >= 0) & (limits < 2**31)).all() or not np.isfinite(places).all():
+    positions = real[:-1, :2]
+    if not ((limits >= 0) & (limits < 2**31)).all() or not np.isfinite(positions).all():
         raise DamagedError(f'variable "{name}": a sparse matrix is damaged')
-    if len(places) and not ((places >= 1) & (places <= limits)).all():
+    if len(positions) and not ((positions >= 1) & (positions <= limits)).all():
         raise DamagedError(f'variable "{name}": a value of a sparse matrix is outside of it')
     values = real[:-1, 2] if table.shape[1] == 3 else real[:-1, 2] + 1j * real[:-1, 3]
-    rows, columns = (places[:, side].astype(np.int64) - 1 for side in (0, 1))
+    rows, columns = (positions[:, side].astype(np.int64) - 1 for side in (0, 1))
     return Sparse((int(limits[0]), int(limits[1])), rows, columns, values)
 
 
@@ -812,7 +816,7 @@ def _choose(path: Path, values: dict[str, Any], variable: str | None) -> tuple[s
 
 
 def _read_vectors(values: dict[str, Any]) -> MatColumns | None:
-    """Return the columns of a file without a struct; nothing if it has structs without columns."""
+    """Return the vectors of a file as columns; None if the file has structs without columns."""
     if any(get_fields(value) is not None for value in values.values()) or not values:
         return None
     return select_columns(values)

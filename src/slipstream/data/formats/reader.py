@@ -1,4 +1,4 @@
-"""What a format implements: a reader of its files, whole or in batches of rows."""
+"""The interface of a file format: a reader of its files, whole or in batches of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a process that reads workbooks starts in half the time with
     from slipstream.config import Data
 
 BATCH_VALUES = 4_000_000
-"""Values of a batch, where a table is read in batches"""
+"""The number of values in a batch, where a table is read in batches"""
 Batch = dict[str, pa.ChunkedArray]
 """Some rows of a table: the columns by name"""
 
@@ -37,7 +37,8 @@ class ReadOptions(NamedTuple):
         return cls(data.decimal, data.na, data.encoding, data.skip_rows, data.sheets, data.variable)
 
     def for_side_table(self) -> Self:
-        """Return the options of a file beside the data: its rows, sheets and variables differ."""
+        """Return the options for a file beside the data, without those that select rows, sheets and
+        variables."""
         return self._replace(skip_rows=None, sheets=(), variable=None)
 
 
@@ -45,9 +46,9 @@ class InputFile(NamedTuple):
     """A file to read, unpacked where it was compressed."""
 
     path: AnyPath
-    """In object storage only where the format says that its reader takes such a path"""
+    """A local path; a path in object storage only where the format's reader accepts it"""
     name: str
-    """The name that users know it by"""
+    """The file's name as users know it"""
     head: bytes
     """The first bytes of a local file"""
 
@@ -70,9 +71,9 @@ class OpenTable(NamedTuple):
     delimiter: str | None
     batches: Iterator[Batch]
     scalars: tuple[str, ...] = ()
-    """Columns that repeat one value of the file"""
+    """Columns that repeat a single value of the file"""
     sheet: str = ""
-    """The sheet of a workbook of which several are read"""
+    """The sheet's name, where several sheets of a workbook are read"""
 
 
 class TableReader:
@@ -105,13 +106,14 @@ class TableReader:
     ) -> tuple[DataTable, int]:
         """Read at least the rows of the first table from `begin` to before `end`, if it has them.
 
-        Also returns which row of the file is the first one of the table that was read.
+        Also return the number, in the file, of the first row that was read.
         """
         return self.read(file, options)[0], 0
 
 
 def open_table(table: DataTable, num_values: int = BATCH_VALUES) -> OpenTable:
-    """Read a table in batches of about `num_values`; one on disk by its row groups."""
+    """Return a table whose rows come in batches of about `num_values`; a table on disk is read by
+    its row groups."""
 
     def read() -> Iterator[Batch]:
         for begin, end in pairwise(_list_borders(table, num_values)):
@@ -135,7 +137,8 @@ def open_table(table: DataTable, num_values: int = BATCH_VALUES) -> OpenTable:
 
 
 def _list_borders(table: DataTable, num_values: int) -> list[int]:
-    """List the rows between which batches lie; a row group, once read, is used as a whole."""
+    """List the first rows of the batches, and the end; a row group, once read, is used as a
+    whole."""
     rows = max(num_values // max(len(table.column_names), 1), 1)
     borders = [0]
     for start in table.row_groups[1:] or range(rows, table.num_rows, rows):

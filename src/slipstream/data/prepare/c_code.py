@@ -30,9 +30,9 @@ NEEDS = {
 }
 """The functions of the template that a function calls"""
 RING_HEADER = 2
-"""Numbers that a ring of past values keeps beside the values"""
+"""The numbers of state that a ring of past values needs besides the values"""
 LOW_PASS_HEADER = 3
-"""Numbers that a low pass keeps beside the state of its sections"""
+"""The numbers of state that a low pass needs besides the state of its sections"""
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Statements:
     functions: set[str] = field(default_factory=set)
     """The functions of the template that are called"""
     arrays: list[tuple[str, tuple[str, int]]] = field(default_factory=list)
-    """Of each constant array: its name, its initializer and the number of its values"""
+    """The name, the initializer and the number of values of each constant array"""
     num_state: int = 0
     num_variables: int = 0
 
@@ -59,7 +59,7 @@ class Statements:
         self.functions |= {function, *NEEDS.get(function, ())}
 
     def allocate(self, count: int) -> str:
-        """Reserve so many numbers of the state, and return the expression of their address."""
+        """Reserve `count` numbers of the state, and return the expression of their address."""
         begin = self.num_state
         self.num_state += count
         return f"s + {begin}"
@@ -72,13 +72,15 @@ class Statements:
         return name
 
     def apply_ring(self, function: str, template: str, x: str, rows: int) -> str:
-        """Call a function that keeps the last rows; return the variable of its result."""
+        """Add the call of a function that keeps the last rows, and return the variable of its
+        result."""
         self.call(function)
         state = self.allocate(RING_HEADER + rows)
         return self.assign(template.format(state=state, rows=rows, x=x))
 
     def apply_low_pass(self, sections: Floats, x: str) -> str:
-        """Apply second-order sections [S, 5] to a variable; return that of the result."""
+        """Add the second-order sections [S, 5] of a variable, and return the variable of the
+        result."""
         self.call("low_pass")
         name = self.add_array(sections.ravel().tolist())
         state = self.allocate(LOW_PASS_HEADER + 2 * len(sections))

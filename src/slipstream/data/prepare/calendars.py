@@ -1,6 +1,6 @@
 """Hour, weekday, day of the year, month and holidays of timestamps.
 
-All of them follow from a row's own time stamp, so they are known for rows to come.
+All of these features follow from a row's own time stamp, so they are known for future rows.
 """
 
 import datetime as dt
@@ -133,7 +133,7 @@ def compute_month(local: Ints) -> Floats:
 
 
 def _compute_turns(local: Ints, feature: str) -> Floats:
-    """Return how much of its circle a feature has gone round, from 0 to 1."""
+    """Return the position of each time in the period of a feature, from 0 to 1."""
     match feature:
         case "hour":
             return (local % DAY_US) / DAY_US

@@ -53,12 +53,12 @@ from slipstream.data.series import Flags, Floats, Ints, SeriesIndex, list_rows, 
 from slipstream.data.table import DataTable, MemoryReader, SourceFile, release_memory
 
 SCAN_ROWS = 1 << 18
-"""Rows of a table on disk that are looked at together"""
+"""The number of rows of a table on disk that are read at a time"""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What steps do not find out themselves."""
+    """Results of an earlier run that steps reuse: fitted ranges, and tables to join."""
 
     limits: Mapping[str, Limits] = field(default_factory=dict)
     """The ranges that outliers steps were fitted to, by the step's number"""
@@ -68,7 +68,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps that make the columns which are needed, in order."""
+    """The steps that make the needed columns, in order."""
 
     steps: tuple[Step[Any], ...]
     data: Data
@@ -109,8 +109,8 @@ class StepPlan:
         """Rows at a series' beginning in which each written column may be unknown; None where only
         the data tell.
 
-        A recursive filter knows its first row; a formula that has one in it says nothing about the
-        rest of it; a join begins with the first row of its table.
+        A recursive filter knows its first row. A formula that contains one leaves the number of
+        unknown rows open, and so does a join, which begins with the first row of its table.
         """
         reach: dict[str, int | None] = {}
         for step in self.steps:
@@ -150,12 +150,13 @@ class StepPlan:
         return set(names) <= set(selected.written) and not (reads_table or selected.list_sources())
 
     def trace_to_file(self, names: Collection[str], columns: Collection[str]) -> set[str]:
-        """Return the columns of a file that these columns are, or are made from."""
+        """Return the columns of the file that these columns are made from, or are themselves."""
         sources = select_steps(self, names).list_sources()
         return {name for name in (*names, *sources) if name in columns}
 
     def list_sources(self) -> dict[str, str]:
-        """Return the columns that steps read from the file, and the first step that does."""
+        """Return the columns that steps read from the file, each with the first step that reads
+        it."""
         new: set[str] = set()
         sources: dict[str, str] = {}
         for step in self.steps:
@@ -167,9 +168,10 @@ class StepPlan:
 
 
 def plan_steps(data: Data, joined: Mapping[int, tuple[str, ...]] | None = None) -> StepPlan:
-    """Check the steps against each other; `joined` are the columns that each join brings.
+    """Check the steps against each other and return their plan; `joined` are the columns that each
+    join brings.
 
-    Without them, which takes no file, columns that a join brings are not known yet.
+    Without `joined`, no file is read, and the columns that a join brings are not known yet.
     """
     steps: list[Step[Any]] = []
     labels: dict[str, str] = {}
@@ -221,7 +223,7 @@ def select_steps(plan: StepPlan, needed: Collection[str]) -> StepPlan:
 
 @dataclass(frozen=True)
 class LazyReader:
-    """Reads the columns of a file on disk, and computes those that steps make."""
+    """Reads the columns of a file on disk, and computes the columns that steps make."""
 
     source: DataTable
     data: Data
@@ -337,7 +339,7 @@ def mark_unknown_rows(
 
 
 FindLimits = Callable[[Step[Any], Sequence[SeriesFrame]], Limits]
-"""Returns the ranges of an outliers step; empty where there are none yet"""
+"""A function that returns the fitted ranges of an outliers step; they are empty before fitting"""
 
 
 class PreparedTables(NamedTuple):
@@ -345,15 +347,15 @@ class PreparedTables(NamedTuple):
 
     tables: list[DataTable]
     data: Data
-    """The settings for these tables"""
+    """The settings of the data that hold for these tables"""
     notes: list[str]
-    """On how the steps work"""
+    """Notes on the effect of the steps"""
     left_out: list[str]
-    """Notes on series without a row that is known"""
+    """Notes on series that were left out because no row has all values"""
     limits: dict[str, Limits]
     """The ranges of the outliers steps, by the step's number"""
     latency: int = 0
-    """How many rows after a row its inputs are known"""
+    """The number of rows after which a row's inputs are known"""
 
 
 class PrepareChain:
@@ -411,7 +413,7 @@ class PrepareChain:
         return PreparedTables(lazy, data, _describe_reach(plan, 0, data), [], limits)
 
     def draft(self, tables: Sequence[DataTable]) -> PreparedTables:
-        """Return the tables as they are without the ranges that are to be fitted."""
+        """Return the tables without applying the ranges that are still to be fitted."""
         return self._run(tables, lambda *_: {}, final=False)
 
     def fit(self, tables: Sequence[DataTable], training: Flags) -> PreparedTables:
@@ -486,8 +488,8 @@ class PrepareChain:
         return groups
 
     def _mark_ahead(self, table: DataTable, frames: list[SeriesFrame]) -> list[SeriesFrame]:
-        """Count the rows at the end of each series in which the targets, or where these are not
-        read the inputs, have no value: steps may hold or make values there."""
+        """Count the rows at the end of each series without a value of the targets or, where these
+        are not read, of the inputs; later steps may hold or make values there."""
         data, plan = self.data, self.plan
         names = self.needed if self.needed is not None else self._list_values(table)
         inputs = [name for name in names if name not in (*data.future, *data.static)]
@@ -538,7 +540,7 @@ class PrepareChain:
     def _apply(
         self, step: Step[Any], table: DataTable, frames: list[SeriesFrame], limits: Limits
     ) -> None:
-        """Replace the frames of a table by those after a step."""
+        """Replace the frames of a table by the frames after a step."""
         join = self.joins.get(step.number)
         keys = None if join is None else join.find_keys(table)
         for i, frame in enumerate(frames):
@@ -556,8 +558,8 @@ class PrepareChain:
     def _finish(
         self, table: DataTable, frames: list[SeriesFrame], features: Collection[str]
     ) -> tuple[list[int], list[str]]:
-        """Cut off the rows that are not known at both ends of each series; return how many those
-        are at its beginning, and notes on series that have no others."""
+        """Cut off the unknown rows at both ends of each series; return the number cut off at the
+        beginning, and notes on series of which no row is left."""
         plan, without, counts = self.plan, [], []
         provisional = plan.count_ahead(features) - _count_final(plan)
         complete = []
@@ -614,7 +616,8 @@ def list_new_columns(plan: StepPlan, data: Data) -> list[str]:
 
 
 def _count_final(plan: StepPlan) -> int:
-    """Return the rows of look-ahead that need no cut: linear resampling makes no row too early."""
+    """Return the look-ahead of steps whose last rows need not be cut off: linear resampling makes
+    no row before the later row is there."""
     return sum(
         step.look_ahead
         for step in plan.steps
@@ -625,8 +628,8 @@ def _count_final(plan: StepPlan) -> int:
 def _drop_unknown(
     frame: SeriesFrame, plan: StepPlan, features: Collection[str]
 ) -> tuple[SeriesFrame, int]:
-    """Return the rows from which on every feature has a value, as far as steps look back, and how
-    many rows of the series are cut off."""
+    """Return the frame from the first row on in which every feature has a value, as far as steps
+    look back, and the number of rows that are cut off."""
     first = 0
     for name in features:
         if name not in frame.columns:
@@ -683,7 +686,7 @@ def _describe_reach(plan: StepPlan, latency: int, data: Data) -> list[str]:
 
 
 class Source(NamedTuple):
-    """Tables and what each of their columns is for."""
+    """Tables, and the role of each of their columns."""
 
     data: Data
     tables: list[DataTable]
@@ -693,7 +696,7 @@ class Source(NamedTuple):
     limits: dict[str, Limits]
     latency: int = 0
     features: tuple[str, ...] = ()
-    """The columns that steps of `data.prepare` make, of those that a model may read"""
+    """The columns made by steps of `data.prepare` that a model may read"""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -703,7 +706,8 @@ class Source(NamedTuple):
 def find_source(
     config: Config, data: Data, tables: list[DataTable], before: Sequence[str]
 ) -> Source:
-    """Find the roles of the columns, and read labels as class numbers; `before` are notes."""
+    """Return the source of the tables: the roles of the columns, with labels as class numbers;
+    `before` are earlier notes."""
     roles, notes = find_roles(tables[0], data)
     notes += before
     if config.masked:

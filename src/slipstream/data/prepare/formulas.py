@@ -33,24 +33,24 @@ MAX_ROWS = 100_000
 
 @dataclass(frozen=True)
 class Function:
-    """What a formula may call."""
+    """A function or an operator of formulas."""
 
     usage: str
-    """How to call it, for messages"""
+    """An example of a call, for messages"""
     compute: Callable[..., Any]
     c: str = ""
-    """Its expression in C: {0}, {1} are the arguments; of a function of the last rows, {x}, {rows}
-    and {state}. Empty where `_write_c` has its statements, or C does not have the times"""
+    """The expression in C: {0}, {1} are the arguments; for a function of the last rows, {x}, {rows}
+    and {state}. Empty where `_write_c` has the statements, or where C does not have the times"""
     num_values: int = 1
     """Number of arguments that are expressions; the others are numbers of rows"""
     takes: Literal["values", "window", "shift", "times"] = "values"
     fewest_rows: int = 1
     default_rows: int | None = None
     unbounded: bool = False
-    """Whether it looks back to the first row"""
+    """Whether the value depends on all rows since the first"""
 
     def get_reach(self, rows: int | None) -> tuple[int | None, int]:
-        """Return how many rows it looks back (None: to the first row) and ahead."""
+        """Return how many rows a call looks back (None: to the first row) and ahead."""
         if self.unbounded:
             return None, 0
         if rows is None:
@@ -59,7 +59,7 @@ class Function:
 
 
 def compute_lag(values: Floats, rows: int) -> Floats:
-    """Return the values of so many rows before, or of later rows where it is negative."""
+    """Return each row's value `rows` rows before, or of a later row where `rows` is negative."""
     result = np.full(len(values), np.nan)
     if 0 <= rows < len(values):
         result[rows:] = values[: len(values) - rows]
@@ -103,7 +103,7 @@ def find_missing(values: Floats) -> Floats:
 
 
 def _make_logical(compute: Callable[..., Any]) -> Callable[..., Floats]:
-    """Return a function of truth values that keeps what is missing."""
+    """Return a logical function of columns whose result is missing where a value is missing."""
 
     def apply(*values: Floats) -> Floats:
         missing = np.isnan(values[0])
@@ -222,16 +222,18 @@ Times = npt.NDArray[Any]
 LONGEST = 1000
 DEEPEST = 50
 SHOWN = 80
-"""Characters of a formula that messages repeat"""
+"""The number of a formula's characters that messages repeat"""
 LARGEST_EXPONENT = 16
 LARGEST_NUMBER = 1e30
 ALLOWED = re.compile(r"[A-Za-z0-9_.,()+\-*/%<>=! \t\r\n]")
-"""Outside of backticks; no quotes, brackets, braces, colons, semicolons, backslashes, nor @ or #"""
+"""The characters allowed outside of backticks: no quotes, brackets, braces, colons, semicolons,
+backslashes, @ or #"""
 QUOTED = re.compile("`([^`]*)`")
 BESIDE = re.compile(r"[A-Za-z0-9_`]")
-"""What would make one name with that in backticks"""
+"""Characters that must not touch a name in backticks: Python would read both as one name"""
 MARK = "λ"
-"""Begins what stands for a name in backticks while Python parses; formulas cannot contain it"""
+"""The prefix of the word that replaces a name in backticks while Python parses; formulas cannot
+contain it"""
 BINARY: dict[type[ast.operator], str] = {
     ast.Add: "+",
     ast.Sub: "-",
@@ -250,7 +252,7 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.NotEq: "!=",
 }
 INSTEAD = {"&": "use and", "|": "use or", "~": "use not", "^": "use **", "[": "use lag(x, rows)"}
-"""What to write for characters that other languages have"""
+"""The spelling in a formula of operators from other languages"""
 HINTS: dict[type[ast.AST], str] = {
     ast.IfExp: "use where(condition, if_true, if_false)",
     ast.Attribute: "a point belongs to a number only; put a column with a point in backticks",
@@ -300,22 +302,22 @@ class Formula:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it reads, each once, in the order of the text."""
+        """The columns that the formula reads, each once, in the order of the text."""
         return tuple(dict.fromkeys(leaf.name for leaf in _list_columns(self.root)))
 
     @property
     def needs_times(self) -> bool:
-        """Whether it uses the time stamps of the rows."""
+        """Whether the formula uses the time stamps of the rows."""
         return any(node.function.takes == "times" for node in _list_operations(self.root))
 
     @property
     def look_back(self) -> int | None:
-        """How many rows before a row its value depends on; None: on all of them."""
+        """The number of earlier rows that a value depends on; None for all of them."""
         return _get_reach(self.root)[0]
 
     @property
     def look_ahead(self) -> int:
-        """How many rows after a row its value depends on."""
+        """The number of later rows that a value depends on."""
         return _get_reach(self.root)[1]
 
     def check_columns(self, known: Iterable[str]) -> None:
@@ -329,7 +331,7 @@ class Formula:
                 _refuse(self.text, leaf.position, f'no column "{leaf.name}"; {hint}')
 
     def evaluate(self, columns: Mapping[str, Floats], times: Times | None = None) -> Floats:
-        """Return the column of a series; what is not finite is missing."""
+        """Return the formula's column of a series, NaN where a result is not finite."""
         self.check_columns(columns)
         names = self.columns
         local = convert_to_local(times, None) if self.needs_times else None
@@ -347,8 +349,8 @@ class Formula:
         return result
 
     def write_c(self, columns: Mapping[str, str], code: Statements) -> str:
-        """Add the statements of the formula and return the variable of its value; what is not
-        finite is missing. `columns` are the variables of its columns."""
+        """Add the statements of the formula and return the variable of its value; a result that is
+        not finite is missing. `columns` are the variables of its columns."""
         value = _write_c(self.root, columns, code)
         return code.assign(f"isfinite({value}) ? {value} : NAN")
 
@@ -525,7 +527,7 @@ class _Parser:
             self.refuse(node, f"an exponent is a number up to {LARGEST_EXPONENT}; else use exp")
 
     def get_position(self, node: ast.expr) -> int:
-        """Return the character at which a node begins; Python counts bytes."""
+        """Return the position of a node's first character; Python's parser counts bytes."""
         stripped = self.source.strip()
         before = stripped.encode()[: node.col_offset].decode()
         return len(before) + len(self.source) - len(self.source.lstrip())

@@ -36,19 +36,20 @@ class SeriesFrame:
     rows: Ints | range
     """The rows of the file, in time order, before the first step"""
     first_position: int
-    """How many rows all series before it have together, before the first step"""
+    """The number of rows of all earlier series together, before the first step"""
     times: Times | None
     step: float | None
     """The usual step: seconds for timestamps, else in the time column's own unit"""
     columns: dict[str, Floats]
     origin: Ints | range
-    """Which of `rows` each row was made from, or the last of several"""
+    """The position in `rows` that each row was made from, or the last one of several"""
     padding: int = 0
-    """How many rows come before the first one of the file"""
+    """The number of rows that pad the series before its first row in the file"""
     skipped: int = 0
-    """How many rows were cut off before the first one that is no padding"""
+    """The number of rows that were cut off at the beginning, padding not counted"""
     ahead: int = 0
-    """How many rows at the end are to be predicted, with nothing but what is known ahead"""
+    """The number of rows at the end that are to be predicted, where only columns known ahead have
+    values"""
 
     @property
     def num_rows(self) -> int:
@@ -87,7 +88,7 @@ class SeriesFrame:
         )
 
     def list_source_rows(self) -> Ints | range:
-        """Return the row of the file that each row was made from."""
+        """Return the row of the file from which each row was made."""
         if isinstance(self.rows, range) and isinstance(self.origin, range):
             return self.rows[self.origin.start : self.origin.stop]
         origin = list_rows(self.origin)
@@ -98,8 +99,8 @@ class SeriesFrame:
 def split_frames(
     table: DataTable, data: Data, columns: Mapping[str, str], first_position: int
 ) -> list[SeriesFrame]:
-    """Return each series' rows with these columns, read as numbers; values are the settings that
-    name them."""
+    """Return the frame of each series with these columns, read as numbers; `columns` maps each name
+    to the setting that names it."""
     ordered = list(iter_ordered(table, data))
     numbers = {name: read_numbers(table, name, where) for name, where in columns.items()}
     frames = []
@@ -124,9 +125,10 @@ def build_table(
     labels: Mapping[str, tuple[str, ...]],
     time: str | None,
 ) -> DataTable:
-    """Return the frames of a table as one, series after series.
+    """Return the frames of a table as one table, series after series.
 
-    `stored` columns are those of the frames; others are read from the source when they are needed.
+    `stored` columns are taken from the frames; others are read from the source when they are
+    needed.
     """
     columns: dict[str, pa.ChunkedArray] = {}
     for name in stored:
@@ -162,8 +164,8 @@ def build_table(
 
 
 def add_positions(table: DataTable, frames: Sequence[SeriesFrame]) -> DataTable:
-    """Return a table with one more column, which no list of columns names: where each row was
-    before the first step."""
+    """Return a table with one more column, hidden from the list of columns: the position of each
+    row before the first step."""
     assert isinstance(table.reader, PreparedReader)
     positions = [frame.first_position + list_rows(frame.origin) for frame in frames]
     column = pa.chunked_array([_concatenate(positions).astype(np.float64)])
@@ -178,7 +180,7 @@ class PreparedReader:
     columns: dict[str, pa.ChunkedArray]
     source: DataTable
     rows: Ints | None
-    """None where they are those of the source, in order"""
+    """The source's row of each row; None where they are all rows in order"""
 
     def get_type(self, name: str) -> pa.DataType:
         known = self.columns.get(name)
@@ -196,8 +198,8 @@ class PreparedReader:
 def mark_positions(positions: Floats, training: Flags, offsets: Ints) -> Flags:
     """Mark the rows before the first step that training rows were made from.
 
-    `positions` are those of the rows after the last step. What lies between two training rows that
-    follow each other was made into the later one.
+    `positions` are the positions of the rows after the last step. Rows between two consecutive
+    training rows were made into the later one.
     """
     rows = positions.astype(np.int64)
     marks = np.zeros(int(rows.max()) + 1, dtype=bool)
@@ -225,7 +227,7 @@ def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def to_classes(values: Floats, names: tuple[str, ...]) -> pa.DictionaryArray:
-    """Return class numbers as text; NaN is no label."""
+    """Return class numbers as the names of classes, null for NaN."""
     unknown = np.isnan(values)
     codes = pa.array(np.where(unknown, 0, values).astype(np.int8), mask=unknown)
     return pa.DictionaryArray.from_arrays(codes, list(names))

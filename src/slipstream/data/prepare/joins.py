@@ -24,7 +24,8 @@ from slipstream.data.series import MICROSECONDS, Floats, Ints, Times, is_date
 from slipstream.data.table import DataTable, concatenate_tables
 
 ROUNDING = 1e-6
-"""Of a period: how late a row may be where times are plain numbers, as 0.1 + 0.2 for 0.3"""
+"""The share of a period by which a row may be late where times are plain numbers: 0.1 + 0.2 is not
+exactly 0.3"""
 
 
 def join_as_of(
@@ -61,7 +62,7 @@ def match_rows(
     delay: str | float | None = None,
     limit: str | float | None = None,
 ) -> Ints:
-    """Return which row of the other table is known at each time; -1 where none is.
+    """Return the row of the other table that is known at each time, -1 where none is.
 
     Both tables are in time order, the other one without repeated times.
     """
@@ -134,7 +135,7 @@ class JoinedTable:
     where: str
     by_id: dict[Key, JoinedRows]
     column_names: tuple[str, ...]
-    """As the join names them"""
+    """The names that the join gives to the columns"""
 
     def find_keys(self, table: DataTable) -> RowKeys:
         """Return the key of every row of the table that is joined to."""
@@ -147,7 +148,8 @@ class JoinedTable:
 
 
 def read_joins(data: Data, replaced: Mapping[str, Any]) -> dict[int, JoinedTable]:
-    """Read the table of each join; `replaced` names others, by the file's name or the prefix."""
+    """Read the table of each join; `replaced` holds tables or paths to read instead, by the file's
+    name or the prefix."""
     joins: dict[int, JoinedTable] = {}
     unused = set(replaced)
     for number, step in enumerate(data.prepare, start=1):
@@ -167,7 +169,7 @@ def read_joins(data: Data, replaced: Mapping[str, Any]) -> dict[int, JoinedTable
 
 
 def list_join_names(step: JoinStep) -> list[str]:
-    """Return what a joined table may be called."""
+    """Return the names by which `joins` may refer to a joined table."""
     path = Path(step.path)
     names = [path.name, path.stem, step.path, step.prefix, step.prefix.rstrip("_")]
     return [name for name in names if name]
@@ -237,7 +239,7 @@ def _refuse_order(table: DataTable, data: Data, rows: Ints, first: int, backward
 
 
 def _read_keys(table: DataTable, ids: tuple[str, ...], setting: str) -> RowKeys:
-    """Return the key of each row; one for all of them where there are no ids."""
+    """Return the key of each row; without ids, all rows share one key."""
     codes = np.broadcast_to(np.zeros(1, dtype=np.int64), table.num_rows)
     keys: list[Key] = [()]
     for name in ids:

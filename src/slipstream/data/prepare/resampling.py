@@ -1,4 +1,4 @@
-"""One row every so often, from rows at any times.
+"""Resampling: rows at regular times, made from rows at any times.
 
 New rows lie at whole multiples of `every` (since 1970 for timestamps, since 0 for plain numbers),
 from the first row on up to the last one. So cutting the series never changes the rows before.
@@ -33,7 +33,8 @@ Flags = npt.NDArray[np.bool_]
 Times = npt.NDArray[Any]
 Method = Literal["mean", "last", "linear", "nearest"]
 ROUNDING = 1e-6
-"""Of a step: how late a row may come where times are plain numbers, 0.1 + 0.2 for 0.3"""
+"""The share of a step by which a row may be late where times are plain numbers: 0.1 + 0.2 is not
+exactly 0.3"""
 DEFAULT_STEPS = 3
 """The limit, as a multiple of `every`, where none is set"""
 CONSTANT = 1e-14
@@ -49,7 +50,7 @@ class Resampled:
     columns: dict[str, Floats]
     rows: Ints
     """The last row of the series at or before each time, for columns that are not numbers; with
-    `nearest`, the one before the gap where the nearest comes after it"""
+    `nearest`, the row before a gap where the nearest row comes after it"""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class _Bins:
     """The new times that two or more rows belong to."""
 
     numbers: Ints
-    """Which of the new times"""
+    """Positions of these times among the new times"""
     bounds: Ints
-    """The first row of each, and the one after its last, in turn"""
+    """The first row of each bin and the row after its last, alternately"""
     counts: Ints
 
 
@@ -78,15 +79,15 @@ class _Neighbors:
     """The rows before and after each new time."""
 
     before: Ints
-    """The last row at or before it, -1 where there is none"""
+    """The last row at or before each new time, -1 where there is none"""
     age: Times
     """Time since the row before; longer than any limit where there is none"""
     usable: Flags
-    """Where the rows give a value"""
+    """Whether the rows around each new time give a value"""
     wait: Times | None = None
     """Time to the row after, for methods that look ahead; 0 where the row before is at this time"""
     bins: _Bins | None = None
-    """For means"""
+    """The bins, for the method `mean`"""
 
 
 def resample(
@@ -100,8 +101,8 @@ def resample(
 ) -> Resampled:
     """Return the series with one row every `every`; rows further apart than `limit` keep their gap.
 
-    Without a `limit`, it is three times `every`. Without `keep`, each column is removed from
-    `columns` when its new one is there, so that not all of both are in memory.
+    By default, `limit` is three times `every`. Without `keep`, each column is removed from
+    `columns` as soon as it is resampled, so that memory does not hold both versions of all columns.
     """
     steps = np.diff(times)
     if len(steps) and steps.min() <= 0:
@@ -144,7 +145,7 @@ def get_look_ahead(every: str | float, limit: str | float | None, method: str) -
 def get_lengths(
     times: Times, every: str | float, limit: str | float | None
 ) -> tuple[int | float, int | float]:
-    """Return `every` and the limit in the unit of the times."""
+    """Return the step (`every`) and the limit in the unit of the times."""
     step = to_span(every, times, "every")
     longest = DEFAULT_STEPS * step if limit is None else to_span(limit, times, "limit")
     if longest < step:
@@ -153,7 +154,7 @@ def get_lengths(
 
 
 def _make_grid(times: Times, step: int | float, limit: int | float, method: str) -> _Grid:
-    """Return the times of the new rows, and a few more in gaps; not all times of a long gap."""
+    """Return the times of the new rows, with a few more in gaps but not all times of a long gap."""
     rounding = 0 if times.dtype == np.int64 else ROUNDING * step
     if not len(times):
         return _Grid(times, step, limit, rounding)
@@ -176,7 +177,8 @@ def _make_grid(times: Times, step: int | float, limit: int | float, method: str)
 
 
 def _divide_up(times: Times, step: int | float) -> Ints:
-    """Return the number of the first new time at or after each time."""
+    """Return the index of the first grid time at or after each time: the time divided by the step,
+    rounded up."""
     if times.dtype == np.int64:
         return np.asarray(-(-times // int(step)))
     return np.ceil(times / step).astype(np.int64)
@@ -203,7 +205,7 @@ def _find_neighbors(times: Times, grid: _Grid, method: str) -> _Neighbors:
 def _sample_column(
     times: Times, values: Floats, grid: _Grid, neighbors: _Neighbors, method: str
 ) -> Floats:
-    """Return a column at the new times; rows in which it is missing are passed over."""
+    """Return a column at the new times; rows without a value of this column are skipped."""
     missing = np.isnan(values)
     if missing.all():
         return np.full(len(grid.times), np.nan)
@@ -228,7 +230,7 @@ def _sample_column(
 
 
 def _find_bins(last: Ints) -> _Bins:
-    """Return the new times that two or more rows belong to, `last` being the last rows of all."""
+    """Return the bins of two or more rows; `last` is the last row of each new time."""
     counts = np.diff(last, prepend=-1)
     numbers = np.flatnonzero(counts > 1)
     ends, counts = last[numbers] + 1, counts[numbers]
@@ -236,7 +238,7 @@ def _find_bins(last: Ints) -> _Bins:
 
 
 def _put_means(result: Floats, values: Floats, bins: _Bins) -> None:
-    """Put the mean of the rows of each bin."""
+    """Write the mean of the rows of each bin into the result."""
     if not len(bins.numbers):
         return
     # every second segment lies between two bins; the last one may end with the column

@@ -20,11 +20,11 @@ from slipstream.config.prepare import parse_duration
 
 Floats = npt.NDArray[np.float64]
 State = tuple[Floats, ...]
-"""What is known of each window: arrays that are equally long"""
+"""The partial results of all windows: arrays of equal length"""
 Merge = Callable[[State, State, int, int], State]
-"""The states of newer and older windows, and how many rows each has, to those of both together"""
+"""A function that merges the states of newer and older windows, given how many rows each has"""
 CHUNK_ROWS = 1 << 16
-"""Rows in work at a time: temporary arrays stay in the cache"""
+"""The number of rows computed at a time, so that temporary arrays stay in the CPU's cache"""
 
 
 def compute_mean(values: Floats, rows: int) -> Floats:
@@ -47,7 +47,7 @@ def compute_std(values: Floats, rows: int) -> Floats:
 def compute_zscore(values: Floats, rows: int) -> Floats:
     """Return how many standard deviations a value is above the mean of the last `rows` values.
 
-    It is 0 where all of them are equal.
+    The result is 0 where all values are equal.
     """
     offsets, squares = _compute_moments(values, rows)
     std = np.sqrt(squares / rows)
@@ -76,7 +76,8 @@ def compute_median(values: Floats, rows: int) -> Floats:
 
 
 def compute_known_mean(values: Floats, rows: int) -> Floats:
-    """Return the mean of the known ones of the last `rows` values, NaN where there are none.
+    """Return the mean of the known values among the last `rows`, NaN where there are none. Windows
+    that begin before the first row have fewer rows.
 
     Windows that begin before the first row have fewer rows.
     """
@@ -90,7 +91,7 @@ def compute_known_mean(values: Floats, rows: int) -> Floats:
 
 
 def compute_known_median(values: Floats, rows: int) -> Floats:
-    """Return the median of the known ones of the last `rows` values, NaN where there are none."""
+    """Return the median of the known values among the last `rows`, NaN where there are none."""
     padded = np.concatenate([np.full(rows - 1, np.nan), values])
     missing = np.isnan(padded)
     filled = np.where(missing, 0.0, padded)
@@ -106,7 +107,8 @@ def compute_known_median(values: Floats, rows: int) -> Floats:
 
 
 def split_rows(num_rows: int, back: int, ahead: int = 0) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield parts of a column: the rows to read, the rows to write, and those within the read ones.
+    """Yield slices for each part of a column: the rows to read, the rows to write, and the latter
+    within the former.
 
     The rows to read include `back` rows before and `ahead` rows after, as far as there are any.
     """
@@ -118,7 +120,7 @@ def split_rows(num_rows: int, back: int, ahead: int = 0) -> Iterator[tuple[slice
 
 
 def _pad(valid: Floats, values: Floats, rows: int) -> Floats:
-    """Put NaN before the first complete window."""
+    """Return the values with NaN in front, for the rows before the first complete window."""
     before = min(rows - 1, len(values))
     return np.concatenate([np.full(before, np.nan), valid[: len(values) - before]])
 
@@ -178,7 +180,8 @@ def _merge_moments(newer: State, older: State, newer_rows: int, older_rows: int)
 
 
 def _merge_known(newer: State, older: State, _newer_rows: int, _older_rows: int) -> State:
-    """Merge the last known value, the sum of differences from it, and the number of known ones."""
+    """Merge the last known value, the sum of differences from it, and the number of known
+    values."""
     last, sums, counts = newer
     shift = np.where(counts > 0, older[0] - last, 0.0)
     shift *= older[2]
@@ -233,7 +236,7 @@ MICROSECONDS = 1e6
 def to_span(value: str | float, times: Times, setting: str) -> int | float:
     """Return a length of time in the unit of the times: microseconds, or that of plain numbers.
 
-    For plain numbers it has to be a number too, as their unit is not known.
+    For plain numbers the length has to be a number as well, because their unit is not known.
     """
     if times.dtype != np.int64:
         if isinstance(value, str):

@@ -29,7 +29,7 @@ class RowTime(NamedTuple):
     is_date: bool
 
     def since(self, earlier: RowTime) -> float:
-        """Return the time since another, in seconds or in the unit of the numbers."""
+        """Return the time since an earlier row, in seconds or in the unit of the numbers."""
         return (self.value - earlier.value) / (MICROSECONDS if self.is_date else 1)
 
 
@@ -39,21 +39,21 @@ Version = str
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """What steps have made of the rows of a series so far; never changed in place."""
+    """The state of all steps after the newest row of a series; never changed in place."""
 
     inputs: Floats
-    """Those of the newest row, in the order of the model; NaN where one is missing"""
+    """The model's inputs in the newest row, in the model's order; NaN where one is missing"""
     waits: bool = True
     """Whether steps look back further than the series goes, so that the row does not count"""
     count: int = 0
-    """Rows of the series"""
+    """The number of rows of the series so far"""
     past: dict[Version, Floats] = field(default_factory=dict)
     """The last values of columns that a step looks back to"""
     times: Times = field(default_factory=lambda: np.empty(0))
     filters: dict[Version, Floats] = field(default_factory=dict)
-    """What steps remember of all rows before, as recursive filters do"""
+    """The state of steps that depend on all earlier rows, as recursive filters do"""
     known: frozenset[str] = frozenset()
-    """The columns that have had a value"""
+    """The columns that have had a value so far"""
 
 
 class VersionedStep(NamedTuple):
@@ -65,7 +65,7 @@ class VersionedStep(NamedTuple):
 
 
 class RowSteps:
-    """The steps that the inputs of a model come from."""
+    """The steps that compute a model's inputs, row after row."""
 
     def __init__(
         self, data: Data, needed: Sequence[str], limits: Mapping[str, Limits], step_s: float | None
@@ -73,11 +73,11 @@ class RowSteps:
         plan = select_steps(plan_steps(data), needed)
         self.data, self.needed, self.limits, self.step_s = data, tuple(needed), limits, step_s
         self.padding = 0
-        """Rows to put before the first one of a series"""
+        """The number of rows that pad a series before its first row"""
         self.pads_zero = False
         self.steps: list[VersionedStep] = []
         self.depth: dict[Version, int] = {}
-        """How many past rows of a version some step looks back to"""
+        """The number of past rows that steps look back to, by version"""
         versions: dict[str, int] = {}
         for step in plan.steps:
             step.check_rows(step_s)
@@ -102,11 +102,11 @@ class RowSteps:
         self.features = [(name, plan.warm_up[name]) for name in needed if name in plan.written]
 
     def start(self) -> PreparedRow:
-        """Return what there is before the first row of a series."""
+        """Return the state before the first row of a series."""
         return PreparedRow(np.empty(0))
 
     def add(self, state: PreparedRow, values: Floats, time: RowTime | None) -> PreparedRow:
-        """Return the next row, from its values in the order of `sources`."""
+        """Return the state after the next row, given its values in the order of `sources`."""
         known = {f"{name}#0": float(v) for name, v in zip(self.sources, values, strict=True)}
         memory = dict(state.filters)
         for versioned in self.steps:
@@ -143,7 +143,8 @@ class RowSteps:
         known: dict[Version, float],
         memory: dict[Version, Floats],
     ) -> None:
-        """Add what a step writes to the new row to `known`, and what it remembers to `memory`."""
+        """Add the values that a step writes for the new row to `known`, and its new state to
+        `memory`."""
         step, reads, writes = versioned
         back = min(step.look_back or 0, state.count)
         columns = {

@@ -62,21 +62,22 @@ from slipstream.data.table import DataTable
 Limits = dict[str, tuple[float, float]]
 """The lowest and the highest value of each column"""
 Memory = Mapping[str, Floats]
-"""What a step remembers from row to row, by the column that it writes"""
+"""The state of a step between rows, by the column that it writes"""
 Variables = Mapping[str, str]
 """The variables of columns in C"""
 TO_DEVIATION = 1.4826
-"""Median distances from the median to standard deviations, for a normal distribution"""
+"""The factor from the median distance to the median (MAD) to the standard deviation, for a normal
+distribution"""
 Settings = TypeVar("Settings", bound=PrepareStep)
 
 
 class StepInputs(NamedTuple):
-    """What a step needs beside the rows of a series."""
+    """The inputs of a step besides the rows of a series."""
 
     context: int
-    """How many rows a model reads"""
+    """The number of rows that a model reads"""
     limits: Limits | None = None
-    """The ranges that an outliers step was fitted to; None before that"""
+    """The fitted ranges of an outliers step; None before fitting"""
     joined: JoinedRows | None = None
     """The rows to join; None where no row of the joined table has the id of the series"""
     step_s: float | None = None
@@ -93,68 +94,68 @@ class Step(Generic[Settings]):
     """The columns that a join brings; empty until its table has been read"""
 
     changes_rows: ClassVar[bool] = False
-    """Whether it makes other rows, of all columns"""
+    """Whether the step replaces the rows, in all columns"""
     is_fitted: ClassVar[bool] = False
-    """Whether it has ranges that are fitted on the training rows"""
+    """Whether the step has ranges that are fitted on the training rows"""
     reads_table: ClassVar[bool] = False
-    """Whether it reads another table"""
+    """Whether the step reads another table"""
 
     @property
     def where(self) -> str:
-        """How messages call the step."""
+        """The name of the step in messages."""
         return name_step(self.number, self.config)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The columns that it reads."""
+        """The columns that the step reads."""
         return ()
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """The columns that it makes or replaces."""
+        """The columns that the step makes or replaces."""
         return ()
 
     @property
     def look_back(self) -> int | None:
-        """How many rows before a row its value depends on; None for all of them."""
+        """The number of earlier rows that a value depends on; None for all of them."""
         return 0
 
     @property
     def look_ahead(self) -> int:
-        """How many rows after a row its value depends on."""
+        """The number of later rows that a value depends on."""
         return 0
 
     @property
     def warm_up(self) -> int | None:
-        """At the beginning of a series, the number of rows in which its columns may be unknown;
-        None where only the data tell."""
+        """The number of rows at the beginning of a series in which the step's columns may be
+        unknown; None where only the data tell."""
         return self.look_back
 
     @property
     def labels(self) -> dict[str, tuple[str, ...]]:
-        """The classes of the columns that it writes as labels."""
+        """The classes of the columns that the step writes as labels."""
         return {}
 
     @property
     def units(self) -> dict[str, str]:
-        """The new units of columns that it converts."""
+        """The new units of the columns that the step converts."""
         return {}
 
     @property
     def needs_times(self) -> bool:
-        """Whether it works on data with a time column only."""
+        """Whether the step needs a time column."""
         return False
 
     @property
     def keeps_rows(self) -> bool:
-        """Whether the number of rows after it can be told without reading all of them."""
+        """Whether the number of rows after the step is known without reading all rows."""
         return not (self.changes_rows or self.is_fitted or self.reads_table or self.labels)
 
     def check(self) -> None:
         """Refuse settings that no data can satisfy, beyond what the config checks."""
 
     def check_order(self, before: Sequence[Step[Any]]) -> None:
-        """Refuse a step that must not come after those before it."""
+        """Refuse a step that must not follow the steps before it."""
 
     def check_columns(self, table: DataTable) -> None:
         """Refuse columns that the table, as steps before have made it, does not have."""
@@ -170,8 +171,8 @@ class Step(Generic[Settings]):
         raise NotImplementedError(self.where)
 
     def explain_no_parts(self, *, has_limits: bool) -> str | None:
-        """Say why a table on disk cannot be read in parts, each with the rows that the step looks
-        back to; None where it can."""
+        """Explain why a table on disk cannot be read in parts, each with the rows that the step
+        looks back to; None where it can."""
         if self.changes_rows:
             return "makes other rows"
         if self.is_fitted and not has_limits:
@@ -196,13 +197,13 @@ class Step(Generic[Settings]):
     def compute_row(
         self, rows: SeriesFrame, inputs: StepInputs, memory: Memory
     ) -> tuple[dict[str, float], Memory]:
-        """Return what the step writes to the newest row, and what it remembers; `rows` has the rows
-        that it looks back to, as far as there are any, and the newest one."""
+        """Return the values that the step writes for the newest row, and its new state; `rows` has
+        the rows that the step looks back to, as far as they exist, and the newest row."""
         after = self.apply(rows, inputs)
         return {name: float(after.columns[name][-1]) for name in self.writes}, {}
 
     def explain_no_c(self) -> str | None:
-        """Say why C code cannot carry the step out row by row; None where it can."""
+        """Explain why C code cannot carry out the step row by row; None where it can."""
         return "looks ahead" if self.look_ahead else None
 
     def write_c(self, columns: Variables, code: Statements, inputs: StepInputs) -> Variables:
@@ -212,7 +213,7 @@ class Step(Generic[Settings]):
 
 
 class Resampling(Step[ResampleStep]):
-    """One row every so often."""
+    """Rows at regular times."""
 
     changes_rows = True
 
@@ -231,7 +232,7 @@ class Resampling(Step[ResampleStep]):
 
     @property
     def makes_final_rows(self) -> bool:
-        """Whether no row is made before the later ones that it depends on are there."""
+        """Whether each row is made only once the later rows that it depends on are there."""
         return self.config.method == "linear"
 
     def check_order(self, before: Sequence[Step[Any]]) -> None:
@@ -479,7 +480,7 @@ class Joining(Step[JoinStep]):
 
 
 class Labelling(Step[LabelStep]):
-    """Classes from the rows to come: the move of a column, the first barrier reached, its sign."""
+    """Classes from later rows: the move of a column, the first barrier reached, or its sign."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -504,7 +505,7 @@ class Labelling(Step[LabelStep]):
 def _label_rows(columns: Mapping[str, Floats], step: LabelStep) -> Floats:
     """Return the number of each row's class among `step.classes`.
 
-    It is NaN where one of the rows is missing that decide on it, as at the end of a series.
+    The result is NaN where a row that decides on the class is missing, as at the end of a series.
     """
     values, rows = columns[step.column], step.rows
     result = np.full(len(values), np.nan)
@@ -526,7 +527,8 @@ def _label_rows(columns: Mapping[str, Floats], step: LabelStep) -> Floats:
 
 
 def _get_distances(now: Floats, step: LabelStep) -> tuple[Floats, Floats]:
-    """Return how far up and down the thresholds are; NaN where there is no share of a value."""
+    """Return the distance of the upper and the lower threshold; NaN where the value is missing, or
+    is 0 and thresholds are relative."""
     assert step.up is not None
     size: Floats = np.abs(now)
     if step.relative:
@@ -537,7 +539,7 @@ def _get_distances(now: Floats, step: LabelStep) -> tuple[Floats, Floats]:
 
 
 def _number_moves(up: Flags, down: Flags) -> Floats:
-    """Return 2 for up, 0 for down and 1 for neither, or for both."""
+    """Return the class of each move: 2 for up, 0 for down, 1 for neither or both."""
     return 1.0 + up.astype(np.float64) - down
 
 
@@ -562,7 +564,7 @@ InPlaceSettings = TypeVar("InPlaceSettings", UnitStep, ClipStep, OutliersStep)
 
 
 class InPlaceStep(Step[InPlaceSettings]):
-    """A step that replaces columns by others of the same rows."""
+    """A step that replaces the values of columns and keeps the rows."""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -664,11 +666,11 @@ class Padding(Step[PadStep]):
 
     @property
     def is_zero(self) -> bool:
-        """Whether the rows hold zeros, not the values of the first row."""
+        """Whether the padding rows hold zeros instead of the values of the first row."""
         return self.config.value == "zero"
 
     def count_rows(self, context: int) -> int:
-        """Return how many rows are put before the first one."""
+        """Return the number of rows that are added before the first row."""
         return self.config.rows or context - 1
 
     def check_order(self, before: Sequence[Step[Any]]) -> None:
@@ -676,7 +678,7 @@ class Padding(Step[PadStep]):
             raise UserError("there is another pad before it; remove one")
 
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
-        """Return the rows with others at the usual step before the first one."""
+        """Return the rows with padding rows, at the usual step, before the first one."""
         rows = self.count_rows(inputs.context)
         if not rows:
             return frame

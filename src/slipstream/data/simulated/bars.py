@@ -26,19 +26,20 @@ REGIMES = ("quiet", "trend", "revert", "storm")
 NUM_INSTRUMENTS, NUM_BARS = 20, 4000
 MEAN_BARS = 150
 MEMORY = np.array([0.0, 0.55, -0.55, 0.0])
-"""The part of a return that the next one has"""
+"""The correlation of a return with the next one"""
 WANDER = np.array([0.05, 0.15, 0.15, 0.75])
 """Deviation of the logarithm of a return's size"""
 BUSY = np.array([0.0, 0.15, 0.1, 0.25])
-"""Logarithm of the volume, on average"""
+"""The mean of the logarithm of the volume"""
 LABELLED = ((0, 0.7, (5, 5)), (0.7, 0.8, (2, 3)))
-"""Shares of an instrument's bars from and to, and how many of them have a label, by turns"""
+"""Parts of an instrument's bars: begin and end as shares, and the numbers of labelled bars, by
+turns"""
 TEST_FROM, TEST_EVERY = 0.8, 8
 CLEAR = 64
 """Bars after a border that have no label, so that windows of a set share none with those before"""
 SIZE_MEMORY, VOLUME_MEMORY = 0.9, 0.6
 PARTS = 8
-"""Steps of price within a bar"""
+"""The number of price steps within a bar"""
 
 
 def simulate(seed: int = 0) -> pa.Table:
@@ -66,7 +67,7 @@ def simulate(seed: int = 0) -> pa.Table:
 
 
 def _draw_regimes(draw: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw the regime of each bar, [bars, instruments]."""
+    """Return a random regime of each bar, [bars, instruments]."""
     regimes = np.zeros((NUM_BARS, NUM_INSTRUMENTS), dtype=np.int64)
     now = draw.integers(len(REGIMES), size=NUM_INSTRUMENTS)
     for bar in range(NUM_BARS):
@@ -78,7 +79,7 @@ def _draw_regimes(draw: np.random.Generator) -> npt.NDArray[np.int64]:
 
 
 def _draw_labelled(draw: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Draw which bars have a label, [bars, instruments]."""
+    """Return a random mask of the bars with a label, [bars, instruments]."""
     mask = np.zeros((NUM_BARS, NUM_INSTRUMENTS), dtype=bool)
     for instrument in range(NUM_INSTRUMENTS):
         for begin, end, counts in LABELLED:
@@ -90,7 +91,7 @@ def _draw_labelled(draw: np.random.Generator) -> npt.NDArray[np.bool_]:
 
 
 def _draw_bar(draw: np.random.Generator, close: Array, spread: Array) -> dict[str, Array]:
-    """Draw the prices from one close to the next: a walk that ends at the next close."""
+    """Return the random prices within a bar: a walk from one close to the next."""
     steps = draw.standard_normal((PARTS, len(close))) * spread / np.sqrt(PARTS)
     path = np.cumsum(steps, axis=0)
     share = (np.arange(1, PARTS + 1) / PARTS)[:, None]

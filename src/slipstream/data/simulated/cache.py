@@ -1,4 +1,4 @@
-"""Keeps embedded data sets between commands: making one takes most of a second."""
+"""A cache of the embedded data sets between commands: simulating one takes most of a second."""
 
 import hashlib
 from contextlib import suppress
@@ -14,7 +14,7 @@ DIGEST_BYTES = 32
 
 
 def load_table(module: ModuleType) -> pa.Table:
-    """Return the table that a module simulates: as saved by an earlier command, or made now."""
+    """Return the table that a module simulates, from the cache or simulated now."""
     assert module.__file__ is not None
     code = Path(module.__file__).read_bytes() + np.__version__.encode()
     name = module.__name__.rpartition(".")[2]

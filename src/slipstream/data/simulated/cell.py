@@ -39,7 +39,8 @@ FLUCTUATION_S = 6.0
 
 
 def open_circuit_voltage(soc: Array) -> Array:
-    """A nickel-rich cathode's shape: steep when empty, flat in the middle, rising when full."""
+    """Return the open-circuit voltage of a nickel-rich cathode: steep when empty, flat in the
+    middle, rising when full."""
     bend = 0.09 * np.tanh((soc - 0.62) / 0.12) - 0.42 * np.exp(-soc / 0.045)
     return np.asarray(3.52 + 0.32 * soc + bend + 0.19 * soc**4)
 
@@ -98,7 +99,8 @@ def simulate(seed: int = 0) -> pa.Table:
 
 
 def _make_table(records: Array, recorded: npt.NDArray[np.bool_]) -> pa.Table:
-    """Join the records [time, column, cell] that count, [time, cell], cell after cell."""
+    """Return one table of the records [time, column, cell] that the mask [time, cell] selects, cell
+    after cell."""
     lengths = recorded.sum(axis=0)
     names = [f"cell-{i:02d}" for i in range(1, len(lengths) + 1)]
     time_s, *measured, mode = records.transpose(1, 2, 0)[:, recorded.T]

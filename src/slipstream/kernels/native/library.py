@@ -106,6 +106,6 @@ def find_threading() -> tuple[int | None, int | None]:
             functions = torch_library.GOMP_parallel, torch_library.omp_get_thread_num
         except (OSError, AttributeError):
             continue
-        run, number = (ctypes.cast(one, ctypes.c_void_p).value for one in functions)
+        run, number = (ctypes.cast(function, ctypes.c_void_p).value for function in functions)
         return run, number
     return None, None

@@ -51,13 +51,13 @@ def _time_of(direction, t, T):
 
 
 @triton.jit
-def _read(at, valid):
-    return tl.load(at, mask=valid, other=0.0).to(tl.float32)
+def _read(pointer, valid):
+    return tl.load(pointer, mask=valid, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _write(at, value, valid):
-    tl.store(at, value.to(at.dtype.element_ty), mask=valid)
+def _write(pointer, value, valid):
+    tl.store(pointer, value.to(pointer.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -82,18 +82,18 @@ def lstm_forward(
 ):
     """At the first step the states are zero, and there is no product yet. SAVE writes what the
     backward pass needs."""
-    who, element, valid = _locate(B, H, BLOCK)
-    lane, direction = who // W, who % W
+    recurrence, element, valid = _locate(B, H, BLOCK)
+    lane, direction = recurrence // W, recurrence % W
     row, unit = element // H, element % H
-    at = (lane * T + _time_of(direction, t, T)) * B * W + direction
-    x_at = x + at * (4 * H) + row * (W * 4 * H) + unit
-    bias_at = bias + who * (4 * H) + unit
+    step_row = (lane * T + _time_of(direction, t, T)) * B * W + direction
+    x_at = x + step_row * (4 * H) + row * (W * 4 * H) + unit
+    bias_at = bias + recurrence * (4 * H) + unit
     p_0 = _read(x_at, valid) + _read(bias_at, valid)
     p_1 = _read(x_at + H, valid) + _read(bias_at + H, valid)
     p_2 = _read(x_at + 2 * H, valid) + _read(bias_at + 2 * H, valid)
     p_3 = _read(x_at + 3 * H, valid) + _read(bias_at + 3 * H, valid)
-    state_at = state + who * B * H + element
-    product_at = product + who * B * (4 * H) + row * (4 * H) + unit
+    state_at = state + recurrence * B * H + element
+    product_at = product + recurrence * B * (4 * H) + row * (4 * H) + unit
     before = valid & (t > 0)
     p_0 += _read(product_at, before)
     p_1 += _read(product_at + H, before)
@@ -106,11 +106,11 @@ def lstm_forward(
     new = f * c + i * g
     tanh_c = tanh(new, FAST)
     h = o * tanh_c
-    step = (who * T + t) * B
+    step = (recurrence * T + t) * B
     _write(state_at, new, valid)
     _write(y + step * H + element, h, valid)
     if IN_TIME_ORDER:
-        _write(out + at * H + row * (W * H) + unit, h, valid)
+        _write(out + step_row * H + row * (W * H) + unit, h, valid)
     if SAVE:
         slots_at = slots + step * (4 * H) + row * (4 * H) + unit
         _write(slots_at, g * i * (1 - i), valid)
@@ -143,18 +143,18 @@ def gru_forward(
     BLOCK: tl.constexpr,
 ):
     """As `lstm_forward`."""
-    who, element, valid = _locate(B, H, BLOCK)
-    lane, direction = who // W, who % W
+    recurrence, element, valid = _locate(B, H, BLOCK)
+    lane, direction = recurrence // W, recurrence % W
     row, unit = element // H, element % H
-    at = (lane * T + _time_of(direction, t, T)) * B * W + direction
-    x_at = x + at * (3 * H) + row * (W * 3 * H) + unit
-    bias_at = bias + who * (4 * H) + unit
+    step_row = (lane * T + _time_of(direction, t, T)) * B * W + direction
+    x_at = x + step_row * (3 * H) + row * (W * 3 * H) + unit
+    bias_at = bias + recurrence * (4 * H) + unit
     from_x = _read(x_at, valid) + _read(bias_at, valid)
     p_r = _read(x_at + H, valid) + _read(bias_at + H, valid)
     p_z = _read(x_at + 2 * H, valid) + _read(bias_at + 2 * H, valid)
     from_h = _read(bias_at + 3 * H, valid)
-    state_at = state + who * B * H + element
-    product_at = product + who * B * (3 * H) + row * (3 * H) + unit
+    state_at = state + recurrence * B * H + element
+    product_at = product + recurrence * B * (3 * H) + row * (3 * H) + unit
     before = valid & (t > 0)
     p_r += _read(product_at, before)
     p_z += _read(product_at + H, before)
@@ -164,11 +164,11 @@ def gru_forward(
     r, z = sigmoid(p_r, FAST), sigmoid(p_z, FAST)
     n = tanh(from_x + r * from_h, FAST)
     new = n + z * (h - n)
-    step = (who * T + t) * B
+    step = (recurrence * T + t) * B
     _write(state_at, new, valid)
     _write(y + step * H + element, new, valid)
     if IN_TIME_ORDER:
-        _write(out + at * H + row * (W * H) + unit, new, valid)
+        _write(out + step_row * H + row * (W * H) + unit, new, valid)
     if SAVE:
         of_x = (1 - z) * (1 - n * n)
         slots_at = slots + step * (4 * H) + row * (4 * H) + unit
@@ -195,8 +195,8 @@ def _read_dh(
     BLOCK: tl.constexpr,
 ):
     """The gradient of a step's h, in fp32: from the step after it and from its output."""
-    who, element, valid = _locate(B, H, BLOCK)
-    lane, direction = who // W, who % W
+    recurrence, element, valid = _locate(B, H, BLOCK)
+    lane, direction = recurrence // W, recurrence % W
     row, unit = (element // H).to(tl.int64), element % H  # rows of dy may lie far apart
     after = t + 1 < T
     has_output = valid
@@ -204,7 +204,7 @@ def _read_dh(
         has_output = valid & (t + 1 == T)
     dy_at = dy + lane * dy_lane + _time_of(direction, t, T) * dy_time
     dy_at += direction * H + row * dy_row + unit
-    return _read(product + who * B * H + element, valid & after) + _read(dy_at, has_output)
+    return _read(product + recurrence * B * H + element, valid & after) + _read(dy_at, has_output)
 
 
 @triton.jit(do_not_specialize=["t", "T", "B"])
@@ -227,11 +227,11 @@ def lstm_backward(
 ):
     """With LAST, dy is that of the last step's output; `dy_lane` and so on are elements from one
     lane's, step's and window's to the next one's."""
-    who, element, valid = _locate(B, H, BLOCK)
+    recurrence, element, valid = _locate(B, H, BLOCK)
     row, unit = element // H, element % H
     dh = _read_dh(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
-    step = (who * T + t) * B
-    state_at = state + who * B * H + element
+    step = (recurrence * T + t) * B
+    state_at = state + recurrence * B * H + element
     slots_at = slots + step * (4 * H) + row * (4 * H) + unit
     carry_at = carry + step * (2 * H) + row * (2 * H) + unit
     a_0, a_1 = _read(slots_at, valid), _read(slots_at + H, valid)
@@ -265,11 +265,11 @@ def gru_backward(
     BLOCK: tl.constexpr,
 ):
     """As `lstm_backward`."""
-    who, element, valid = _locate(B, H, BLOCK)
+    recurrence, element, valid = _locate(B, H, BLOCK)
     row, unit = element // H, element % H
     dh = _read_dh(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
-    step = (who * T + t) * B
-    state_at = state + who * B * H + element
+    step = (recurrence * T + t) * B
+    state_at = state + recurrence * B * H + element
     slots_at = slots + step * (4 * H) + row * (4 * H) + unit
     a_0, a_1 = _read(slots_at, valid), _read(slots_at + H, valid)
     a_2, a_3 = _read(slots_at + 2 * H, valid), _read(slots_at + 3 * H, valid)

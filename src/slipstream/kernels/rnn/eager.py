@@ -53,12 +53,12 @@ def backward(
         if not last or t == T - 1:
             dh = dh + incoming[:, -1 if last else t]
         step_back = _step_lstm_back if lstm else _step_gru_back
-        grads, rest = step_back(dh, dc, *saved[per_step * t : per_step * (t + 1)])
+        grads, carried = step_back(dh, dc, *saved[per_step * t : per_step * (t + 1)])
         slots[:, t] = grads
         if t:
             of_h = grads if lstm else grads[..., H:]
             dh = torch.bmm(of_h.to(hh.dtype), hh).to(dh.dtype)
-            dh, dc = (dh, rest) if lstm else (dh + rest, dc)
+            dh, dc = (dh, carried) if lstm else (dh + carried, dc)
     return slots
 
 

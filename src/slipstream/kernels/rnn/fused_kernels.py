@@ -94,8 +94,8 @@ def forward(
     X_0: tl.constexpr = 0 if LSTM else 2  # the gate of slot 0, 1 and 2 among those of w_ih
     X_1: tl.constexpr = 1 if LSTM else 0
     X_2: tl.constexpr = 2 if LSTM else 1
-    who = tl.program_id(1).to(tl.int64)  # lane and direction
-    lane, direction = who // W, who % W
+    recurrence = tl.program_id(1).to(tl.int64)  # lane and direction
+    lane, direction = recurrence // W, recurrence % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     units, ins = tl.arange(0, H), tl.arange(0, DP)
     C: tl.constexpr = 2 if LSTM else 1
@@ -160,7 +160,7 @@ def forward(
     h = zero
     c = zero
     if STATES:
-        states = who * B * H + rows[:, None] * H + units[None, :]
+        states = recurrence * B * H + rows[:, None] * H + units[None, :]
         h += tl.load(h0 + states, mask=valid, other=0.0)
         if LSTM:
             c += tl.load(c0 + states, mask=valid, other=0.0)
@@ -259,8 +259,8 @@ def backward(
 ):
     """dy [K, T, B, W, H], or with LAST that of each direction's last output, [K, B, W, H]."""
     G: tl.constexpr = 4 if LSTM else 3
-    who = tl.program_id(1).to(tl.int64)
-    lane, direction = who // W, who % W
+    recurrence = tl.program_id(1).to(tl.int64)
+    lane, direction = recurrence // W, recurrence % W
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     units = tl.arange(0, H)
     C: tl.constexpr = 2 if LSTM else 1
@@ -331,7 +331,7 @@ def backward(
         dh = tl.dot(d_3, u_3, dh, input_precision=PRECISION)
 
     if STATES:
-        states = who * B * H + rows[:, None] * H + units[None, :]
+        states = recurrence * B * H + rows[:, None] * H + units[None, :]
         tl.store(dh0 + states, dh, mask=valid)
         if LSTM:
             tl.store(dc0 + states, dc, mask=valid)

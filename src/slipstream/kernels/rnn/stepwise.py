@@ -121,7 +121,7 @@ class _StepwiseLayer(torch.autograd.Function):
         if not options.is_lstm:
             d_ih, d_b_ih = d_ih.roll(-H, dims=2), total.roll(-H, dims=1)
             d_b_hh = torch.cat([total[:, H:], _sum_rows(slots[..., 3 * H :])], dim=1)
-        biases = (one.unflatten(0, (K, W)).to(bias_dtype) for one in (d_b_ih, d_b_hh))
+        biases = (bias.unflatten(0, (K, W)).to(bias_dtype) for bias in (d_b_ih, d_b_hh))
         return None, dx, d_ih.to(dtype), d_hh.unflatten(0, (K, W)).to(dtype), *biases
 
 
@@ -156,10 +156,10 @@ def _sum_rows(slots: Tensor) -> Tensor:
 
 def _order_bias(b_ih: Tensor, b_hh: Tensor, H: int, options: StepwiseOptions) -> Tensor:
     """The slots' biases, in the states' precision."""
-    both = b_ih + b_hh
+    summed = b_ih + b_hh
     if not options.is_lstm:
-        both = torch.cat([b_ih[:, 2 * H :], both[:, : 2 * H], b_hh[:, 2 * H :]], dim=1)
-    return both.to(torch.promote_types(options.dtype, torch.float32)).contiguous()
+        summed = torch.cat([b_ih[:, 2 * H :], summed[:, : 2 * H], b_hh[:, 2 * H :]], dim=1)
+    return summed.to(torch.promote_types(options.dtype, torch.float32)).contiguous()
 
 
 def _reverse_time(rows: Tensor, T: int) -> Tensor:

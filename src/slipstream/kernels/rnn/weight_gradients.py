@@ -42,8 +42,8 @@ def weight_gradients(
     G: tl.constexpr = 4 if LSTM else 3
     blocks: tl.constexpr = 1 if OF_H else (D + DP - 1) // DP
     part = tl.program_id(0).to(tl.int64)
-    who = tl.program_id(2).to(tl.int64)
-    lane, direction = who // W, who % W
+    recurrence = tl.program_id(2).to(tl.int64)
+    lane, direction = recurrence // W, recurrence % W
     columns = tl.program_id(1) // blocks * BC + tl.arange(0, BC)
     units = tl.arange(0, H)
     ins = tl.program_id(1) % blocks * DP + tl.arange(0, DP)
@@ -73,8 +73,8 @@ def weight_gradients(
             )
             total_h = tl.dot(tl.trans(d), h, total_h, input_precision=PRECISION)
         if OF_X:
-            mine = within[:, None] & (ins < D)[None, :]
-            seen = tl.load(x_at + row[:, None] * D, mask=mine, other=0.0).to(kind)
+            valid_x = within[:, None] & (ins < D)[None, :]
+            seen = tl.load(x_at + row[:, None] * D, mask=valid_x, other=0.0).to(kind)
         else:
             seen = tl.zeros([BR, DP], dtype=kind)
         if OF_H:
@@ -84,16 +84,29 @@ def weight_gradients(
     unit, slot = columns // 4, columns % 4
     if OF_H:
         gate = slot if LSTM else slot - 1
-        out_at = out_h + part * apart + ((who * G + gate) * H + unit)[:, None] * H + units[None, :]
+        out_at = (
+            out_h
+            + part * apart
+            + ((recurrence * G + gate) * H + unit)[:, None] * H
+            + units[None, :]
+        )
         if LSTM:
             tl.store(out_at, total_h)
         else:  # slot 0, which comes from x, has no part in it
             tl.store(out_at, total_h, mask=(slot > 0)[:, None])
         bias_at = (
-            out_bias + part * apart + ((who * 4 + slot) * H + unit)[:, None] + ins[None, :] * 0
+            out_bias
+            + part * apart
+            + ((recurrence * 4 + slot) * H + unit)[:, None]
+            + ins[None, :] * 0
         )
         tl.store(bias_at, total_x, mask=(ins == DP - 1)[None, :])
     if OF_X:
         gate_x = slot if LSTM else tl.where(slot == 0, 2, slot - 1)
-        out_at = out_x + part * apart + ((who * G + gate_x) * H + unit)[:, None] * D + ins[None, :]
+        out_at = (
+            out_x
+            + part * apart
+            + ((recurrence * G + gate_x) * H + unit)[:, None] * D
+            + ins[None, :]
+        )
         tl.store(out_at, total_x, mask=(slot < G)[:, None] & (ins < D)[None, :])

@@ -35,9 +35,9 @@ def _concat(a, b, BM: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def _split_halves(both, BM: tl.constexpr, N: tl.constexpr):
+def _split_halves(halves, BM: tl.constexpr, N: tl.constexpr):
     """One [BM, 2 * N] as two [BM, N]."""
-    return tl.split(tl.permute(tl.reshape(both, [BM, 2, N]), [0, 2, 1]))
+    return tl.split(tl.permute(tl.reshape(halves, [BM, 2, N]), [0, 2, 1]))
 
 
 @triton.jit
@@ -50,28 +50,35 @@ def _split_quarters(slots, BM: tl.constexpr, N: tl.constexpr):
 @triton.jit
 def _slot_columns(part, SLOTS: tl.constexpr, N: tl.constexpr, H: tl.constexpr):
     """Where some slots of a program's units lie in a row of [SLOTS, H], and which there are."""
-    each = tl.arange(0, SLOTS * N)
-    unit = part * N + each % N
-    return (each // N * H + unit)[None, :], (unit < H)[None, :]
+    slot = tl.arange(0, SLOTS * N)
+    unit = part * N + slot % N
+    return (slot // N * H + unit)[None, :], (unit < H)[None, :]
 
 
 @triton.jit
 def _locate(counters, W: tl.constexpr):
     """The program's part, tile, lane with direction, and the counter of all that share a tile."""
-    part, tile, who = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    return part, tile, who, who // W, who % W, counters + who * tl.num_programs(1) + tile
+    part, tile, recurrence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    return (
+        part,
+        tile,
+        recurrence,
+        recurrence // W,
+        recurrence % W,
+        counters + recurrence * tl.num_programs(1) + tile,
+    )
 
 
 @triton.jit
-def _load_weights(at, known, H: tl.constexpr, LSTM: tl.constexpr):
+def _load_weights(pointer, known, H: tl.constexpr, LSTM: tl.constexpr):
     """Of four slots; a GRU's first has none, and the second's stand there."""
-    u_0 = tl.load(at, mask=known, other=0.0)
+    u_0 = tl.load(pointer, mask=known, other=0.0)
     u_1 = u_0
     if LSTM:
-        at += H * H
-        u_1 = tl.load(at, mask=known, other=0.0)
-    u_2 = tl.load(at + H * H, mask=known, other=0.0)
-    u_3 = tl.load(at + 2 * H * H, mask=known, other=0.0)
+        pointer += H * H
+        u_1 = tl.load(pointer, mask=known, other=0.0)
+    u_2 = tl.load(pointer + H * H, mask=known, other=0.0)
+    u_3 = tl.load(pointer + 2 * H * H, mask=known, other=0.0)
     return u_0, u_1, u_2, u_3
 
 
@@ -114,7 +121,7 @@ def split_forward(
     """SAVE writes what the backward pass needs."""
     G: tl.constexpr = 4 if LSTM else 3
     C: tl.constexpr = 2 if LSTM else 1
-    part, tile, who, lane, direction, counter = _locate(counters, W)
+    part, tile, recurrence, lane, direction, counter = _locate(counters, W)
     parts = tl.num_programs(0)
     rows = tile * BM + tl.arange(0, BM)
     units, ins = part * N + tl.arange(0, N), tl.arange(0, HP)
@@ -129,10 +136,10 @@ def split_forward(
     kind = y.dtype.element_ty
 
     known = (ins < H)[:, None] & (units < H)[None, :]
-    weights = hh + who * G * H * H + units[None, :] * H + ins[:, None]  # [in, out]
+    weights = hh + recurrence * G * H * H + units[None, :] * H + ins[:, None]  # [in, out]
     u_0, u_1, u_2, u_3 = _load_weights(weights, known, H, LSTM)
     zero = tl.zeros([BM, N], dtype=tl.float32)
-    bias_at = bias + who * 4 * H + units
+    bias_at = bias + recurrence * 4 * H + units
     b_0 = tl.load(bias_at, mask=units < H, other=0.0)[None, :] + zero
     b_1 = tl.load(bias_at + H, mask=units < H, other=0.0)[None, :] + zero
     b_2 = tl.load(bias_at + 2 * H, mask=units < H, other=0.0)[None, :] + zero
@@ -143,7 +150,7 @@ def split_forward(
     in_time = ((lane * T + start) * B + row) * W + direction
     x_at = x + in_time * (G * H) + four
     out_at = out + in_time * H + units[None, :]
-    in_order = who * T * B + row
+    in_order = recurrence * T * B + row
     y_at = y + in_order * H + units[None, :]
     before_at = y + (in_order - B) * H + ins[None, :]
     slots_at = slots + in_order * (4 * H) + four
@@ -231,7 +238,7 @@ def split_backward(
     lane's, step's and window's to the next one's."""
     G: tl.constexpr = 4 if LSTM else 3
     C: tl.constexpr = 2 if LSTM else 1
-    part, tile, who, lane, direction, counter = _locate(counters, W)
+    part, tile, recurrence, lane, direction, counter = _locate(counters, W)
     parts = tl.num_programs(0)
     rows = tile * BM + tl.arange(0, BM)
     units, ins = part * N + tl.arange(0, N), tl.arange(0, HP)
@@ -243,11 +250,11 @@ def split_backward(
     kind = grads.dtype.element_ty
 
     known = (ins < H)[:, None] & (units < H)[None, :]
-    weights = hh + who * G * H * H + ins[:, None] * H + units[None, :]  # [out, in]
+    weights = hh + recurrence * G * H * H + ins[:, None] * H + units[None, :]  # [out, in]
     u_0, u_1, u_2, u_3 = _load_weights(weights, known, H, LSTM)
 
     row = rows[:, None].to(tl.int64)
-    in_order = (who * T + T - 1) * B + row
+    in_order = (recurrence * T + T - 1) * B + row
     slots_at = slots + in_order * (4 * H) + four
     grads_at = grads + in_order * (4 * H) + four
     after_at = grads + (in_order + B) * (4 * H) + ins[None, :]

@@ -327,9 +327,9 @@ class RowGru(RowEncoder):
         for depth, (of_x, bias_x, of_h, bias_h) in enumerate(self.layers):
             size, h = self.sizes[depth], state[f"h{depth}"]
             now, past = x @ of_x + bias_x, h @ of_h + bias_h
-            both = sigmoid(now[:, : 2 * size] + past[:, : 2 * size])
-            new = np.tanh(now[:, 2 * size :] + both[:, :size] * past[:, 2 * size :])
-            x = state[f"h{depth}"] = new + both[:, size:] * (h - new)
+            gates = sigmoid(now[:, : 2 * size] + past[:, : 2 * size])
+            new = np.tanh(now[:, 2 * size :] + gates[:, :size] * past[:, 2 * size :])
+            x = state[f"h{depth}"] = new + gates[:, size:] * (h - new)
             if self.has_norm:
                 x = normalize_layer(self.weights, f"core.norms.{depth}", x)
         return x
@@ -355,8 +355,8 @@ class GruKind(RecurrentKind):
         out = np.empty((*sequence.shape[:2], width), dtype=np.float32)
         for t, product in enumerate(products):
             past = h @ across + of_h
-            both = sigmoid(product[:, : 2 * width] + past[:, : 2 * width])
-            reset, update = both[:, :width], both[:, width:]
+            gates = sigmoid(product[:, : 2 * width] + past[:, : 2 * width])
+            reset, update = gates[:, :width], gates[:, width:]
             new = np.tanh(product[:, 2 * width :] + reset * past[:, 2 * width :])
             h = new + update * (h - new)
             out[t] = h
