@@ -104,7 +104,7 @@ def test_a_worker_that_dies_again_and_again_is_given_up_and_the_others_end(tmp_p
     outcomes = launch(tasks, record, given_up="left alone")
     assert outcomes[0] == Outcome("done")
     assert outcomes[1].kind == "died"
-    assert "SIGKILL" in outcomes[1].what
+    assert "SIGKILL" in outcomes[1].reason
     assert [change for change in record.changes if change[1] == "died"] == [
         (1, "died", "started again"),
         (1, "died", "started again"),

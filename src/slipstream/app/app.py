@@ -49,7 +49,7 @@ def show(request: Request) -> Response:
     is_shared = name in REPORTING
     package, folder = ("slipstream.reporting", "assets") if is_shared else (__package__, "static")
     root = resources.files(package).joinpath(folder)
-    if name not in {one.name for one in root.iterdir()} or name[name.rfind(".") :] not in TYPES:
+    if name not in {file.name for file in root.iterdir()} or name[name.rfind(".") :] not in TYPES:
         raise MissingError("there is no such file")
     body = root.joinpath(name).read_bytes()
     if name == "uPlot.iife.min.js":

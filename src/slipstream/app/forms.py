@@ -140,9 +140,10 @@ def list_controls(command: str = TRAIN) -> tuple[Control, ...]:
     if command == PRETRAIN:  # which has defaults of its own
         values = Config.model_validate({"train": {"objective": "masked"}}).model_dump()
         controls = (
-            replace(one, default=format_value(_get(values, one.setting))) for one in controls
+            replace(control, default=format_value(_get(values, control.setting)))
+            for control in controls
         )
-    return tuple(replace(one, is_plain=one.setting in plain) for one in controls)
+    return tuple(replace(control, is_plain=control.setting in plain) for control in controls)
 
 
 def group_controls(command: str = TRAIN) -> list[tuple[str, list[Control]]]:
@@ -201,7 +202,7 @@ def _iter_controls(
 
 
 def _make_control(setting: str, schema: Mapping[str, Any], text: str) -> Control:
-    forms = [one for one in schema.get("anyOf", (schema,)) if one.get("type") != "null"]
+    forms = [form for form in schema.get("anyOf", (schema,)) if form.get("type") != "null"]
     choices: list[str] = []
     for form in forms:
         choices += form.get("items", {}).get("enum", ())
@@ -249,7 +250,7 @@ def format_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, dict):
-        pairs = (f"{_format_key(key)} = {format_toml(one)}" for key, one in value.items())
+        pairs = (f"{_format_key(key)} = {format_toml(item)}" for key, item in value.items())
         return "{ " + ", ".join(pairs) + " }"
     return format_toml(value)
 
@@ -259,7 +260,7 @@ def format_toml(value: Any) -> str:
     if isinstance(value, dict):
         return format_value(value)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(format_toml(one) for one in value) + "]"
+        return "[" + ", ".join(format_toml(item) for item in value) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return to_json(value, indent=None)

@@ -101,7 +101,7 @@ class JobStore:
     def list_queue(self, device: str) -> list[tuple[Path, str]]:
         """Return the marks and ids of the jobs that wait for a device, the next one first."""
         try:
-            names = sorted(one.name for one in self._get_queue(device).iterdir())
+            names = sorted(mark.name for mark in self._get_queue(device).iterdir())
         except OSError:
             return []
         pairs = [(self._get_queue(device) / name, name.partition("-")[2]) for name in names]
@@ -110,7 +110,7 @@ class JobStore:
     def list_devices(self) -> list[str]:
         """Return the devices that jobs have waited for."""
         with suppress(OSError):
-            return sorted(one.name.replace("-", ":") for one in (self.root / "queue").iterdir())
+            return sorted(queue.name.replace("-", ":") for queue in (self.root / "queue").iterdir())
         return []
 
     def claim(self, job: str, **about: Any) -> bool:
@@ -226,7 +226,8 @@ class JobStore:
         """Yield the ids of all jobs, the newest first."""
         with suppress(OSError):
             yield from sorted(
-                (one.name for one in self.jobs.iterdir() if one.name[0] != "."), reverse=True
+                (folder.name for folder in self.jobs.iterdir() if folder.name[0] != "."),
+                reverse=True,
             )
 
     def list_recent(self) -> list[AppJob]:
@@ -459,7 +460,7 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
     """Wait for jobs and run them with `main`, one after another; return the last exit code."""
     signal.signal(signal.SIGUSR1, _stop_current)
     store = JobStore(folder)
-    waiting, use = (DeviceLock(store.root, device, one) for one in ("wait", "use"))
+    waiting, use = (DeviceLock(store.root, device, purpose) for purpose in ("wait", "use"))
     if not waiting.acquire(LOCK_S):
         return 0  # another worker waits already
     if warm:
@@ -643,7 +644,7 @@ class RunFinder(threading.Thread):
 
 def _list_names(folder: Path) -> set[str]:
     try:
-        return {one.name for one in folder.iterdir() if one.name[0] != "."}
+        return {path.name for path in folder.iterdir() if path.name[0] != "."}
     except OSError:
         return set()
 
@@ -695,7 +696,9 @@ class Supervisor:
         child = self._children.get(device)
         if child is not None and child.poll() is None:
             return False
-        return all(DeviceLock(self.store.root, device, one).is_free() for one in ("wait", "use"))
+        return all(
+            DeviceLock(self.store.root, device, purpose).is_free() for purpose in ("wait", "use")
+        )
 
 
 def stop_job(store: JobStore, name: str) -> AppJob:

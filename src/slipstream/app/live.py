@@ -129,11 +129,11 @@ class Feed:
             messages.append(b": alive\n\n")
         return messages
 
-    def _is_due(self, what: str, every_s: float) -> bool:
+    def _is_due(self, task: str, every_s: float) -> bool:
         now = time.monotonic()
-        if now < self._due.get(what, 0.0):
+        if now < self._due.get(task, 0.0):
             return False
-        self._due[what] = now + every_s
+        self._due[task] = now + every_s
         return True
 
     def _changed(self, kind: str, value: Any) -> list[bytes]:

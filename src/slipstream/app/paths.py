@@ -40,14 +40,14 @@ def find_link_out(folder: Path, path: Path) -> Path | None:
     """Return what a file, folder or pattern stands for that is not below the folder after resolving
     links: itself, a match, or a link in it; None where there is nothing of that kind."""
     candidates = itertools.chain([path], find_matches(path)[1], _list_links(path))
-    for number, one in enumerate(candidates):
+    for number, candidate in enumerate(candidates):
         if number >= MAX_LOOKED_AT:
             raise UserError(f"{path}: stands for more than {MAX_LOOKED_AT:,} files; name a folder")
         try:
-            if not is_below(folder, one.resolve()):
-                return one
+            if not is_below(folder, candidate.resolve()):
+                return candidate
         except (OSError, ValueError, RuntimeError):  # too long a name, a NUL, a loop of links
-            return one
+            return candidate
     return None
 
 

@@ -99,13 +99,15 @@ def _list_folders(root: Path, place: Path) -> list[Path]:
     try:
         with os.scandir(place) as entries:
             folders = [
-                (Path(one.path), one.is_symlink())
-                for one in entries
-                if one.name[0] != "." and one.is_dir()
+                (Path(entry.path), entry.is_symlink())
+                for entry in entries
+                if entry.name[0] != "." and entry.is_dir()
             ]
     except OSError:
         return []
-    return sorted(one for one, link in folders if not link or is_below(root, one.resolve()))
+    return sorted(
+        folder for folder, link in folders if not link or is_below(root, folder.resolve())
+    )
 
 
 def _sign(folder: Path) -> Signature:

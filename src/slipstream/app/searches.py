@@ -72,7 +72,7 @@ def _parse_choices(row: Mapping[str, Any]) -> list[Any]:
     try:
         values = tomllib.loads(f"values = [{text}]")["values"]
     except (ValueError, RecursionError):
-        values = [_parse_value(one.strip()) for one in text.split(",") if one.strip()]
+        values = [_parse_value(part.strip()) for part in text.split(",") if part.strip()]
     is_wrapped = text.startswith("[") and len(values) == 1 and isinstance(values[0], list)
     return list(values[0]) if is_wrapped else values
 
@@ -93,10 +93,13 @@ def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(entry, Range):
             texts = {key: getattr(entry, key) for key in ("low", "high", "step")}
             row |= {"kind": RANGE, "log": entry.log}
-            row |= {key: "" if one is None else _format_number(one) for key, one in texts.items()}
+            row |= {
+                key: "" if number is None else _format_number(number)
+                for key, number in texts.items()
+            }
         else:
             is_plain = all(map(_is_plain, entry))
-            values = ", ".join(_format_choice(one, is_plain=is_plain) for one in entry)
+            values = ", ".join(_format_choice(choice, is_plain=is_plain) for choice in entry)
             is_nested = len(entry) == 1 and isinstance(entry[0], list | tuple)
             row |= {"kind": CHOICES, "choices": f"[{values}]" if is_nested else values}
         rows.append(row)
@@ -133,7 +136,7 @@ def _format_choice(value: Any, *, is_plain: bool) -> str:
 
 def list_settings() -> list[dict[str, Any]]:
     """Return the settings that can be searched, with what the editor suggests for each."""
-    controls = {one.setting: one for one in forms.list_controls(forms.TUNE)}
+    controls = {control.setting: control for control in forms.list_controls(forms.TUNE)}
     names = [name for name in search_space.list_searchable() if name in controls]
     names.sort(key=lambda name: (name not in COMMON, COMMON.index(name) if name in COMMON else 0))
     return [
@@ -142,7 +145,9 @@ def list_settings() -> list[dict[str, Any]]:
             "help": controls[name].summary.rstrip(".") + ".",
             "default": controls[name].default,
             "limits": controls[name].limits,
-            "choices": [one for one in controls[name].choices if one not in ("auto", "off")],
+            "choices": [
+                choice for choice in controls[name].choices if choice not in ("auto", "off")
+            ],
             "is_common": name in COMMON,
         }
         for name in names
@@ -183,11 +188,11 @@ def read_search_events(folder: Path) -> list[Event]:
 def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
     """Return every trial that has begun, in their order."""
     trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
-    for one in [*_read_list(folder / "trials.json"), *events]:
-        number = one.get("trial")
-        is_trial = one.get("event", "trial") == "trial" and isinstance(one.get("params"), dict)
+    for entry in [*_read_list(folder / "trials.json"), *events]:
+        number = entry.get("trial")
+        is_trial = entry.get("event", "trial") == "trial" and isinstance(entry.get("params"), dict)
         if is_trial and isinstance(number, int) and number >= 0:
-            trials[number] = {key: one.get(key) for key in KEYS}
+            trials[number] = {key: entry.get(key) for key in KEYS}
     return [trials[number] for number in sorted(trials)]
 
 
@@ -196,7 +201,9 @@ def _read_list(path: Path) -> list[dict[str, Any]]:
         values = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return []
-    return [one for one in values if isinstance(one, dict)] if isinstance(values, list) else []
+    return (
+        [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
+    )
 
 
 def _read_running(path: Path) -> dict[int, Trial]:
@@ -250,8 +257,8 @@ def describe_search(folder: Path) -> dict[str, Any]:
     events, summary = read_search_events(folder), read_object(folder / "metrics.json")
     trials = read_trials(folder, events)
     config = _load_config(folder)
-    ended = [one for one in trials if one["state"] != IN_TRAINING]
-    states = [one["state"] for one in trials]
+    ended = [trial for trial in trials if trial["state"] != IN_TRAINING]
+    states = [trial["state"] for trial in trials]
     begin, phase = _find_last(events, "search", "resume"), _find_phase(events)
     total = begin.get("trials") or (config.tune.trials if config else len(trials))
     return {
@@ -314,7 +321,7 @@ def format_choice(value: Any) -> str:
 def _find_chosen(summary: Mapping[str, Any], trials: Iterable[Trial]) -> int | None:
     """Return the trial that retraining chose; it need not have the lowest score."""
     with suppress(*DAMAGE_ERRORS):
-        if any(one["trial"] == (chosen := get_chosen(summary)["trial"]) for one in trials):
+        if any(trial["trial"] == (chosen := get_chosen(summary)["trial"]) for trial in trials):
             return int(chosen)
     return None
 
@@ -330,9 +337,9 @@ def find_best(trials: Iterable[Trial]) -> int | None:
     one."""
     for state in ("finished", "cut off"):
         scores = [
-            (one["value"], one["trial"])
-            for one in trials
-            if one["state"] == state and isinstance(one["value"], int | float)
+            (trial["value"], trial["trial"])
+            for trial in trials
+            if trial["state"] == state and isinstance(trial["value"], int | float)
         ]
         if scores:
             return int(min(scores)[1])
@@ -340,7 +347,7 @@ def find_best(trials: Iterable[Trial]) -> int | None:
 
 
 def _find_last(events: Iterable[Event], *names: str) -> Event:
-    return next((one for one in reversed(list(events)) if one["event"] in names), {})
+    return next((event for event in reversed(list(events)) if event["event"] in names), {})
 
 
 def _find_phase(events: Iterable[Event]) -> str:
@@ -352,10 +359,12 @@ def _find_phase(events: Iterable[Event]) -> str:
 
 def _measure_speed(events: list[Event], num_left: int) -> dict[str, Any]:
     """Return the trials an hour since the search was started or resumed, and the time left."""
-    starts = [at for at, one in enumerate(events) if one["event"] in ("search", "resume")]
+    starts = [
+        position for position, event in enumerate(events) if event["event"] in ("search", "resume")
+    ]
     if not starts:
         return {"per_hour": None, "left_s": None}
-    times = [one.get("at_s") for one in events[starts[-1] :] if one["event"] == "trial"]
+    times = [event.get("at_s") for event in events[starts[-1] :] if event["event"] == "trial"]
     begin = events[starts[-1]].get("at_s")
     if not times or times[-1] is None or begin is None or times[-1] <= begin:
         return {"per_hour": None, "left_s": None}
@@ -367,7 +376,11 @@ def _read_importances(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
     """Return how strongly each setting separates good trials from others, the strongest first."""
     values = summary.get("importances")
     values = values if isinstance(values, dict) else {}
-    pairs = [(name, one) for name, one in values.items() if isinstance(one, int | float)]
+    pairs = [
+        (name, importance)
+        for name, importance in values.items()
+        if isinstance(importance, int | float)
+    ]
     return sorted(pairs, key=lambda pair: -pair[1])
 
 

@@ -143,9 +143,9 @@ class Security:
             if name == "token" and _is_equal(value, self.access.token):
                 if scope["method"] != "GET":
                     return ""
-                rest = urlencode([pair for pair in pairs if pair[0] != "token"])
+                query = urlencode([pair for pair in pairs if pair[0] != "token"])
                 path = scope.get("raw_path", b"/").decode("latin-1").partition("?")[0]
-                return f"/{path.lstrip('/')}" + (f"?{rest}" if rest else "")
+                return f"/{path.lstrip('/')}" + (f"?{query}" if query else "")
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _is_equal(token.strip(), self.access.token):
             return ""
@@ -158,8 +158,8 @@ class Security:
         return f"{name}={value}; Path=/; HttpOnly; SameSite=Strict"
 
 
-def _is_equal(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+def _is_equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def _read_headers(scope: Scope) -> dict[str, str]:

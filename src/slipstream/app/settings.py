@@ -60,7 +60,7 @@ def list_presets() -> list[Preset]:
     second one names the task that they are for."""
     folder = resources.files("slipstream.app").joinpath("presets")
     presets = []
-    for file in sorted(folder.iterdir(), key=lambda one: one.name):
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
         text = file.read_text("utf-8")
         title, second, *_ = text.split("\n")
         task = second.removeprefix("# only: ") if second.startswith("# only: ") else ""
@@ -153,7 +153,7 @@ def list_paths(config: Config) -> list[NamedPath]:
     }
     for name, entry in config.tune.space.items():
         values = entry if isinstance(entry, list | tuple) else ()
-        flat = [one for value in values for one in _flatten(value)]
+        flat = [text for value in values for text in _flatten(value)]
         if name in named:
             named[name] = (*named[name], *flat)
     return [NamedPath(name, text) for name, texts in named.items() for text in texts if text]
@@ -161,7 +161,7 @@ def list_paths(config: Config) -> list[NamedPath]:
 
 def _flatten(value: Any) -> list[str]:
     values = value if isinstance(value, list | tuple) else (value,)
-    return [one for one in values if isinstance(one, str)]
+    return [item for item in values if isinstance(item, str)]
 
 
 def refuse_path(workspace: Workspace, path: NamedPath) -> None:
@@ -238,10 +238,10 @@ def load_start(workspace: Workspace, start: str, command: str = forms.TRAIN) -> 
 
 def load_fine_tuning(folder: Path) -> Config:
     """Return a config that starts from the encoder of a run, on the same files."""
-    theirs = configs.load(folder / "config.toml")
-    if not theirs.masked:
+    pretrained = configs.load(folder / "config.toml")
+    if not pretrained.masked:
         raise UserError(f"{folder.name}: is not a run of slipstream pretrain")
-    data = {key: getattr(theirs.data, key) for key in ("path", "time", "id")}
+    data = {key: getattr(pretrained.data, key) for key in ("path", "time", "id")}
     data = {key: value for key, value in data.items() if value}
     return configs.load({"data": data, "train": {"init_from": str(folder)}})
 

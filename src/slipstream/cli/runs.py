@@ -456,14 +456,14 @@ def _remove(rows: list[RunRow], yes: bool, as_json: bool, quiet: bool) -> None:
     from slipstream.reporting.terminal.results import format_size, print_runs
 
     num_bytes = sum(measure_size(row.run) for row in rows)
-    what = f"{len(rows)} run{'s' * (len(rows) != 1)} ({format_size(num_bytes)})"
+    described = f"{len(rows)} run{'s' * (len(rows) != 1)} ({format_size(num_bytes)})"
     if rows and not yes:
         print_runs(rows, create_progress_console(quiet=False))
-        if not _ask(f"remove {what}?"):
+        if not _ask(f"remove {described}?"):
             rows, num_bytes = RunTable(), 0
     remove_runs(*(row.run for row in rows))
     result = {"removed": [row.to_dict() for row in rows], "bytes": num_bytes}
-    text = f"removed {what if rows else 'nothing'}"
+    text = f"removed {described if rows else 'nothing'}"
     print_result(result, as_json, quiet, lambda _, console: console.print(text))
 
 

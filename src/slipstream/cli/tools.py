@@ -315,15 +315,20 @@ def export(
         with import_modules():
             from slipstream.exporting.api import ExportOptions, export_run
 
-        own = {"int8": int8, "name": name, "state": state, "after_prepare": after_prepare}
-        own["license"] = license_
+        format_options = {
+            "int8": int8,
+            "name": name,
+            "state": state,
+            "after_prepare": after_prepare,
+        }
+        format_options["license"] = license_
         options = ExportOptions(
             data=data,
             force=force,
             ensemble=ensemble,
             allow_code=allow_code,
             overrides=tuple(set_ or ()),
-            settings={key: value for key, value in own.items() if value},
+            settings={key: value for key, value in format_options.items() if value},
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # notes on the data were printed by training

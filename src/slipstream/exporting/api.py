@@ -46,17 +46,17 @@ ON_CPU = ("engine.device=cpu", "engine.precision=fp32")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What can be chosen beside the run, the format and the folder."""
+    """Options of an export beside the run, the format and the folder."""
 
     data: Any = None
     """Rows to verify on, instead of the run's own test set"""
     force: bool = False
-    """Replace an export that is there"""
+    """Whether an export that exists already is replaced"""
     ensemble: bool | None = None
     allow_code: bool = False
     overrides: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the format itself"""
+    """Options that only this format has"""
 
 
 def export_run(
@@ -109,7 +109,7 @@ def export_run(
 
 
 def load_source(run: str | Path, trained: TrainedRun, ensemble: bool | None) -> PortableRun:
-    """Return the run without torch; that of the user's own class without its weights."""
+    """Load the run without torch; a network of the user's own class comes without weights."""
     if any(member.config.model.is_custom for member in trained.members):
         return _describe_custom(trained)
     portable = load_portable(run, ensemble=ensemble)
@@ -134,7 +134,7 @@ def _add_positions(model: PortableModel, network: nn.Module) -> PortableModel:
 
 
 def _describe_custom(trained: TrainedRun) -> PortableRun:
-    """Return config, columns, scaling and intervals of a run."""
+    """Return a run of the user's own class: config, columns, scaling and intervals, no weights."""
     if trained.mixtures:
         raise UserError(
             f"{trained.run.folder}: a member's network is a class of yours, and an ensemble with "
@@ -150,12 +150,14 @@ def _describe_custom(trained: TrainedRun) -> PortableRun:
     described = PortableMember(
         member.name, member.run, (model,), member.trained.describe_on_new_data(), widths
     )
-    what = trained.describe(on_folds=False)
-    return PortableRun(trained.run, trained.owner, (described,), (1.0,), widths, 0, what, hashes={})
+    description = trained.describe(on_folds=False)
+    return PortableRun(
+        trained.run, trained.owner, (described,), (1.0,), widths, 0, description, hashes={}
+    )
 
 
 def refuse_folder(folder: Path, *, force: bool) -> None:
-    """Refuse a place that is taken; with `force`, another export may be replaced."""
+    """Refuse a folder that exists; with `force`, an earlier export may be replaced."""
     if not folder.parent.is_dir():
         raise UserError(f"{folder}: there is no folder {folder.parent}; create it first")
     if not folder.exists():
@@ -175,7 +177,7 @@ def refuse_folder(folder: Path, *, force: bool) -> None:
 
 
 def _describe(to: str, source: ExportSource, written: WrittenExport) -> dict[str, Any]:
-    """Return what export.json says beside the files and their parity."""
+    """Return the content of export.json except for the files and their parity."""
     interface: Interface = source.interface
     versions = {"slipstream": __version__, "python": platform.python_version()}
     units = dict(source.units)
@@ -196,7 +198,7 @@ def _describe(to: str, source: ExportSource, written: WrittenExport) -> dict[str
 
 
 def find_units(interface: Interface, data: VerificationData) -> dict[str, str]:
-    """Return the units of columns, as the files state them, where no step changes them."""
+    """Return the units that the data files state for columns which no step changes."""
     if interface.before:
         return {}
     signature = interface.signature
@@ -207,7 +209,7 @@ def find_units(interface: Interface, data: VerificationData) -> dict[str, str]:
 
 
 def _list_files(folder: Path) -> list[dict[str, Any]]:
-    """List what was written, with sizes and SHA-256 sums."""
+    """List the written files with their sizes and SHA-256 sums."""
     return [
         {
             "name": path.relative_to(folder).as_posix(),

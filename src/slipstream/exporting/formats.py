@@ -1,4 +1,4 @@
-"""The formats of an export, and what goes into an exported model and comes out of it.
+"""The formats of an export, and the inputs and outputs of an exported model.
 
 A format is a module with `write(source, folder)`. All columns are in physical units. Shapes: B
 windows, T rows, H predicted rows.
@@ -32,35 +32,35 @@ ROUNDING = 2.0**-24
 LARGEST_ROUNDING = 2e-6
 """How far float32 may move a value, of its spread or in scaled units, before rows are float64"""
 NUM_ROUNDINGS = 8
-"""By how many roundings of a number two float32 programs may differ that compute the same"""
+"""Roundings of a number by which two float32 programs of the same computation may differ"""
 
 
 @dataclass(frozen=True)
 class Interface:
-    """The inputs and outputs of a run; an ensemble reads what any of its members does."""
+    """The inputs and outputs of a run; an ensemble reads the columns of all its members."""
 
     signature: Signature
-    """Of the predictions"""
+    """The signature of the predictions"""
     inputs: tuple[str, ...]
     """Columns of `rows` [B, T, inputs]"""
     static: tuple[str, ...]
     """Columns of `static` [B, columns]"""
     future: tuple[str, ...]
-    """Columns of `future` [B, H, columns]: those that are known ahead"""
+    """Columns of `future` [B, H, columns]: the columns that are known ahead"""
     context: int
     """Rows of a window"""
     fixed_length: bool
-    """Whether a window has to have exactly as many"""
+    """Whether a window must have exactly `context` rows"""
     patch: int
-    """What a number of rows has to be a multiple of"""
+    """The number of rows must be a multiple of this"""
     dtype: str
-    """Of inputs and numeric outputs: "float32" or "float64" """
+    """The type of inputs and numeric outputs: "float32" or "float64" """
     levels: tuple[str, ...]
-    """Of the intervals, in percent"""
+    """The levels of the intervals, in percent"""
     before: tuple[str, ...]
     """Steps of `data.prepare` that come before the model, by name"""
     after: tuple[str, ...] = ()
-    """What `predict` does to the model's predictions"""
+    """Operations of `predict` on the model's predictions, by name"""
 
     @property
     def output(self) -> str:
@@ -93,7 +93,7 @@ class Interface:
         return shapes
 
     def describe(self) -> dict[str, Any]:
-        """Return what a user of the file has to know, as JSON."""
+        """Return the inputs, outputs and steps outside the file, ready for JSON."""
         signature = self.signature
         columns = {"rows": self.inputs, "static": self.static, "future": self.future}
         inputs = {
@@ -158,16 +158,16 @@ def make_interface(run: PortableRun) -> Interface:
 
 
 def has_fixed_length(model: Model) -> bool:
-    """Whether a model takes windows of its context only: its weights belong to single rows."""
+    """Return whether all windows must have `data.context` rows: weights belong to single rows."""
     spec = model.spec
     flat = spec.is_sequential and model.pool == "flatten"
     return spec.flattens or spec.is_custom or spec.knows_positions or flat
 
 
 def keeps_digits(model: PortableModel) -> bool:
-    """Whether float32 holds every column closely enough: a value far from zero beside its spread
-    would lose digits that the scaled value has. Where windows are divided by their own deviation,
-    which may be next to nothing, every digit counts."""
+    """Return whether float32 holds every column closely enough. A value that is far from zero
+    compared with its spread loses digits that the scaled value needs. Windows that are divided by
+    their own deviation, which may be tiny, need every digit."""
     if model.config.model.normalize == "window":
         return False
     scaler, signature = model.scaler, model.signature
@@ -182,7 +182,7 @@ def keeps_digits(model: PortableModel) -> bool:
 
 
 def measure_spreads(columns: Iterable[str], scaler: Scaler) -> npt.NDArray[np.float64]:
-    """Return what differences in each column are measured by: its standard deviation in training.
+    """Return the unit of differences in each column: its standard deviation in training.
     A column that was constant there, which `data.scale = "none"` allows, has none: its value."""
     return np.array(
         [scaler.deviation[name] or abs(scaler.high[name]) or 1.0 for name in columns],
@@ -191,9 +191,8 @@ def measure_spreads(columns: Iterable[str], scaler: Scaler) -> npt.NDArray[np.fl
 
 
 def widen_limit(limit: float, distance: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the difference, in spreads, that is allowed of numbers that are computed from some so
-    many spreads from float32's zero. A float32 network computes a scaled prediction of 100 to no
-    more than 1e-5, however it is written."""
+    """Return the allowed difference, in spreads, of numbers computed from values that are this many
+    spreads from zero. Any float32 network computes a scaled prediction of 100 to 1e-5 at best."""
     allowed: npt.NDArray[np.float64] = np.maximum(limit, NUM_ROUNDINGS * ROUNDING * distance)
     return allowed
 
@@ -241,7 +240,7 @@ LIMIT = 1e-5
 
 
 def to_inputs(windows: PhysicalWindows, dtype: str) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that there are by name, in this type."""
+    """Return the arrays of the windows by name, without absent ones, converted to this type."""
     return {
         name: np.ascontiguousarray(values, dtype=dtype)
         for name, values in windows._asdict().items()
@@ -250,12 +249,12 @@ def to_inputs(windows: PhysicalWindows, dtype: str) -> dict[str, npt.NDArray[Any
 
 
 class ReferenceBatch(NamedTuple):
-    """Some windows, and what the model predicts for them."""
+    """Some windows and the model's predictions for them."""
 
     windows: PhysicalWindows
     outputs: dict[str, Floats]
     truth: Floats | None = None
-    """[B, H, C] in physical units, or the numbers of classes, where it is known"""
+    """[B, H, C]: the targets in physical units, or class numbers; None where unknown"""
 
 
 Runner = Callable[[PhysicalWindows], Mapping[str, npt.NDArray[Any]]]
@@ -263,22 +262,22 @@ Runner = Callable[[PhysicalWindows], Mapping[str, npt.NDArray[Any]]]
 
 
 class SeriesPiece(NamedTuple):
-    """Consecutive rows of a series in physical units, from where the state is zero."""
+    """Consecutive rows of a series in physical units, starting where the state is zero."""
 
     rows: Floats
     """[T, inputs]"""
     static: Floats | None
     """[columns]"""
     future: Floats | None
-    """[T, H, columns]: what is known ahead after each row"""
+    """[T, H, columns]: the columns known ahead, after each row"""
 
 
 class ReferencePiece(NamedTuple):
-    """Such rows, and what the model predicts after some of them."""
+    """A piece of a series and the model's predictions after some of its rows."""
 
     piece: SeriesPiece
     ends: npt.NDArray[np.int64]
-    """The rows that predictions are known after"""
+    """The rows of the piece after which there is a prediction"""
     outputs: dict[str, Floats]
     truth: Floats | None = None
 
@@ -289,44 +288,44 @@ PieceRunner = Callable[[SeriesPiece], Mapping[str, npt.NDArray[Any]]]
 
 @dataclass(frozen=True)
 class ExportSource:
-    """What a format is written from."""
+    """The run and the data from which a format is written."""
 
     run: PortableRun
-    """Of the user's own class, without weights"""
+    """The run without torch; a network of the user's own class comes without weights"""
     interface: Interface
     trained: TrainedRun
-    """The same in torch, on the CPU in fp32"""
+    """The same run in torch, on the CPU in fp32"""
     read_examples: Callable[[int], ReferenceBatch]
-    """Returns so many of the windows that it is verified on, spread evenly over them"""
+    """Returns this many of the windows for the verification, evenly spread"""
     read_start: Callable[[int], SeriesPiece]
-    """Returns so many rows from the start of a series"""
+    """Returns this many rows from the start of a series"""
     units: Mapping[str, str] = field(default_factory=dict)
-    """Of columns, as the files state them"""
+    """Units by column, as the data files state them"""
     new_data: Any = None
-    """Rows to verify on, instead of the run's own"""
+    """Rows to verify on, instead of the run's own data"""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the format itself"""
+    """Options that only this format has"""
 
 
 @dataclass(frozen=True)
 class WrittenExport:
-    """What a format wrote, and how to run it."""
+    """The result of writing a format: functions that run the files, and facts for export.json."""
 
     run: Runner | None
-    """None where the files compute rows one by one only"""
+    """Runs the main file on windows; None where the files take single rows only"""
     inside: tuple[str, ...]
-    """What the files do, in a few words each"""
-    others: Mapping[str, Runner] = field(default_factory=dict)
-    """By file: what else has to compute the same"""
+    """The operations inside the files, a few words each"""
+    window_runners: Mapping[str, Runner] = field(default_factory=dict)
+    """By file: further programs that must give the same predictions for windows"""
     rows: Mapping[str, PieceRunner] = field(default_factory=dict)
-    """By file: what computes rows one by one, of models that were trained for a carried state"""
+    """By file: programs that take rows one by one, of models trained for a carried state"""
     limit: float = LIMIT
     """The largest relative difference from the model"""
     largest_loss: float | None = None
-    """By which share the test error may be larger than the model's; None where it is not measured,
-    since the numbers are the same"""
+    """The share by which the test error may exceed the model's; None where it is not measured
+    because the numbers are the same"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of the libraries that wrote and ran the files"""
+    """Versions of the libraries that wrote and ran the files"""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of export.json"""
     notes: tuple[str, ...] = ()
@@ -337,26 +336,26 @@ class ExportFormat(NamedTuple):
 
     module: str
     """Has `write(source: ExportSource, folder: Path) -> WrittenExport`"""
-    what: str
+    description: str
     needs_template: bool = False
-    """Whether it holds only kinds with a C template"""
+    """Whether the format holds only kinds with a C template"""
     takes_own_classes: bool = False
-    """Whether it can hold the user's own class"""
+    """Whether the format can hold the user's own class"""
     settings: tuple[str, ...] = ()
     """Options of the command that are for this format"""
     is_run: bool = False
-    """Whether its folder is to be a run as well, which predict, serve and containers take"""
+    """Whether the folder is a run as well, for predict, serve and containers"""
     why_no_state: str = ""
-    """Why it does not hold models that were trained for a carried state"""
+    """Why the format does not hold models trained for a carried state; "" where it does"""
 
     def holds(self, model: Model) -> bool:
-        """Whether it can hold a model of this kind."""
+        """Return whether the format can hold a model of this kind."""
         if model.is_custom:
             return self.takes_own_classes
         return not self.needs_template or load_kind(model).c_template is not None
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
-        """Import the module; a library that is missing is the caller's to report."""
+        """Import the module of the format; the caller reports a missing library."""
         writer: Callable[[ExportSource, Path], WrittenExport] = import_module(self.module).write
         return writer
 
@@ -412,8 +411,8 @@ def refuse_settings(name: str, settings: Iterable[str]) -> None:
     """Refuse options that are for other formats."""
     for setting in settings:
         if setting not in FORMATS[name].settings:
-            others = [key for key, other in FORMATS.items() if setting in other.settings]
-            owner = "is for " + _name_formats(others) if others else "is no option"
+            accepting = [key for key, format_ in FORMATS.items() if setting in format_.settings]
+            owner = "is for " + _name_formats(accepting) if accepting else "is no option"
             raise UserError(Option(setting.replace("_", "-")) + " " + owner, fix="remove it")
 
 
@@ -426,22 +425,22 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
     """Refuse a model that the format cannot hold."""
     chosen = FORMATS[name]
     if run.signature.state == "carried" and chosen.why_no_state:
-        others = [key for key, other in FORMATS.items() if not other.why_no_state]
+        accepting = [key for key, format_ in FORMATS.items() if not format_.why_no_state]
         raise UserError(
             f'{run.run.folder}: was trained with train.state = "carried", which '
             + Option("to", name)
             + f" does not hold: {chosen.why_no_state}; use "
-            + _name_formats(others)
+            + _name_formats(accepting)
         )
     for member in run.members:
         model = member.first.config.model
         if not chosen.holds(model):
-            others = [key for key, other in FORMATS.items() if other.holds(model)]
-            what = "a class of your own" if model.is_custom else f'"{model.kind}"'
-            what += "" if model.is_custom else f": {load_kind(model).why_no_c}"
+            accepting = [key for key, format_ in FORMATS.items() if format_.holds(model)]
+            kind = "a class of your own" if model.is_custom else f'"{model.kind}"'
+            kind += "" if model.is_custom else f": {load_kind(model).why_no_c}"
             raise UserError(
                 f"{member.run.folder}: "
                 + Option("to", name)
-                + f" does not know model.kind = {what}",
-                fix="use " + _name_formats(others) if others else None,
+                + f" does not know model.kind = {kind}",
+                fix="use " + _name_formats(accepting) if accepting else None,
             )

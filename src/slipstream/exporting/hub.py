@@ -27,7 +27,7 @@ TAGS = {
 }
 """The Hub's names of tasks"""
 METRICS = ("mae", "rmse", "r2", "log_loss", "balanced_accuracy", "accuracy")
-"""Those of the test set that the card's metadata list"""
+"""Metrics of the test set in the card's metadata"""
 
 
 def write_card(
@@ -105,21 +105,21 @@ def _describe_metadata(source: ExportSource, summary: Mapping[str, Any] | None) 
 
 def _format_yaml(value: Any, indent: str = "") -> Iterator[str]:
     """Yield the lines of a YAML block; scalars are written as JSON, which is YAML."""
-    for key, one in value.items():
-        if isinstance(one, dict):
+    for key, entry in value.items():
+        if isinstance(entry, dict):
             yield f"{indent}{key}:"
-            yield from _format_yaml(one, indent + "  ")
-        elif isinstance(one, list):
+            yield from _format_yaml(entry, indent + "  ")
+        elif isinstance(entry, list):
             yield f"{indent}{key}:"
-            for item in one:
+            for item in entry:
                 if isinstance(item, dict):
-                    first, *rest = _format_yaml(item, indent + "  ")
+                    first, *further = _format_yaml(item, indent + "  ")
                     yield f"{indent}- {first.strip()}"
-                    yield from rest
+                    yield from further
                 else:
                     yield f"{indent}- {json.dumps(item)}"
         else:
-            yield f"{indent}{key}: {json.dumps(one)}"
+            yield f"{indent}{key}: {json.dumps(entry)}"
 
 
 def _describe_model(source: ExportSource) -> str:
@@ -127,7 +127,7 @@ def _describe_model(source: ExportSource) -> str:
     signature, model = source.interface.signature, source.run.first.config.model
     targets = ", ".join(map(_quote, signature.targets))
     rows = format_count(source.interface.context, "row")
-    what = {
+    task = {
         "classify": f"classifies windows of {rows} as one of {', '.join(signature.classes)}",
         "forecast": f"forecasts {targets} {format_count(signature.horizon, 'row')} ahead from "
         f"windows of {rows}",
@@ -142,11 +142,11 @@ def _describe_model(source: ExportSource) -> str:
     kind = f"{source.run.description} ({model.kind}" + (
         f", {weights:,} weights)" if weights else ")"
     )
-    return f"This model {what}. It is {kind}, trained with Slipstream."
+    return f"This model {task}. It is {kind}, trained with Slipstream."
 
 
 def _describe_results(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the test set's metrics beside those of the baselines."""
+    """Yield the test metrics of the model and of the baselines."""
     layout, content = choose_layout(summary), dict(summary)
     windows = format_count(summary["windows"][layout.subset], "window")
     yield f"On the {layout.description} ({windows}), {layout.units}:"
@@ -155,12 +155,12 @@ def _describe_results(summary: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         [
             f"{name}: {result['what']}" if "what" in result else name,
-            *(format_number(one.read(result), one.decimals) for one in layout.compact),
+            *(format_number(column.read(result), column.decimals) for column in layout.compact),
         ]
         for name, result in results.items()
         if result
     ]
-    yield from _format_table(["", *(one.heading for one in layout.compact)], rows)
+    yield from _format_table(["", *(column.heading for column in layout.compact)], rows)
     yield ""
     yield wording.describe_verdict(content)
     yield ""
@@ -175,16 +175,16 @@ def _describe_interface(source: ExportSource) -> Iterator[str]:
     content = source.interface.describe()
     rows = []
     for direction in ("inputs", "outputs"):
-        for name, one in content[direction].items():
-            labels = one.get("columns") or one.get("classes") or []
+        for name, tensor in content[direction].items():
+            labels = tensor.get("columns") or tensor.get("classes") or []
             further = [
-                f"{key} {', '.join(map(str, one[key]))}"
+                f"{key} {', '.join(map(str, tensor[key]))}"
                 for key in ("quantiles", "levels")
-                if key in one
+                if key in tensor
             ]
-            shape = f"[{', '.join(map(str, one['shape']))}]"
-            what = "; ".join([", ".join(map(_quote, labels)), *further])
-            rows.append([direction[:-1], _quote(name), shape, one["type"], what])
+            shape = f"[{', '.join(map(str, tensor['shape']))}]"
+            contents = "; ".join([", ".join(map(_quote, labels)), *further])
+            rows.append([direction[:-1], _quote(name), shape, tensor["type"], contents])
     yield f"All values are in physical units. Length: {content['length']}."
     yield ""
     yield from _format_table(["", "name", "shape", "type", "columns"], rows)
@@ -197,7 +197,7 @@ def _describe_interface(source: ExportSource) -> Iterator[str]:
 
 
 def _describe_data(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the model was trained on."""
+    """Yield a description of the training data."""
     data, windows = summary["data"], summary["windows"]
     facts = [f"{format_count(data['rows'], 'row')} in {data['series']:,} series"]
     if data.get("range"):
@@ -224,7 +224,7 @@ def _describe_use(source: ExportSource, files: Sequence[str]) -> Iterator[str]:
     """Yield commands and code that use the folder."""
     interface = source.interface
     shapes = {
-        name: [1, *(interface.context if one == "time" else one for one in dims[1:])]
+        name: [1, *(interface.context if size == "time" else size for size in dims[1:])]
         for name, dims in interface.get_input_shapes().items()
     }
     yield "The folder is a Slipstream run:"
@@ -260,8 +260,8 @@ def _describe_limits(
         "predictions are extrapolations that were not measured."
     )
     if summary and (outcome := wording.judge(summary)) != BETTER:
-        what = "did better" if outcome == WORSE else "is not shown to be worse"
-        yield f"- A simple baseline {what} on the test set: see the results."
+        verdict = "did better" if outcome == WORSE else "is not shown to be worse"
+        yield f"- A simple baseline {verdict} on the test set: see the results."
     if task != "classify" and not source.interface.levels:
         yield "- The predictions come without intervals."
     if source.interface.levels:
@@ -282,7 +282,7 @@ def _format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Ite
 
 
 def _quote(name: str) -> str:
-    """Return a column's name as code; one with a backquote as it is."""
+    """Return a column's name as Markdown code; a name with a backquote stays unchanged."""
     return name if "`" in name else f"`{name}`"
 
 

@@ -25,10 +25,10 @@ PACKAGES = (
     *("numpy", "onnxruntime", "psutil", "pyarrow", "pydantic", "rich", "safetensors"),
     *("starlette", "tomli-w", "typer", "uvicorn"),
 )
-"""What `slipstream serve` imports; Slipstream itself is installed without its dependencies, of
+"""Packages of `slipstream serve`; Slipstream itself is installed without its dependencies, of
 which torch is one"""
 FOR_STEPS = ("scipy",)
-"""What steps of `data.prepare` and `predict.filter` import"""
+"""Further packages of steps of `data.prepare` and of `predict.filter`"""
 PORT = 8000
 TEMPLATE = """\
 # Serves this folder without PyTorch:
@@ -69,8 +69,8 @@ def choose_packages(run: PortableRun) -> tuple[str, ...]:
 
 
 def pin_packages(names: tuple[str, ...]) -> list[str]:
-    """Return packages and all that they require as `name==version`, as they are installed here;
-    those that are not have no version."""
+    """Return packages and their requirements as `name==version`, in the installed versions; a
+    package that is not installed comes without a version."""
     pinned: dict[str, str] = {}
     waiting = list(names)
     while waiting:
@@ -118,7 +118,7 @@ def write_standalone(run: PortableRun, folder: Path) -> None:
 
 
 def strip_config(config: Config) -> Config:
-    """Return a config without what only its own machine knows: folders and devices."""
+    """Return a config without settings of its machine: folders and devices."""
     steps = tuple(
         step.model_copy(update={"path": _shorten(path)}) if (path := _get_path(step)) else step
         for step in config.data.prepare
@@ -140,7 +140,7 @@ def _get_path(step: Any) -> str | None:
 
 
 def _shorten(path: Any) -> Any:
-    """Return a path's last part; of several paths, that of each."""
+    """Return the last part of a path, or of each of several paths."""
     if isinstance(path, str):
         return path if path.startswith(SIMULATED) else Path(path).name
     return tuple(map(_shorten, path)) if path else path

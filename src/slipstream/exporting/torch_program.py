@@ -33,7 +33,7 @@ from slipstream.scoring.ensemble import to_half_widths
 
 
 class ColumnScaler(nn.Module):
-    """Physical values [..., N] to scaled ones of some of their columns, in float32."""
+    """Selects columns of physical values [..., N] and scales them, in float32."""
 
     places: Tensor
     shift: Tensor
@@ -69,7 +69,7 @@ class MemberPredictor(nn.Module):
         self.signature, self.quantiles = signature, interface.signature.quantiles
         self.networks = nn.ModuleList(trained.models)
         if not shares_weights:
-            self.networks = nn.ModuleList(copy.deepcopy(one) for one in trained.models)
+            self.networks = nn.ModuleList(copy.deepcopy(network) for network in trained.models)
             for network in self.networks:
                 plain = ("persistent",) * len(member.config.model.sizes)
                 algorithms = plain if member.config.model.spec.is_recurrent else ()
@@ -132,7 +132,7 @@ class PhysicalModel(nn.Module):
         shares = list_shares(trained)
         pairs = [pair for pair in zip(trained.members, shares, strict=True) if pair[1]]
         self.members = nn.ModuleList(
-            MemberPredictor(one, interface, shares_weights=shares_weights) for one, _ in pairs
+            MemberPredictor(member, interface, shares_weights=shares_weights) for member, _ in pairs
         )
         self.shares = tuple(share for _, share in pairs)
         self.interface, self.dtype = interface, getattr(torch, interface.dtype)
@@ -194,7 +194,7 @@ KINDS = {"lstm": ("Tensor[]", "Tensor, Tensor, Tensor"), "gru": ("Tensor", "Tens
 
 @contextmanager
 def stand_in_for_recurrent_layers() -> Iterator[None]:
-    """Trace our operations in the place of PyTorch's."""
+    """Replace PyTorch's recurrent operations by stand-ins while the model is traced."""
     _define_operations()
     with warnings.catch_warnings(), _RecurrentStandIns():
         # of the weights that nn.LSTM keeps in a list as well
@@ -204,8 +204,10 @@ def stand_in_for_recurrent_layers() -> Iterator[None]:
 
 def restore_recurrent_layers(program: ExportedProgram) -> ExportedProgram:
     """Put PyTorch's operations back."""
-    own = getattr(torch.ops, NAMESPACE)
-    originals = {getattr(own, name).default: getattr(torch.ops.aten, name).input for name in KINDS}
+    operations = getattr(torch.ops, NAMESPACE)
+    originals = {
+        getattr(operations, name).default: getattr(torch.ops.aten, name).input for name in KINDS
+    }
     for node in program.graph.nodes:
         if node.op == "call_function" and node.target in originals:
             node.target = originals[node.target]
@@ -224,7 +226,7 @@ class _RecurrentStandIns(TorchFunctionMode):
 
 
 def _is_packed(args: tuple[Any, ...]) -> bool:
-    """Whether these are the arguments for a packed sequence, whose second is its lengths."""
+    """Return whether the arguments are for a packed sequence: they begin with data and lengths."""
     return not isinstance(args[3], bool)
 
 
@@ -237,10 +239,12 @@ def _define_operations() -> torch.library.Library:
     return library
 
 
-def _make_results(input: Tensor, hx: Tensor | Sequence[Tensor], *rest: Any) -> tuple[Tensor, ...]:
+def _make_results(
+    input: Tensor, hx: Tensor | Sequence[Tensor], *options: Any
+) -> tuple[Tensor, ...]:
     """Return tensors of the shapes of the outputs and of each state."""
     states = [hx] if isinstance(hx, Tensor) else hx
-    directions = 2 if rest[-2] else 1
+    directions = 2 if options[-2] else 1
     outputs = input.new_empty(*input.shape[:-1], states[0].shape[-1] * directions)
     return outputs, *(torch.empty_like(state) for state in states)
 
@@ -284,13 +288,13 @@ def trace(model: PhysicalModel) -> ExportedProgram:
 
 
 def make_runner(path: Path, interface: Interface) -> Runner:
-    """Load the program again, and return a function from windows to what it computes."""
+    """Load the written program and return a function that runs it on windows."""
     module = torch.export.load(path).module()
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
         inputs = to_inputs(windows, interface.dtype)
         with torch.no_grad():
-            outputs = module(**{name: torch.from_numpy(each) for name, each in inputs.items()})
+            outputs = module(**{name: torch.from_numpy(values) for name, values in inputs.items()})
         return {name: values.numpy() for name, values in outputs.items()}
 
     return run
@@ -298,11 +302,11 @@ def make_runner(path: Path, interface: Interface) -> Runner:
 
 def _make_shape(dims: list[str | int], interface: Interface) -> tuple[int, ...]:
     """Return the shape of one window's input; the time has the context's length."""
-    return tuple(interface.context if one == "time" else int(one) for one in dims[1:])
+    return tuple(interface.context if dim == "time" else int(dim) for dim in dims[1:])
 
 
 OWN_OPSET = 18
-"""The oldest that PyTorch's exporter writes"""
+"""The oldest opset that PyTorch's exporter writes"""
 
 
 def write_own_class(source: ExportSource, path: Path) -> None:
@@ -344,7 +348,7 @@ def write_own_class(source: ExportSource, path: Path) -> None:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Suppress what PyTorch's exporter prints, logs and warns about itself."""
+    """Suppress the messages of PyTorch's exporter: prints, logs and warnings."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

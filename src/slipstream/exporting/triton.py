@@ -21,7 +21,7 @@ from slipstream.exporting.onnx.sessions import make_runner
 REPOSITORY, VERSION, CONFIG = "models", "1", "config.pbtxt"
 MAX_BATCH = 256
 MAX_DELAY_US = 2_000
-"""How long a request waits for others"""
+"""How long a request waits for others to form a batch"""
 MAX_SEQUENCES = 1_024
 IDLE_US = 60_000_000
 """How long a sequence may pause before its state is dropped"""
@@ -36,13 +36,13 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     """Write the repository: one model for windows and, where possible, one for single rows."""
     written = onnx_files.write(source, folder)
     name, notes = name_model(source.run.first.config.name), list(written.notes)
-    windows, rows = (folder / REPOSITORY / one for one in (name, f"{name}_step"))
+    windows, rows = (folder / REPOSITORY / folder_name for folder_name in (name, f"{name}_step"))
     model = _move(folder / onnx_files.MODEL_FILE, windows)
     _write_config(windows, model, _format_dynamic_batching())
     if (step := folder / onnx_files.STEP_FILE).exists():
         if source.run.signature.sequences_per_window > 1:
             step.unlink()
-            written = replace(written, others={}, rows={})
+            written = replace(written, window_runners={}, rows={})
             notes.append(
                 'no model for single rows: with data.channels = "independent" a row has several '
                 "states, and Triton batches one per request"
@@ -59,7 +59,7 @@ def name_model(name: str) -> str:
 
 
 def _move(file: Path, model: Path) -> Path:
-    """Move a graph to where Triton looks for it."""
+    """Move a graph to its path in the model repository."""
     to = model / VERSION / onnx_files.MODEL_FILE
     to.parent.mkdir(parents=True)
     return file.rename(to)
@@ -71,8 +71,10 @@ def _write_config(folder: Path, model: Path, batching: Iterator[str]) -> None:
         f'name: "{folder.name}"',
         'backend: "onnxruntime"',
         f"max_batch_size: {MAX_BATCH}",
-        *_format_tensors("input", [one for one in graph.input if not _is_state(one.name)]),
-        *_format_tensors("output", [one for one in graph.output if not _is_state(one.name)]),
+        *_format_tensors("input", [tensor for tensor in graph.input if not _is_state(tensor.name)]),
+        *_format_tensors(
+            "output", [tensor for tensor in graph.output if not _is_state(tensor.name)]
+        ),
         *batching,
     ]
     (folder / CONFIG).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -85,7 +87,7 @@ def _is_state(name: str) -> bool:
 def _read_type(tensor: Any) -> tuple[str, str]:
     """Return a tensor's type and its dimensions without the batch; -1 stands for any length."""
     kind = tensor.type.tensor_type
-    dims = [one.dim_value if one.HasField("dim_value") else -1 for one in kind.shape.dim[1:]]
+    dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in kind.shape.dim[1:]]
     return TYPES[kind.elem_type], f"[ {', '.join(map(str, dims))} ]"
 
 

@@ -1,7 +1,7 @@
 """Run an export on every window of the test set and compare it with the model.
 
-The relative difference is a number's distance from the model's, divided by the target's spread in
-training: what a prediction is good for is measured by that, wherever the target's zero lies.
+The relative difference is the distance between the two numbers divided by the target's spread in
+training. Unlike a share of the value, it does not depend on where the target's zero lies.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ CARRIED_WINDOWS = 32
 
 
 class VerificationData(NamedTuple):
-    """The data sets of a run's members, and which of their windows count."""
+    """The data sets of a run's members, and the set of windows for the verification."""
 
     trained: TrainedRun
     datasets: list[Dataset]
-    which: str
+    set_name: str
     joint: Dataset
     """The windows that all members have"""
     predict: Predictor
@@ -57,14 +57,16 @@ class VerificationData(NamedTuple):
 
     @property
     def num_windows(self) -> int:
-        return self.joint.num_windows[self.which]
+        return self.joint.num_windows[self.set_name]
 
 
 def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
     """Load the run's own data with its test windows, or new data with all windows."""
     if data is not None:
-        datasets = [one.load_new(data, targets=False, resample=False) for one in trained.members]
-        which = NEW_SET
+        datasets = [
+            member.load_new(data, targets=False, resample=False) for member in trained.members
+        ]
+        set_name = NEW_SET
     else:
         runs.require_data(
             trained.run,
@@ -76,18 +78,18 @@ def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
             ),
         )
         try:
-            datasets, which = load_own_sets(trained.members), OWN_SET
+            datasets, set_name = load_own_sets(trained.members), OWN_SET
         except UserError as error:
             raise UserError(
                 error.message
                 + "\nAn export is verified on windows before it is written: on those of the run's "
                 "test set, or on new rows with the same columns (" + DATA_FILE + ")"
             ) from None
-    bound = trained.bind(datasets, [which])
+    bound = trained.bind(datasets, [set_name])
     joint, fold = bound.dataset, bound.folds[-1]
     if joint.folds:
         joint = joint.select_fold(joint.folds[-1])
-    return VerificationData(trained, datasets, which, joint, fold.predict, fold.half_widths)
+    return VerificationData(trained, datasets, set_name, joint, fold.predict, fold.half_widths)
 
 
 def iter_reference(
@@ -100,43 +102,44 @@ def iter_reference(
     rows = source.trained.first.config.engine.buffer_rows
     carried = interface.signature.state == "carried"
     with plan.flags():
-        for chunk in source.joint.iter_chunks(source.which, None, rows=rows):
+        for chunk in source.joint.iter_chunks(source.set_name, None, rows=rows):
             stride = -(-len(chunk.starts) // CARRIED_WINDOWS) if carried else 1
             for starts in chunk.starts[:: max(stride, 1)].split(1 if carried else batch):
                 yield _predict_part(source, interface, readers, chunk._replace(starts=starts))
 
 
 def iter_pieces(source: VerificationData, interface: Interface) -> Iterator[ReferencePiece]:
-    """Yield the rows from each place where the state is zero to the last window after it, with the
-    predictions of every window."""
+    """Yield each segment, from the row where the state is zero to its last window, with the
+    predictions of all its windows."""
     rows = source.trained.first.config.engine.buffer_rows
     with source.trained.first.plan.flags():
-        for chunk in source.joint.iter_chunks(source.which, None, rows=rows):
+        for chunk in source.joint.iter_chunks(source.set_name, None, rows=rows):
             assert chunk.series.segments is not None
             last = chunk.starts + interface.context - 1
-            places = torch.searchsorted(chunk.series.segments, last, right=True) - 1
-            for place in places.unique():
-                begin, own = int(chunk.series.segments[place]), places == place
-                part = chunk._replace(starts=chunk.starts[own])
-                piece = _read_piece(part, source.joint, begin, int(last[own].max()) + 1)
+            segments = torch.searchsorted(chunk.series.segments, last, right=True) - 1
+            for segment in segments.unique():
+                begin, is_inside = int(chunk.series.segments[segment]), segments == segment
+                part = chunk._replace(starts=chunk.starts[is_inside])
+                piece = _read_piece(part, source.joint, begin, int(last[is_inside].max()) + 1)
                 parts = [
-                    (_to_physical(one, source, interface), _restore_truth(one.truth, source))
-                    for one in predict_batches(
-                        source.predict, [part], truth=source.which == OWN_SET
+                    (_to_physical(batch, source, interface), _restore_truth(batch.truth, source))
+                    for batch in predict_batches(
+                        source.predict, [part], truth=source.set_name == OWN_SET
                     )
                 ]
                 outputs = {
-                    name: np.concatenate([one[name] for one, _ in parts]) for name in parts[0][0]
+                    name: np.concatenate([part_outputs[name] for part_outputs, _ in parts])
+                    for name in parts[0][0]
                 }
                 known = [truth for _, truth in parts if truth is not None]
                 truth = np.concatenate(known) if known else None
-                yield ReferencePiece(piece, last[own].numpy() - begin, outputs, truth)
+                yield ReferencePiece(piece, last[is_inside].numpy() - begin, outputs, truth)
 
 
 def read_start(source: VerificationData, count: int) -> SeriesPiece:
     """Return the first rows of the first series that has as many, or of the longest one."""
     rows = source.trained.first.config.engine.buffer_rows
-    chunk = next(iter(source.joint.iter_chunks(source.which, None, rows=rows)))
+    chunk = next(iter(source.joint.iter_chunks(source.set_name, None, rows=rows)))
     assert chunk.series.segments is not None
     begins = chunk.series.segments.numpy()
     lengths = np.minimum(np.diff(begins, append=len(chunk.series.values)), count)
@@ -147,9 +150,9 @@ def read_start(source: VerificationData, count: int) -> SeriesPiece:
 
 
 def read_examples(source: VerificationData, interface: Interface, count: int) -> ReferenceBatch:
-    """Return some of the windows, spread evenly over the first rows that are loaded at a time."""
+    """Return this many windows, evenly spread over the first chunk of rows."""
     rows = source.trained.first.config.engine.buffer_rows
-    chunk = next(iter(source.joint.iter_chunks(source.which, None, rows=rows)))
+    chunk = next(iter(source.joint.iter_chunks(source.set_name, None, rows=rows)))
     places = np.unique(np.linspace(0, len(chunk.starts) - 1, count).round().astype(np.int64))
     part = chunk._replace(starts=chunk.starts[torch.from_numpy(places)])
     with source.trained.first.plan.flags():
@@ -162,7 +165,7 @@ def _predict_part(
     readers: Sequence[_MemberReader],
     part: WindowChunk,
 ) -> ReferenceBatch:
-    (predicted,) = predict_batches(source.predict, [part], truth=source.which == OWN_SET)
+    (predicted,) = predict_batches(source.predict, [part], truth=source.set_name == OWN_SET)
     windows = _read_windows(readers, part, interface)
     if interface.signature.state == "carried" and len(part.starts) == 1:
         end = int(part.starts[0]) + interface.context
@@ -197,11 +200,11 @@ def _read_piece(chunk: WindowChunk, dataset: Dataset, begin: int, end: int) -> S
 
 
 class _MemberReader(NamedTuple):
-    """What a member reads: its series and scaler, and where its windows start."""
+    """A member's data set, and where its windows start."""
 
     dataset: Dataset
     starts: Tensor | None
-    """By the row that the reference's window starts at; None where they are the same"""
+    """The member's window start for each row where the reference's window starts; None if equal"""
 
     def select(self, chunk: WindowChunk) -> tuple[Series, Tensor]:
         if self.starts is None:
@@ -211,13 +214,13 @@ class _MemberReader(NamedTuple):
 
 
 def _make_readers(source: VerificationData) -> list[_MemberReader]:
-    """Return the members' readers, those with the longest context first."""
+    """Return the members' readers, the longest context first."""
     trained = source.trained
     if not trained.mixtures:
         return [_MemberReader(source.datasets[0], None)]
     _, starts = join_datasets(source.datasets, trained.reference)
     readers = [_MemberReader(*pair) for pair in zip(source.datasets, starts, strict=True)]
-    return sorted(readers, key=lambda one: -one.dataset.signature.context)
+    return sorted(readers, key=lambda reader: -reader.dataset.signature.context)
 
 
 def _read_windows(
@@ -236,24 +239,26 @@ def _read_windows(
         series, starts = reader.select(chunk)
         for name in _take(missing["inputs"], signature.inputs):
             column = series.inputs[:, signature.inputs.index(name)]
-            own = column[starts[:, None] + series.context_rows[:, 0]]
-            place = interface.inputs.index(name)
-            rows[:, interface.context - signature.context :, place] = _unscale(own, name, scaler)
+            values = column[starts[:, None] + series.context_rows[:, 0]]
+            position = interface.inputs.index(name)
+            rows[:, interface.context - signature.context :, position] = _unscale(
+                values, name, scaler
+            )
         for name in _take(missing["static"], signature.static):
             assert series.static is not None
-            own = series.static[series.find_series(starts), signature.static.index(name)]
-            static[:, interface.static.index(name)] = _unscale(own, name, scaler)
+            values = series.static[series.find_series(starts), signature.static.index(name)]
+            static[:, interface.static.index(name)] = _unscale(values, name, scaler)
         for name in _take(missing["future"], signature.future):
             column = series.inputs[:, signature.inputs.index(name)]
-            own = column[starts[:, None] + series.target_rows]
-            future[:, :, interface.future.index(name)] = _unscale(own, name, scaler)
+            values = column[starts[:, None] + series.target_rows]
+            future[:, :, interface.future.index(name)] = _unscale(values, name, scaler)
     return PhysicalWindows(
         rows, static if interface.static else None, future if interface.future else None
     )
 
 
 def _take(missing: set[str], columns: Collection[str]) -> list[str]:
-    """Return those of the columns that are missing, and strike them off."""
+    """Return the columns that are still missing, and remove them from `missing`."""
     here = [name for name in columns if name in missing]
     missing -= set(here)
     return here
@@ -290,11 +295,11 @@ def _to_physical(
         physical = values.double().numpy() * size[:, None] + shift[:, None]
         return np.asarray(physical.clip(low, high))
 
-    every = restore(batch.prediction)
-    outputs = {interface.output: every if signature.quantiles else every[..., 0]}
+    physical = restore(batch.prediction)
+    outputs = {interface.output: physical if signature.quantiles else physical[..., 0]}
     if source.half_widths:
         point = select_point(batch.prediction, signature.quantiles)[..., None].double()
-        reach = torch.stack([one.double() for one in source.half_widths.values()], dim=-1)
+        reach = torch.stack([widths.double() for widths in source.half_widths.values()], dim=-1)
         outputs["lower"], outputs["upper"] = restore(point - reach), restore(point + reach)
     return outputs
 
@@ -303,21 +308,26 @@ def split_batch(batch: ReferenceBatch, size: int) -> Iterator[ReferenceBatch]:
     """Yield a batch in parts of this size; the last may be smaller."""
     for begin in range(0, len(batch.windows.rows), size):
         part = slice(begin, begin + size)
-        windows = (None if values is None else values[part] for values in batch.windows)
+        rows, static, future = batch.windows
+        windows = PhysicalWindows(
+            rows[part],
+            None if static is None else static[part],
+            None if future is None else future[part],
+        )
         outputs = {name: values[part] for name, values in batch.outputs.items()}
         # the truth is compared once, with the whole batch
-        yield ReferenceBatch(PhysicalWindows(*windows), outputs)  # type: ignore[arg-type]
+        yield ReferenceBatch(windows, outputs)
 
 
 BATCH = 256
-"""Windows at a time, where a run does not say"""
+"""Windows of a batch where `train.batch` is "auto\""""
 OTHER_BATCHES = (1, 7)
 OTHER_WINDOWS = 50
 """Windows that are run in batches of other sizes as well"""
 
 
 class Differences:
-    """The largest differences so far."""
+    """The largest differences between the export and the model so far."""
 
     def __init__(self, interface: Interface, scaler: Scaler, limit: float = LIMIT) -> None:
         signature = interface.signature
@@ -336,16 +346,16 @@ class Differences:
         wanted: dict[str, Floats],
         read: Floats | float = 0.0,
     ) -> None:
-        """Compare a batch; what is not a number counts as infinitely far. `read` is the largest
+        """Compare a batch; NaN counts as an infinite difference. `read` is the largest
         scaled number that the model reads of each window."""
         for name, values in wanted.items():
-            other = np.asarray(outputs[name], dtype=np.float64)
-            if other.shape != values.shape:
-                raise AssertionError(f"{name} is {other.shape}, not {values.shape}")
+            exported = np.asarray(outputs[name], dtype=np.float64)
+            if exported.shape != values.shape:
+                raise AssertionError(f"{name} is {exported.shape}, not {values.shape}")
             spread, zero = self._spread, self._zero
             if values.ndim == 4:  # quantiles or levels lie behind the targets
                 spread, zero = spread[:, None], zero[:, None]
-            distance = np.nan_to_num(np.abs(other - values), nan=np.inf)
+            distance = np.nan_to_num(np.abs(exported - values), nan=np.inf)
             relative = distance / spread
             inputs = np.reshape(read, (-1, *[1] * (values.ndim - 1))) * self._unit.reshape(
                 zero.shape
@@ -416,9 +426,9 @@ class ErrorComparison:
                 f"which is more than {100 * largest:g} %; nothing was written: export without "
                 + Option("int8", True)
             )
-        what = "share of wrong classes" if self._signature.classes else "mae over the spread"
+        name = "share of wrong classes" if self._signature.classes else "mae over the spread"
         return {
-            "error": what,
+            "error": name,
             "model": model,
             "export": export,
             "relative": loss,
@@ -435,12 +445,12 @@ class ExportComparison:
         self.written, self.source, self.interface = written, source, interface
         scaler = source.joint.scaler
         self.main = Differences(interface, scaler, written.limit)
-        names = (*written.others, *written.rows)
-        self.others = {name: Differences(interface, scaler, written.limit) for name in names}
+        names = (*written.window_runners, *written.rows)
+        self.by_file = {name: Differences(interface, scaler, written.limit) for name in names}
         self.errors = ErrorComparison(interface, scaler)
 
     def compare_windows(self, run: Runner) -> list[int]:
-        """Run all windows; return the sizes of batches."""
+        """Run all windows and compare them; return the batch sizes that were used."""
         requested = self.source.trained.first.config.train.batch
         batch = requested if isinstance(requested, int) else BATCH
         sizes: set[int] = set()
@@ -450,9 +460,9 @@ class ExportComparison:
             read = self._measure_inputs(reference.windows)
             self.main.add(outputs, reference.outputs, read)
             self.errors.add(reference, outputs)
-            for name, other in self.written.others.items():
-                self.others[name].add(other(reference.windows), reference.outputs, read)
-                self.others[name].windows += count
+            for name, run_file in self.written.window_runners.items():
+                self.by_file[name].add(run_file(reference.windows), reference.outputs, read)
+                self.by_file[name].windows += count
             for size in () if sizes else OTHER_BATCHES:
                 for part in split_batch(next(split_batch(reference, OTHER_WINDOWS)), size):
                     read = self._measure_inputs(part.windows)
@@ -462,21 +472,23 @@ class ExportComparison:
         return sorted(sizes)
 
     def compare_rows(self) -> None:
-        """Run whole pieces of series row by row, where the format has such a way to run."""
+        """Run whole segments row by row and compare them, where the format can."""
         if not self.written.rows:
             return
         for reference in iter_pieces(self.source, self.interface):
-            rows = reference.piece.rows[:, None]  # each of them counts from there on
+            rows = reference.piece.rows[:, None]  # a row affects all later predictions
             read = np.maximum.accumulate(self._measure_inputs(PhysicalWindows(rows, None, None)))
             for name, run in self.written.rows.items():
-                every = run(reference.piece)
-                outputs = {one: every[one][reference.ends] for one in reference.outputs}
-                self.others[name].add(outputs, reference.outputs, read[reference.ends])
-                self.others[name].windows += len(reference.ends)
+                outputs_by_row = run(reference.piece)
+                outputs = {
+                    output: outputs_by_row[output][reference.ends] for output in reference.outputs
+                }
+                self.by_file[name].add(outputs, reference.outputs, read[reference.ends])
+                self.by_file[name].windows += len(reference.ends)
                 self.errors.add(reference, outputs)
 
     def _measure_inputs(self, windows: PhysicalWindows) -> Floats:
-        """Return the largest scaled number of each window [B]: rounding is a share of that, too."""
+        """Return the largest scaled number of each window [B]; rounding errors grow with it."""
         scaler, interface = self.source.joint.scaler, self.interface
         columns = (interface.inputs, interface.static, interface.future)
         largest = np.zeros(len(windows.rows))
@@ -502,23 +514,27 @@ def verify(
     comparison = ExportComparison(written, source, interface)
     sizes = [1] if written.run is None else comparison.compare_windows(written.run)
     comparison.compare_rows()
-    main, others = comparison.main, comparison.others
-    every = (main, *others.values())
-    windows = max(one.windows for one in every)
+    main, by_file = comparison.main, comparison.by_file
+    compared = (main, *by_file.values())
+    windows = max(differences.windows for differences in compared)
     if not windows:
         raise UserError("there are no windows to verify the export on; pass some with " + DATA_FILE)
-    for name, differences in {"the exported files": main, **others}.items():
+    for name, differences in {"the exported files": main, **by_file}.items():
         differences.refuse(name, differences.windows)
     largest = written.largest_loss
     loss = {} if largest is None else {"loss": comparison.errors.describe(largest)}
     return {
         "windows": windows,
         "windows_of_set": source.num_windows,
-        "max_abs": max(one.max_abs for one in every),
-        "max_rel": max(one.max_rel for one in every),
-        "limit": max(one.limit for one in every),
+        "max_abs": max(differences.max_abs for differences in compared),
+        "max_rel": max(differences.max_rel for differences in compared),
+        "limit": max(differences.limit for differences in compared),
         "batches": sizes,
-        "on": "test" if source.which == "test" else "data",
-        **({"others": {name: one.max_rel for name, one in others.items()}} if others else {}),
+        "on": "test" if source.set_name == "test" else "data",
+        **(
+            {"others": {name: differences.max_rel for name, differences in by_file.items()}}
+            if by_file
+            else {}
+        ),
         **loss,
     }

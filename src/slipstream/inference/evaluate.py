@@ -68,15 +68,15 @@ UNFILTERED = "unfiltered"
 WINDOW, CARRIED = "window", "carried"
 """Each prediction from a window of its own, or from a state carried on from row to row"""
 MIN_UNITS = 5
-"""Series, or blocks of rows, from which on resampling says anything"""
+"""Series, or blocks of rows, below which resampling has no meaning"""
 NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 50
 SETTLED = 1.2
-"""A start is over when the error is within this factor of the later one"""
+"""The warm-up ends when the error is within this factor of the later error"""
 NEGLIGIBLE = 1.05
 """Up to this ratio of errors, a carried state, which costs a fraction, is preferred: seeds differ
 by more"""
 NO_CHANGE = 0.05
-"""Percent that round to nothing"""
+"""Changes below this, in percent, are shown as none"""
 
 
 @recovery.explain_out_of_memory()
@@ -129,16 +129,16 @@ class LoadedEvaluation(NamedTuple):
     trained: TrainedRun
     on: str
     """The set, or "data" """
-    which: str
+    set_name: str
     """The set's name in the data sets"""
     dataset: Dataset
     folds: list[Dataset]
     predictors: list[FoldPredictor]
     members: Sequence[Sequence[Predictor]]
-    """Of an ensemble of runs: what each member predicts"""
+    """Predictors of each member, for an ensemble of runs"""
 
     def describe(self) -> dict[str, Any]:
-        """Return what is scored on what."""
+        """Return the names of the run, the model and the set for the summary."""
         return {
             "run": str(self.trained.run.folder),
             "on": self.on,
@@ -148,8 +148,10 @@ class LoadedEvaluation(NamedTuple):
     def count_windows(self) -> dict[str, int]:
         """Return the numbers of windows that are scored, and that are left out."""
         return {
-            "windows": sum(fold.num_windows[self.which] for fold in self.folds),
-            "windows_without_target": sum(fold.left_out.get(self.which, 0) for fold in self.folds),
+            "windows": sum(fold.num_windows[self.set_name] for fold in self.folds),
+            "windows_without_target": sum(
+                fold.left_out.get(self.set_name, 0) for fold in self.folds
+            ),
         }
 
 
@@ -165,10 +167,10 @@ def load_evaluation(
     """Load a run and one of its own sets, or new data; `options` are those of `load_trained`."""
     if on not in SETS:
         raise UserError(f'there is no set "{on}"; choose one of {", ".join(SETS)}')
-    which = on if data is None else "all"
+    set_name = on if data is None else "all"
     trained = load_trained(run, own_data=data is None, targets=True, **options)
     datasets = _load_datasets(trained, data, resample=resample, joins=joins)
-    dataset, predictors, members = trained.bind(datasets, [which])
+    dataset, predictors, members = trained.bind(datasets, [set_name])
     if len(dataset.folds) > len(predictors):
         raise UserError(
             f"{trained.run.folder}: holds the model of one fold; set tune.retrain to have "
@@ -179,7 +181,7 @@ def load_evaluation(
     return LoadedEvaluation(
         trained,
         on if data is None else "data",
-        which,
+        set_name,
         dataset,
         folds,
         predictors[-count:],
@@ -190,7 +192,7 @@ def load_evaluation(
 def _load_datasets(
     trained: TrainedRun, data: Any, *, resample: bool, joins: Mapping[str, Any] | None
 ) -> list[Dataset]:
-    """Return each member's own data, or new data."""
+    """Load each member's own data, or new data."""
     if data is not None:
         options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
         return [member.load_new(data, **options) for member in trained.members]
@@ -213,9 +215,14 @@ def _load_datasets(
 
 
 def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> dict[str, Any]:
-    """Score the model and the baselines on the windows of a set; what the model predicts is written
+    """Score the model and the baselines on the windows of a set, and write the model's predictions
     to a file, if one is named."""
-    trained, which, dataset, folds = loaded.trained, loaded.which, loaded.dataset, loaded.folds
+    trained, set_name, dataset, folds = (
+        loaded.trained,
+        loaded.set_name,
+        loaded.dataset,
+        loaded.folds,
+    )
     plan, signature = trained.first.plan, dataset.signature
     coverage = [
         CoverageCounter(fold.half_widths or {}, signature.quantiles) for fold in loaded.predictors
@@ -232,11 +239,11 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         beside = _list_beside(trained, loaded.members, baselines)
         writers = [write] * len(folds)
         parts = (folds, loaders, loaded.predictors, coverage, beside, filters, writers)
-        sums = [_score_fold(_Fold(*part), which) for part in zip(*parts, strict=True)]
-        scores, *others = (merge_sums(many).compute() for many in zip(*sums, strict=True))
+        sums = [_score_fold(_Fold(*part), set_name) for part in zip(*parts, strict=True)]
+        scores, *side_scores = (merge_sums(many).compute() for many in zip(*sums, strict=True))
     window_filter = filters[-1]
     names = [*beside[-1], *([UNFILTERED] if window_filter else [])]
-    metrics = {name: get_overall(other) for name, other in zip(names, others, strict=True)}
+    metrics = {name: get_overall(side) for name, side in zip(names, side_scores, strict=True)}
     return {
         **loaded.describe(),
         **get_overall(scores),
@@ -258,7 +265,7 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
 
 
 class _Fold(NamedTuple):
-    """The windows of one fold, or all of them, and what is scored on them."""
+    """The windows of one fold, or all windows, and the predictors to score on them."""
 
     dataset: Dataset
     load_chunks: ChunkLoader
@@ -272,7 +279,7 @@ class _Fold(NamedTuple):
 def _make_loader(
     dataset: Dataset, series: Series | None, rows: int, *, with_time: bool
 ) -> ChunkLoader:
-    return lambda which: dataset.iter_chunks(which, series, rows=rows, with_time=with_time)
+    return lambda set_name: dataset.iter_chunks(set_name, series, rows=rows, with_time=with_time)
 
 
 def _list_beside(
@@ -280,7 +287,7 @@ def _list_beside(
     members: Sequence[Sequence[Predictor]],
     baselines: Sequence[Mapping[str, Baseline]],
 ) -> list[dict[str, Predictor]]:
-    """Return by fold what is scored beside the model: the baselines, and an ensemble's members."""
+    """Return by fold the predictors to score beside the model: baselines and members."""
     by_fold = []
     for number, fold in enumerate(baselines):
         beside = {name: baseline.predict for name, baseline in fold.items() if baseline.predict}
@@ -295,9 +302,9 @@ def _name_member(member: Member) -> str:
     return f"{MEMBERS}/{member.name}"  # no baseline has a name like this
 
 
-def _score_fold(fold: _Fold, which: str) -> list[Any]:
-    """Return the sums of the model, of each predictor beside it, and where there is a filter of the
-    model without it."""
+def _score_fold(fold: _Fold, set_name: str) -> list[Any]:
+    """Return the sums of errors of the model, of each predictor beside it and, where predictions
+    are filtered, of the unfiltered model."""
     predictors = [fold.model.predict, *fold.beside.values()]
     names = ["", *fold.beside]
     filters = {
@@ -307,7 +314,7 @@ def _score_fold(fold: _Fold, which: str) -> list[Any]:
     }
 
     def count_coverage() -> Iterator[list[PredictionBatch]]:
-        for row in predict_side_by_side(predictors, fold.load_chunks, which):
+        for row in predict_side_by_side(predictors, fold.load_chunks, set_name):
             raw = [row[0]] if fold.filter else []
             for position, running_filter in filters.items():
                 row[position] = running_filter.apply(row[position])
@@ -320,13 +327,13 @@ def _score_fold(fold: _Fold, which: str) -> list[Any]:
 
 
 def get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics over all windows, in physical units and where there are any scaled."""
+    """Return the metrics over all windows: physical ones, and scaled ones where they exist."""
     scaled = {"scaled": scores["scaled"]} if "scaled" in scores else {}
     return {"metrics": scores["overall"], **scaled}
 
 
 def _summarize_members(trained: TrainedRun, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members' own metrics and their weights, which are those for new data."""
+    """Return the members' own metrics and their weights for new data."""
     if not trained.mixtures:
         return {}
     weights = trained.mixtures[-1].weights
@@ -348,9 +355,9 @@ class RegimeSums(NamedTuple):
 
     sums: Any
     unfiltered: Any
-    """Without `predict.filter`; None where there is none"""
+    """Sums without `predict.filter`; None where the run has none"""
     errors: RowErrors
-    """Of the windows, and of the rows before a series' first"""
+    """Errors of the windows, and of the rows before a series' first window"""
 
 
 def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
@@ -405,7 +412,7 @@ def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
 
 
 def explain_refusal(trained: TrainedRun) -> str | None:
-    """Say what rules out a carried state; None where nothing does."""
+    """Return the reason that rules out a carried state; None without one."""
     if trained.mixtures:
         return "an ensemble of runs: stream its members one by one"
     return explain_no_steps(trained.first.config.model)
@@ -419,21 +426,21 @@ def _score_streamed_fold(
     memory = dataset.memory
     assert memory is not None
     series = memory.series.to(first.plan.device)
-    (chunk,) = dataset.iter_chunks(loaded.which, series, rows=0)
-    none = torch.empty(0, dtype=torch.int64)
+    (chunk,) = dataset.iter_chunks(loaded.set_name, series, rows=0)
+    no_starts = torch.empty(0, dtype=torch.int64)
     if not fold.models:
-        return {WINDOW: _score_regime(loaded, fold.predict, dataset, chunk, none)}
+        return {WINDOW: _score_regime(loaded, fold.predict, dataset, chunk, no_starts)}
     window = make_state_predictor(first, fold, "windows")
-    regimes = {WINDOW: _score_regime(loaded, window, dataset, chunk, none)}
+    regimes = {WINDOW: _score_regime(loaded, window, dataset, chunk, no_starts)}
     if refusal is None:
-        early = torch.from_numpy(find_early_starts(dataset, loaded.which))
+        early = torch.from_numpy(find_early_starts(dataset, loaded.set_name))
         carried = make_state_predictor(first, fold, "carried")
         regimes[CARRIED] = _score_regime(loaded, carried, dataset, chunk, early)
     return regimes
 
 
 def make_state_predictor(member: Member, fold: FoldPredictor, state: str) -> Predictor:
-    """Return what a fold's models predict together, whatever state they were trained for."""
+    """Return the predictor of a fold's models in this regime, whichever they were trained for."""
     trained = member.trained
     signature = trained.signature.model_copy(update={"state": state})
     predictors = [
@@ -449,7 +456,7 @@ def _score_regime(
     chunk: WindowChunk,
     early: torch.Tensor,
 ) -> RegimeSums:
-    """Score the windows of a chunk; of the rows before them, only the errors are returned."""
+    """Score the windows of a chunk; rows before the first windows only add to the row errors."""
     window_filter = make_window_filter(loaded.trained.first.config, dataset)
     running_filter = window_filter.start() if window_filter else None
     device = chunk.series.values.device
@@ -484,7 +491,7 @@ def _select_rows(errors: RowErrors, rows: Any) -> RowErrors:
 
 
 def _summarize(loaded: LoadedEvaluation, name: str, folds: list[RegimeSums]) -> dict[str, Any]:
-    """Return the metrics of a regime on the windows, and what a prediction costs."""
+    """Return the metrics of a regime on the windows, and the cost of a prediction."""
     member, models = loaded.trained.first, loaded.predictors[-1].models
     signature = member.trained.signature
     scores = merge_sums([fold.sums for fold in folds]).compute()
@@ -505,7 +512,7 @@ def _summarize(loaded: LoadedEvaluation, name: str, folds: list[RegimeSums]) -> 
 
 
 class RowErrors(NamedTuple):
-    """Errors of some predictions, in the order of rows."""
+    """The errors of predictions, in the order of rows."""
 
     rows: Ints
     """[N]: the last row that each prediction has seen, among all rows"""
@@ -539,7 +546,7 @@ def compute_row_errors(batch: PredictionBatch, dataset: Dataset) -> RowErrors:
 
 
 def join_errors(parts: list[RowErrors]) -> RowErrors:
-    """Put errors one after the other."""
+    """Concatenate errors."""
     rows = np.concatenate([part.rows for part in parts])
     names = parts[0].values
     return RowErrors(
@@ -554,7 +561,7 @@ class SeriesPositions:
         self._begins, self._offsets = dataset.index.segments, dataset.index.offsets
 
     def count(self, rows: Ints) -> Ints:
-        """Return how many rows of the piece come before each."""
+        """Return the number of rows since the series began, or since the last gap."""
         counts: Ints = rows - self._begins[np.searchsorted(self._begins, rows, side="right") - 1]
         return counts
 
@@ -563,9 +570,9 @@ class SeriesPositions:
         return np.searchsorted(self._offsets, rows, side="right") - 1
 
 
-def find_early_starts(dataset: Dataset, which: str) -> Ints:
-    """Return, as starts of windows that reach back too far, the rows of a set that come before the
-    first full window of their piece: those of series that have windows in this set only."""
+def find_early_starts(dataset: Dataset, set_name: str) -> Ints:
+    """Return the starts of incomplete windows, which reach back beyond the start of a series and
+    end before its first full window. Only series with all windows in this set count."""
     assert dataset.memory is not None
     signature, positions, begins = (
         dataset.signature,
@@ -577,9 +584,9 @@ def find_early_starts(dataset: Dataset, which: str) -> Ints:
     owners = {
         name: set(positions.find_series(starts + lead).tolist()) for name, starts in by_set.items()
     }
-    others = set().union(*(series for name, series in owners.items() if name != which))
-    firsts = begins[np.isin(begins, by_set[which])]
-    firsts = firsts[[int(s) in owners[which] - others for s in positions.find_series(firsts)]]
+    shared = set().union(*(series for name, series in owners.items() if name != set_name))
+    firsts = begins[np.isin(begins, by_set[set_name])]
+    firsts = firsts[[int(s) in owners[set_name] - shared for s in positions.find_series(firsts)]]
     early = [np.arange(first, first + lead) for first in firsts]
     rows = np.concatenate([np.empty(0, np.int64), *early])
     truth = dataset.memory.series.targets.numpy()
@@ -625,7 +632,7 @@ def _average(errors: RowErrors, inside: npt.NDArray[np.bool_], names: tuple[str,
 def measure_warm_up(
     table: list[dict[str, Any]], context: int, name: str, metric: str
 ) -> dict[str, Any]:
-    """Return how many rows a regime needs until its error is within a factor of the later one."""
+    """Return after how many rows a regime's error stays within `SETTLED` of the later error."""
     known = [entry for entry in table if entry[name]]
     late = [entry for entry in known if entry["from"] >= context] or known[-1:]
     weights = [entry[name]["rows"] for entry in late]
@@ -639,31 +646,33 @@ def measure_warm_up(
 
 
 class ErrorRatio(NamedTuple):
-    """The error of one regime over that of another on the same rows."""
+    """The error of one regime relative to another on the same rows."""
 
     value: float
     interval: list[float] | None
     how: str
-    """What was resampled, or why nothing was"""
+    """The resampled units, or why there is no interval"""
 
 
 def compare_errors(
     errors: RowErrors, reference: RowErrors, metric: str, positions: SeriesPositions, context: int
 ) -> ErrorRatio:
-    """Return the ratio of mean errors to those of a reference, which has the same rows, with a
-    bootstrap interval: whole series are drawn, or where there are few, blocks of rows."""
+    """Return the ratio of the mean error to a reference's on the same rows, with a bootstrap
+    interval: whole series are drawn or, where there are few, blocks of rows."""
     above, below = errors.values[metric], reference.values[metric]
     root = math.sqrt if metric.endswith("mse") else float
     ratio = root(float(above.sum()) / max(float(below.sum()), 1e-300))
     units = positions.find_series(errors.rows)
-    what, count = "series", len(np.unique(units))
+    units_name, count = "series", len(np.unique(units))
     if count < MIN_UNITS:
         units = units * (int(errors.rows.max()) // context + 1) + errors.rows // context
-        what = f"blocks of {context:,} rows from {count} series; other series may differ by more"
+        units_name = (
+            f"blocks of {context:,} rows from {count} series; other series may differ by more"
+        )
     _, codes = np.unique(units, return_inverse=True)
     sums = np.stack([np.bincount(codes, weights=values) for values in (above, below)], axis=1)
     if len(sums) < MIN_UNITS:
-        return ErrorRatio(ratio, None, f"none: the rows make {len(sums)} {what}")
+        return ErrorRatio(ratio, None, f"none: the rows make {len(sums)} {units_name}")
     generator, samples = np.random.default_rng(0), []
     for _ in range(0, NUM_RESAMPLES, RESAMPLES_AT_ONCE):
         chances = np.full(len(sums), 1 / len(sums))
@@ -671,7 +680,7 @@ def compare_errors(
         samples.append(drawn_sums[:, 0] / np.maximum(drawn_sums[:, 1], 1e-300))
     ratios = np.concatenate(samples)
     ratios = np.sqrt(ratios) if root is math.sqrt else ratios
-    how = f"{NUM_RESAMPLES:,} resamples of {len(sums):,} {what}"
+    how = f"{NUM_RESAMPLES:,} resamples of {len(sums):,} {units_name}"
     return ErrorRatio(ratio, compute_percentile_interval(ratios), how)
 
 
@@ -679,7 +688,7 @@ def choose_regime(ratio: ErrorRatio, multiply_adds: tuple[int, int]) -> dict[str
     """Return the regime to deploy, with the reason and the figures: the carried state, which costs
     less, unless its error may be higher by more than is negligible.
 
-    `multiply_adds` are those of a window and of a row with a carried state.
+    `multiply_adds` are the cost of a window, and of a row with a carried state.
     """
     cost = f"{multiply_adds[1]:,} multiply-adds a row instead of {multiply_adds[0]:,}"
     change, limit = _describe_change(ratio.value), f"{100 * (NEGLIGIBLE - 1):.0f} %"
@@ -698,7 +707,7 @@ def choose_regime(ratio: ErrorRatio, multiply_adds: tuple[int, int]) -> dict[str
 
 
 def _deploy(regime: str, reason: str) -> dict[str, str]:
-    """Return the advice of a summary: what to deploy, and why."""
+    """Return a regime to deploy and the reason, as the summary has them."""
     return {"use": regime, "reason": reason}
 
 

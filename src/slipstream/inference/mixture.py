@@ -23,20 +23,21 @@ from slipstream.scoring.batch import PredictionBatch
 
 Floats = npt.NDArray[np.float64]
 MAX_NUMBERS = 20_000_000
-"""Errors that weights are fitted to; of more, an even sample"""
+"""Errors up to which weights are fitted to all of them; above, to an even sample"""
 ROUNDS = 200
 """Steps from one set of weights to a better one, where there is no closed form"""
 MIN_PROBABILITY = 1e-12
-"""What a true class that a member holds for impossible counts as"""
+"""The lowest probability that a true class counts with, since the logarithm of 0 is infinite"""
 NO_WEIGHT = 1e-6
 """Weights below it are rounding errors"""
 SMALLEST = 1e-9
-"""Relative to their mean, what is added to errors' products: copies of a model share a weight"""
+"""Added to the diagonal of the errors' products, relative to its mean, so that copies of a model
+share a weight"""
 
 
 class MemberErrors:
-    """What the members' weights are fitted to, over the validation set: the errors of numbers, in
-    standard deviations, or the probabilities of the true classes."""
+    """The members' errors on the validation set, to which weights are fitted: in standard
+    deviations, or for classes the probabilities of the true class."""
 
     def __init__(self, dataset: Dataset, num_members: int) -> None:
         signature, scaler = dataset.signature, dataset.scaler
@@ -62,12 +63,12 @@ class MemberErrors:
 
 
 def _read_errors(batch: PredictionBatch, signature: Signature) -> Tensor:
-    """[B, H, C]"""
+    """Return the errors of a batch [B, H, C]."""
     return batch.errors(signature.quantiles)
 
 
 def _read_probabilities(batch: PredictionBatch, _: Signature) -> Tensor:
-    """[B, H, 1]"""
+    """Return the probabilities of the true classes of a batch [B, H, 1]."""
     assert batch.truth is not None
     likely = torch.softmax(batch.prediction.double(), dim=-1)
     return likely.gather(-1, batch.truth.long()[..., None])[..., 0]
@@ -137,7 +138,7 @@ def fit_to_classes(probabilities: Floats) -> Floats:
 
 
 SEEN_BEFORE = {"val": ("train",), "test": ("train", "val")}
-"""By set: those of the other members whose target rows it may not hold"""
+"""By set: the sets of other members whose target rows it must not hold"""
 
 
 class JointData(NamedTuple):
@@ -145,7 +146,7 @@ class JointData(NamedTuple):
 
     dataset: Dataset
     starts: list[Tensor]
-    """By member: the start of its own window for each row that one of these may start at"""
+    """By member: the start of its own window for each row where a joint window may start"""
 
 
 def match_rows(of: Dataset, among: Dataset) -> Ints:
@@ -171,7 +172,7 @@ def match_rows(of: Dataset, among: Dataset) -> Ints:
 
 
 def find_starts(of: Dataset, among: Dataset, rows: Ints) -> Ints:
-    """Return for each row that a window of one data set may start at, where the other's window
+    """Return for each row where a window of one data set may start, where the other's window
     starts that ends with the same context row; -1 where it has none, or lacks rows that it reads
     ahead. `rows` match the rows."""
     result = np.full(len(rows), -1, dtype=np.int64)
@@ -203,16 +204,16 @@ def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
     present = np.all([rows >= 0 for rows in starts], axis=0)
 
     def select(folds: Sequence[Dataset]) -> dict[str, Tensor]:
-        own = folds[reference].memory
-        assert own is not None
+        memory = folds[reference].memory
+        assert memory is not None
         result = {}
-        for which, windows in own.starts.items():
+        for set_name, windows in memory.starts.items():
             fits = present[windows.numpy()]
             for fold, match in zip(folds, rows, strict=True):
-                if fold.memory is own or _has_same_windows(fold, folds[reference]):
+                if fold.memory is memory or _has_same_windows(fold, folds[reference]):
                     continue
-                fits &= ~_holds_seen_rows(windows, of, fold, match, SEEN_BEFORE.get(which, ()))
-            result[which] = windows[torch.from_numpy(fits)]
+                fits &= ~_holds_seen_rows(windows, of, fold, match, SEEN_BEFORE.get(set_name, ()))
+            result[set_name] = windows[torch.from_numpy(fits)]
         return result
 
     joint = [torch.from_numpy(member_starts) for member_starts in starts]
@@ -226,28 +227,28 @@ def join_datasets(datasets: Sequence[Dataset], reference: int) -> JointData:
     return JointData(_replace_starts(of, folds[-1].starts, tuple(folds)), joint)
 
 
-def _has_same_windows(dataset: Dataset, other: Dataset) -> bool:
+def _has_same_windows(dataset: Dataset, second: Dataset) -> bool:
     assert dataset.memory is not None
-    assert other.memory is not None
+    assert second.memory is not None
     starts = dataset.memory.starts
-    pairs = [(starts[which], windows) for which, windows in other.memory.starts.items()]
-    same_rows = np.array_equal(dataset.index.offsets, other.index.offsets)
+    pairs = [(starts[set_name], windows) for set_name, windows in second.memory.starts.items()]
+    same_rows = np.array_equal(dataset.index.offsets, second.index.offsets)
     return (
         same_rows
-        and dataset.signature.lead == other.signature.lead
+        and dataset.signature.lead == second.signature.lead
         and all(torch.equal(*pair) for pair in pairs)
     )
 
 
 def _holds_seen_rows(
-    starts: Tensor, of: Dataset, other: Dataset, rows: Ints, sets: Sequence[str]
+    starts: Tensor, of: Dataset, seen_in: Dataset, rows: Ints, sets: Sequence[str]
 ) -> Flags:
-    """Return which windows have a target row that the other data set has in one of these sets."""
-    assert other.memory is not None
-    seen = np.zeros(other.index.num_rows + 1, dtype=bool)  # its last stands for a row it has not
-    first = [other.memory.starts[name].numpy() + other.signature.lead for name in sets]
+    """Return which windows have a target row that `seen_in` has in one of these sets."""
+    assert seen_in.memory is not None
+    seen = np.zeros(seen_in.index.num_rows + 1, dtype=bool)  # the last entry is for absent rows
+    first = [seen_in.memory.starts[name].numpy() + seen_in.signature.lead for name in sets]
     for begin in first:
-        for ahead in range(other.signature.steps_out):
+        for ahead in range(seen_in.signature.steps_out):
             seen[begin + ahead] = True
     before = np.concatenate([[0], np.cumsum(seen[rows])])
     begin = starts.numpy() + of.signature.lead
@@ -260,26 +261,26 @@ def _replace_starts(
 ) -> Dataset:
     assert dataset.memory is not None
     memory = replace(dataset.memory, starts=starts)
-    counts = {which: len(windows) for which, windows in starts.items()}
+    counts = {set_name: len(windows) for set_name, windows in starts.items()}
     return replace(dataset, memory=memory, num_windows=counts, folds=folds)
 
 
 def describe_left_out(before: Dataset, joint: Dataset, sets: Sequence[str]) -> list[str]:
     """Note how many windows of each set are left out; refuse a set that has none any more."""
     notes = []
-    for which in sets:
+    for set_name in sets:
         was, now = (
-            sum(fold.num_windows[which] for fold in data.folds or (data,))
+            sum(fold.num_windows[set_name] for fold in data.folds or (data,))
             for data in (before, joint)
         )
-        if not all(fold.num_windows[which] for fold in joint.folds or (joint,)):
-            name = "" if which == "all" else f"{which} "
+        if not all(fold.num_windows[set_name] for fold in joint.folds or (joint,)):
+            name = "" if set_name == "all" else f"{set_name} "
             raise UserError(
                 f"the members have no {name}window in common: none has the same series and time "
                 "and a full context for each of them"
             )
         if now < was:
-            name = "" if which == "all" else f"{which} "
+            name = "" if set_name == "all" else f"{set_name} "
             notes.append(
                 f"{was - now:,} of {was:,} {name}windows are left out, because not every member "
                 "has them with a full context and unseen targets"

@@ -27,7 +27,7 @@ MAX_NUMBERS = 1 << 22
 
 
 def predict_windows(models: Sequence[PortableModel], windows: PhysicalWindows) -> Array:
-    """Return the mean of what models of one run predict for windows of any number, scaled."""
+    """Return the mean of the scaled predictions of a run's models, for any number of windows."""
     first = models[0]
     rows, static = scale_windows(windows, first.signature, first.scaler)
     wide = max(first.config.model.sizes) * len(first.signature.targets) * rows.shape[1]
@@ -52,7 +52,7 @@ def predict_windows(models: Sequence[PortableModel], windows: PhysicalWindows) -
 def scale_windows(
     windows: PhysicalWindows, signature: Signature, scaler: Scaler
 ) -> tuple[Array, Array | None]:
-    """Return the context rows [N, T, F] and what is known beside them [N, K], scaled."""
+    """Return the scaled context rows [N, T, F], and static and future numbers [N, K]."""
     rows = _scale(windows.rows, signature.inputs, scaler)
     beside = []
     if windows.static is not None:
@@ -87,10 +87,10 @@ def predict_scaled(model: PortableModel, rows: Array, static: Array | None) -> A
 
 def split_channels(inputs: Array, count: int) -> Array:
     """Turn [T, N, others + C] into [T, N * C, others + 1], the own channel last."""
-    own = inputs[..., inputs.shape[-1] - count :, None]
-    others = inputs[..., None, : inputs.shape[-1] - count]
-    shared = np.broadcast_to(others, (*own.shape[:-1], others.shape[-1]))
-    joined = np.concatenate([shared, own], axis=-1)
+    channels = inputs[..., inputs.shape[-1] - count :, None]
+    further = inputs[..., None, : inputs.shape[-1] - count]
+    shared = np.broadcast_to(further, (*channels.shape[:-1], further.shape[-1]))
+    joined = np.concatenate([shared, channels], axis=-1)
     return joined.reshape(len(inputs), -1, joined.shape[-1])
 
 
@@ -120,7 +120,7 @@ def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array
 
 
 def compute_outputs(model: PortableModel, inputs: Array, static: Array | None) -> Array:
-    """Return what the network itself computes of sequences [T, B, F]: [B, H, C, Q]."""
+    """Return the network's raw outputs [B, H, C, Q] for sequences [T, B, F]."""
     weights, settings, signature = model.weights, model.config.model, model.signature
     features = load_kind(settings).encode(weights, settings, np.ascontiguousarray(inputs))
     if settings.spec.is_sequential:
@@ -129,7 +129,7 @@ def compute_outputs(model: PortableModel, inputs: Array, static: Array | None) -
 
 
 def shape_outputs(flat: Array, signature: Signature) -> Array:
-    """[B, H * C * Q] to [B, H, C, Q]."""
+    """Turn [B, H * C * Q] into [B, H, C, Q]."""
     return flat.reshape(-1, *get_output_shape(signature))
 
 
@@ -148,8 +148,8 @@ def finish_outputs(out: Array, signature: Signature, limits: tuple[Array, Array]
 def average(
     predictions: Sequence[Array], *, classes: bool, weights: Sequence[float] | None = None
 ) -> Array:
-    """Return the mean of several models' predictions; of classes, the logarithm of the mean of
-    their probabilities."""
+    """Return the mean of several models' predictions; for classes, the logarithm of the mean
+    probability."""
     if len(predictions) == 1:
         return predictions[0]
     shares = weights or [1 / len(predictions)] * len(predictions)

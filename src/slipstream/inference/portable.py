@@ -44,14 +44,14 @@ MEMBERS = "members"
 
 
 class FoldMixture(NamedTuple):
-    """The weights of one fold, or of a run without folds."""
+    """The members' weights in one fold, or in a run without folds."""
 
     label: str | None
     weights: list[float]
     best: int
     """The member with the lowest validation error"""
     reach: Reach
-    """Of the ensemble, and of that member alone"""
+    """Half-widths of the intervals of the ensemble, and of the best member alone"""
 
 
 def save_mixture(
@@ -84,11 +84,11 @@ READING = (
     *("path", "time", "time_format", "decimal", "id", "missing", "unsorted", "gap_tolerance"),
     *("short", "labels", "label_rows", "na", "skip_rows", "encoding", "sheet", "variable"),
 )
-"""How rows are read, of `[data]`"""
+"""Settings of `[data]` that say how rows are read"""
 SELECTING = ("where", "split", "stride", "period")
-"""Which windows of the run's own data are scored, of `[data]`"""
+"""Settings of `[data]` that select windows of the run's own data for scoring"""
 WITH_TARGETS = ("stride",)
-"""Which windows of new data are scored, of `[data]`"""
+"""Settings of `[data]` that select windows of new data for scoring"""
 
 
 def load_changed_config(
@@ -118,33 +118,33 @@ def load_changed_config(
 
 
 Widths = dict[str, npt.NDArray[np.float64]]
-"""By level, how far its interval reaches to either side of a prediction: [H, C], physical"""
+"""By level, the half-width [H, C] of the interval around a prediction, in physical units"""
 
 
 @dataclass(frozen=True)
 class PortableModel:
-    """One trained network, and what it needs to predict."""
+    """One trained network with its config, signature, scaler and fitted steps."""
 
     config: Config
     signature: Signature
     scaler: Scaler
     weights: Weights
-    """By the names of the safetensors file"""
+    """Arrays by their names in the safetensors file"""
     limits: dict[str, Limits] = field(default_factory=dict)
     """The ranges that outliers steps of `data.prepare` were fitted to, by the step's number"""
 
 
 @dataclass(frozen=True)
 class PortableMember:
-    """A run: one network, or several of which the mean predicts."""
+    """A run: one network, or several whose mean is the prediction."""
 
     name: str
     run: Run
     models: tuple[PortableModel, ...]
-    """They share config, signature, scaler and limits"""
+    """Networks with the same config, signature, scaler and limits"""
     description: str
     half_widths: Widths | None
-    """Of the intervals around what this member predicts alone"""
+    """Half-widths of the intervals around this member's own predictions"""
 
     @property
     def first(self) -> PortableModel:
@@ -153,25 +153,25 @@ class PortableMember:
 
 @dataclass(frozen=True)
 class PortableRun:
-    """What a run predicts with: one member, or those of an ensemble with their weights."""
+    """A run that predicts: one member, or the weighted members of an ensemble."""
 
     run: Run
     owner: str
-    """What the model is to the run; empty where it is the run's own"""
+    """The relation of the model to the run, such as a search's best trial; "" for its own model"""
     members: tuple[PortableMember, ...]
     weights: tuple[float, ...]
     """The share of each member in the mean; they add up to 1"""
     half_widths: Widths | None
-    """Of the intervals; None where the run has none"""
+    """Half-widths of the intervals; None where the run has none"""
     reference: int
-    """The member whose windows and scaling predictions have"""
+    """The member that defines the windows and the scaling of the predictions"""
     description: str
     hashes: dict[str, str]
     """SHA-256 of every file that was read, by its path within the run"""
 
     @property
     def is_ensemble(self) -> bool:
-        """Whether several runs are its members; lanes of one run are no members."""
+        """Whether the run is an ensemble of several runs; the lanes of one run are no ensemble."""
         return (self.run.folder / ENSEMBLE_FILE).exists()
 
     @property
@@ -195,15 +195,15 @@ class PortableRun:
 def load_portable(
     run: str | Path, *, overrides: Collection[str] = (), ensemble: bool | None = None
 ) -> PortableRun:
-    """Load a run; of repeats or an ensemble, `ensemble` chooses between the mean and the best."""
+    """Load a run; `ensemble` chooses between the mean and the best of repeats or members."""
     opened = runs.open_run(run)
     content = read_mixture(opened)
     if content is None:
         opened, owner = runs.find_model_run(opened)
         member, hashes = _load_member(opened, opened.folder.name, overrides, ensemble)
-        what = f"{owner}: {member.description}" if owner else member.description
+        description = f"{owner}: {member.description}" if owner else member.description
         widths = member.half_widths
-        return PortableRun(opened, owner, (member,), (1.0,), widths, 0, what, hashes)
+        return PortableRun(opened, owner, (member,), (1.0,), widths, 0, description, hashes)
     members = []
     hashes = {ENSEMBLE_FILE: compute_sha256(opened.folder / ENSEMBLE_FILE)}
     for number, described in enumerate(content["members"], start=1):
@@ -215,10 +215,10 @@ def load_portable(
     mixture: FoldMixture = content["folds"][-1]
     reference: int = content["reference"]
     targets = members[reference].first.signature.targets
-    weights, which = tuple(mixture.weights), "weighted mean"
+    weights, rule = tuple(mixture.weights), "weighted mean"
     if ensemble is False:
         weights = tuple(float(number == mixture.best) for number in range(len(members)))
-        which = "best"
+        rule = "best"
     reach = mixture.reach[MODEL if ensemble is False else ENSEMBLE]
     return PortableRun(
         run=opened,
@@ -227,7 +227,7 @@ def load_portable(
         weights=weights,
         half_widths=_to_arrays(reach, targets),
         reference=reference,
-        description=f"the {which} of {len(members)} runs",
+        description=f"the {rule} of {len(members)} runs",
         hashes=hashes,
     )
 
@@ -235,7 +235,7 @@ def load_portable(
 def _load_member(
     run: Run, name: str, overrides: Collection[str], ensemble: bool | None
 ) -> tuple[PortableMember, dict[str, str]]:
-    """Load a run, and the SHA-256 sums of its files."""
+    """Return a run and the SHA-256 sums of its files."""
     config = load_changed_config(run, overrides)
     if config.model.spec.is_custom:
         raise UserError(
@@ -264,9 +264,11 @@ def _load_member(
     stacked = parse_weights(lanes.weights, lanes.path)
     fold = lanes.folds[-1]
     models = tuple(make(select_lane(stacked, lane), lanes.path) for lane in fold.lanes)
-    what = f"{lanes.description} of the last fold" if len(lanes.folds) > 1 else lanes.description
+    description = (
+        f"{lanes.description} of the last fold" if len(lanes.folds) > 1 else lanes.description
+    )
     return PortableMember(
-        name, run, models, what, _to_arrays(fold.reach, signature.targets)
+        name, run, models, description, _to_arrays(fold.reach, signature.targets)
     ), hashes
 
 

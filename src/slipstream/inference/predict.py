@@ -54,7 +54,7 @@ def predict_with(
     resample: bool = False,
     joins: Mapping[str, Any] | None = None,
 ) -> pa.Table:
-    """Predict with what is loaded already."""
+    """Predict with a run that is loaded already."""
     datasets = [
         member.load_new(data, targets=False, resample=resample, joins=joins)
         for member in trained.members
@@ -92,7 +92,7 @@ def predict_with(
 def _filter_batches(
     batches: Iterable[PredictionBatch], window_filter: WindowFilter, selected: torch.Tensor | None
 ) -> Iterator[PredictionBatch]:
-    """Yield filtered predictions, or those of selected windows after all before them."""
+    """Yield the predictions of each batch, filtered, and limited to the selected windows."""
     for batch in map(window_filter.start().apply, batches):
         if selected is None:
             yield batch

@@ -40,15 +40,15 @@ from slipstream.data.series import (
 from slipstream.data.table import DataTable, describe_files
 
 STEP_TOLERANCE = 0.02
-"""By how much the step of new data may differ from training's"""
+"""The share by which the time step of new data may differ from the training data's"""
 SAME_ROW = 1e-6
-"""How far from a new row's time, in steps, an old one still counts as being there"""
+"""Distance in steps up to which an old row counts as being at the time of a new one"""
 OUTLIER_SHARE = 0.05
-"""The share of a column's values beyond training's from which on a note says so"""
+"""The share of a column's values outside the training range from which on there is a note"""
 
 
 class PhysicalWindows(NamedTuple):
-    """What a model reads of some windows, in physical units."""
+    """The inputs of a model for some windows, in physical units."""
 
     rows: Floats
     """[N, T, F], in the order of `signature.inputs`"""
@@ -78,7 +78,7 @@ class NewRows:
 
     @cached_property
     def inputs(self) -> Floats:
-        """[rows, F]: the inputs of every row in physical units."""
+        """The inputs of every row [rows, F] in physical units."""
         columns = [self.raw.read_column(name) for name in self.signature.inputs]
         return np.stack(columns, axis=1)
 
@@ -88,7 +88,7 @@ class NewRows:
         return PhysicalWindows(rows, *self.gather_beside(starts))
 
     def gather_beside(self, starts: Ints) -> tuple[Floats | None, Floats | None]:
-        """Return what is known beside the rows of windows: static columns, and rows ahead."""
+        """Return the static columns of windows, and the inputs that are known ahead."""
         signature = self.signature
         static = future = None
         if signature.static:
@@ -113,11 +113,11 @@ def read_new_rows(
 ) -> NewRows:
     """Read new data for a trained model: a path, a table in memory or a dict of columns.
 
-    With `targets`, windows are those whose target rows are known. Without, targets may be absent,
-    and windows are those whose context is known, up to each series' last row. `replay` has what
-    steps of `data.prepare` were fitted to. A model that reads `data.future` needs these columns for
-    the rows to predict; they may come as further rows at the end of each series, in which nothing
-    else is known.
+    With `targets`, every window whose target rows are known is returned. Without, targets may be
+    absent, and every window whose context is known is returned, up to each series' last row.
+    `replay` has the fitted limits of `data.prepare`. A model that reads `data.future` needs these
+    columns for the rows to predict; they may come as further rows at the end of each series, with
+    all other columns empty.
     """
     split = Split(train=0.7, val=0.1, test=0.2)
     data = config.data.model_copy(update={"where": {}, "split": split})
@@ -151,7 +151,7 @@ def read_new_rows(
 def _read_prepared(
     data: Data, signature: Signature, source: Any, targets: bool, replay: Replay | None
 ) -> tuple[Data, list[DataTable], list[str]]:
-    """Read the tables and repeat the steps that the model's inputs, and targets, come from."""
+    """Read the tables and repeat the steps that make the model's inputs and targets."""
     if not data.prepare:
         tables = read_tables(data, source)
         return data, tables, describe_files(tables)
@@ -168,7 +168,7 @@ def _read_prepared(
 def _read_series(
     data: Data, signature: Signature, tables: list[DataTable], targets: bool, *, min_rows: int
 ) -> RawSeries:
-    """Return the series, with labels numbered as the model does."""
+    """Return the series, with labels numbered as in training."""
     roles = Roles(signature.inputs, signature.targets, signature.static, signature.future)
     needs_labels = targets or signature.targets[0] in signature.inputs
     if signature.classes and data.labels is None and needs_labels:
@@ -180,7 +180,7 @@ def _read_series(
 
 
 def _needs_resampling(index: SeriesIndex, signature: Signature, resample: bool) -> bool:
-    """Return whether rows are further apart, or closer, than those of the training data."""
+    """Return whether the time step differs from the training data's."""
     if signature.step is None or index.step is None:
         return False
     if math.isclose(index.step, signature.step, rel_tol=STEP_TOLERANCE):
@@ -210,8 +210,8 @@ def _refuse_resampling(index: SeriesIndex, signature: Signature, targets: bool) 
 def resample_series(raw: RawSeries, step: float) -> RawSeries:
     """Return the series at another step, from gap to gap.
 
-    A coarser row is the mean of what lies after the row before it, up to its own time and not
-    beyond; a finer one lies on the straight line between its neighbours.
+    A coarser row is the mean of the old rows after the new row before it, up to its own time, so
+    that no row looks ahead. A finer row is interpolated linearly between its neighbours.
     """
     index = raw.index
     assert raw.time is not None
@@ -265,7 +265,7 @@ def resample_series(raw: RawSeries, step: float) -> RawSeries:
 
 
 def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
-    """Replace each new value by the mean of the old ones that belong to it, where there are any."""
+    """Replace each new value by the mean of the old values that belong to it, if any."""
     inside = owner < len(new)
     owner, values = owner[inside].astype(np.int64), values[inside]
     size = np.bincount(owner, minlength=len(new))
@@ -274,7 +274,7 @@ def _write_means(new: Floats, values: Floats, owner: Floats) -> None:
 
 
 def _find_windows(index: SeriesIndex, context: int, known: int, stride: int) -> splits.WindowRanges:
-    """Find the windows of which the context and so many rows after it lie in one piece."""
+    """Find the windows whose context and this many rows after it have no gap."""
     rows, lead = splits.assign_all(index), context - (not known)
     return splits.find_ranges(
         index.breaks, rows, set_index=0, lead=lead, steps_out=max(known, 1), stride=stride
@@ -302,7 +302,7 @@ def _find_windows_ahead(
 def _describe_outliers(
     raw: RawSeries, rows: ScaledRows, scaler: Scaler, signature: Signature
 ) -> tuple[str, ...]:
-    """Note columns with many values far outside of the training rows': other units, perhaps."""
+    """Note columns with many values far outside the training range: perhaps in other units."""
     notes = []
     for i, name in enumerate(order_columns(signature)):
         if name not in raw.column_names:
@@ -324,7 +324,7 @@ def _describe_outliers(
 
 
 def find_last_windows(index: SeriesIndex, data: Data, signature: Signature, starts: Ints) -> Ints:
-    """Return the first rows of the windows whose context ends with what is known of a series."""
+    """Return the starts of the windows whose context ends with the last known row of a series."""
     last: Ints = index.offsets[1:] - index.ahead - signature.context
     is_window = np.isin(last, starts)
     if not is_window.all():
@@ -340,24 +340,24 @@ def find_last_windows(index: SeriesIndex, data: Data, signature: Signature, star
 
 
 def list_known_ahead(data: Data, signature: Signature) -> tuple[str, ...]:
-    """Return the columns that new data need in the rows to predict: those of `data.future` that no
-    step makes, and what steps make the others from; not what they make from times."""
+    """Return the columns that new data need in the rows to predict: columns of `data.future` that
+    no step makes, and the sources of the others. Steps that read only times need none."""
     if not data.prepare:
         return signature.future
     steps = select_steps(plan_steps(data), signature.future)
-    own = [name for name in signature.future if name not in steps.written]
-    return tuple(dict.fromkeys([*own, *steps.list_sources()])) or signature.future
+    given = [name for name in signature.future if name not in steps.written]
+    return tuple(dict.fromkeys([*given, *steps.list_sources()])) or signature.future
 
 
 def describe_unknown_future(
     data: Data, signature: Signature, left_out: int, num_windows: int
 ) -> list[str]:
-    """Note how many windows are left out because what is to be known ahead is not."""
+    """Note how many windows are left out because columns of `data.future` are not known."""
     if not left_out:
         return []
     names = ", ".join(list_known_ahead(data, signature))
-    what = f"windows of which the rows to predict lack {names} (data.future)"
-    return [f"left out {what}: {left_out:,} of {left_out + num_windows:,}"]
+    windows = f"windows of which the rows to predict lack {names} (data.future)"
+    return [f"left out {windows}: {left_out:,} of {left_out + num_windows:,}"]
 
 
 def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> bool:
@@ -370,7 +370,8 @@ def _has_full_context(index: SeriesIndex, signature: Signature, series: int) -> 
 def _explain_unknown_future(
     index: SeriesIndex, data: Data, signature: Signature, series: int
 ) -> str:
-    """Say how many rows a series needs at its end to be forecast from its last known one."""
+    """Say how many rows a series needs at its end so that a forecast can start at its last known
+    row."""
     rows, ahead = signature.horizon, int(index.ahead[series])
     end = int(index.offsets[series + 1])
     breaks = index.breaks[(index.breaks >= end - ahead) & (index.breaks < end)]

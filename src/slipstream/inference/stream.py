@@ -1,8 +1,8 @@
 """Predict row after row with a trained run: numpy only, no torch.
 
-A row that `Stream.push` takes is read by `RowParser`, prepared and scaled by each member of the run
-(`StreamMember.read`), which refuses what is wrong with it, and only then added to the state of its
-series (`StreamMember.advance`), which predicts.
+`Stream.push` parses a row (`RowParser`); each member of the run prepares, scales and checks it
+(`StreamMember.read`). Only a row that passed all checks is added to the state of its series, which
+gives the prediction (`StreamMember.advance`).
 
 Shapes: T context rows, F inputs, H predicted rows, U inputs that are known ahead, C targets, Q
 quantiles, K numbers beside the rows.
@@ -46,7 +46,7 @@ LARGEST_SCALED = float(np.finfo(np.float32).max)
 
 
 class ParsedRow(NamedTuple):
-    """A row that is complete and of the right types."""
+    """A row with all its columns, converted to numbers."""
 
     values: Floats
     """In the order of the stream's columns; NaN where a value is missing"""
@@ -67,14 +67,14 @@ class RowParser:
         label: str | None = None,
         codes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """`label` is a column of classes among the columns, and `codes` are their numbers."""
+        """Prepare a parser; `label` is a column of classes, and `codes` are their numbers."""
         self.data, self.columns, self.static = data, tuple(columns), tuple(static)
         self.label, self.codes = label, codes
         self.time_column, self.ids = data.time_column, data.ids
         self.missing = frozenset(list_numbers(data.na))
 
     def parse(self, row: Any, *, time: Any, series: Any, static: Any) -> ParsedRow:
-        """Return the row; keywords take the place of its columns."""
+        """Return the parsed row; keywords override its columns."""
         is_mapping = isinstance(row, Mapping)
         if is_mapping:
             values = np.array([self._read(row, name, "data.inputs") for name in self.columns])
@@ -106,12 +106,13 @@ class RowParser:
         return ParsedRow(values, fixed, moment, "" if series is None else self.name_series(series))
 
     def name_series(self, series: Any) -> str:
-        """Return the name that a file's series of this id has; of several columns, a tuple."""
+        """Return the name of the series with this id, as for a file; a tuple is an id of several
+        columns."""
         parts = series if isinstance(series, tuple) else (series,)
         return "/".join(map(_to_text, parts))
 
     def _find_time(self, row: Mapping[str, Any]) -> Any:
-        """Return the time of a row; that of several columns is parsed as a file's is."""
+        """Return the time of a row; several columns are joined and parsed as in a file."""
         columns = self.data.time_columns
         if len(columns) == 1 or self.time_column in row:
             return self._find(row, str(self.time_column), "data.time")
@@ -146,8 +147,8 @@ class RowParser:
         if number in self.missing:
             return math.nan
         if abs(number) > LARGEST:
-            what = "infinite" if math.isinf(number) else number
-            raise UserError(f'the row has a value in the column "{name}" that is {what}')
+            size = "infinite" if math.isinf(number) else number
+            raise UserError(f'the row has a value in the column "{name}" that is {size}')
         return number
 
     def _read_array(self, row: Any) -> Floats:
@@ -203,7 +204,7 @@ def _read_time(table: DataTable, name: str, time_format: str | None) -> RowTime:
 
 @dataclass
 class MemberState:
-    """What a run remembers of one series."""
+    """The state of one member for one series."""
 
     prepared: PreparedRow
     inputs: Floats
@@ -215,41 +216,41 @@ class MemberState:
     count: int = 0
     """Rows since the series began, or since the last gap"""
     has_started: bool = False
-    """Whether some row has counted"""
+    """Whether a row has entered the state"""
     follows: bool = True
     """Whether the next row follows from the last; a row that was left out makes a gap"""
 
 
 class NextRow(NamedTuple):
-    """A row that passed all checks, and what becomes of the state with it."""
+    """A row that passed all checks, and the new state of the preparation."""
 
     prepared: PreparedRow
     inputs: Floats
     scaled: Array
     beside: Array | None
-    """[K]: what is known beside the rows, scaled"""
+    """[K]: static columns and rows known ahead, scaled"""
     is_used: bool
     """False where the row is left out: a value is missing, or steps look back further"""
     makes_gap: bool
-    """Whether it is left out because a value is missing"""
+    """Whether the row is left out because a value is missing"""
 
 
 @dataclass(frozen=True)
 class StreamMember:
-    """A run that predicts after each row."""
+    """A member of the run, ready to predict after each row."""
 
     member: PortableMember
     columns: tuple[str, ...]
-    """What it reads of a row"""
+    """The columns of a row that the member reads"""
     steps: RowSteps | None
     future: FutureSteps | None
     networks: tuple[RowNetwork, ...]
-    """With a carried state"""
+    """Networks that carry a state; empty for windows"""
     reads_beside: bool
-    """Whether it reads static columns or rows ahead"""
+    """Whether the member reads static columns or rows ahead"""
     shift: Floats
     size: Floats
-    """[F], of the inputs"""
+    """[F]: shift and size that scale the inputs"""
 
     def start(self) -> MemberState:
         """Return the state of a new series."""
@@ -371,7 +372,8 @@ class StreamMember:
         return self._to_physical(outputs)
 
     def _append(self, state: MemberState, row: Array, beside: Array | None) -> list[Array]:
-        """Add a scaled row to the context; return what networks with a carried state predict."""
+        """Add a scaled row to the context; return the predictions of networks with a carried
+        state."""
         state.count += 1
         if self.networks:
             pairs = zip(self.networks, state.networks, strict=True)
@@ -390,7 +392,7 @@ class StreamMember:
 
 
 def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
-    """Make a run ready to stream; refuse what cannot be."""
+    """Make a member ready to stream; refuse a run that cannot predict row by row."""
     model = member.first
     data, signature, scaler = model.config.data, model.signature, model.scaler
     steps = future = None
@@ -429,7 +431,7 @@ def save_state(state: MemberState) -> Arrays:
 
 
 def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> MemberState:
-    """Return the state that `save_state` wrote; a UserError where it is of another model."""
+    """Return the state from the arrays of `save_state`; a UserError for another model's state."""
     state = member.start()
 
     try:
@@ -447,8 +449,8 @@ def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> 
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"the state is not one of this stream ({error!r})") from None
     has_same_shapes = inputs.shape == state.inputs.shape and rows.shape == state.rows.shape
-    for own, other in zip(state.networks, networks, strict=True):
-        has_same_shapes = has_same_shapes and _list_shapes(own) == _list_shapes(other)
+    for expected, loaded in zip(state.networks, networks, strict=True):
+        has_same_shapes = has_same_shapes and _list_shapes(expected) == _list_shapes(loaded)
     if not has_same_shapes:
         raise UserError("the state is not one of this stream: its arrays have other shapes")
     return MemberState(
@@ -457,7 +459,7 @@ def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> 
 
 
 def _select(arrays: Mapping[str, npt.NDArray[Any]], prefix: str) -> Arrays:
-    """Return copies of the arrays whose names begin with a prefix, by the rest of their names."""
+    """Return copies of the arrays whose names begin with a prefix, named without it."""
     return {
         name.removeprefix(prefix): np.array(values)
         for name, values in arrays.items()
@@ -605,7 +607,7 @@ class Stream:
             np.array([self.columns.index(name) for name in member.columns], dtype=np.int64)
             for member in self._members
         ]
-        """Of each member's columns among all columns"""
+        """Positions of each member's columns among all columns"""
         self._data = run.first.config.data
         self._static = self.signature.static
         for member in self._members:
@@ -620,8 +622,7 @@ class Stream:
 
     @property
     def passed_ahead(self) -> tuple[str, ...]:
-        """The columns of `data.future` that `push` has to be given, which no step makes from
-        times."""
+        """The columns of `data.future` that `push` needs: no step makes them from times."""
         lacking = [member.member.first for member in self._members if member.future is None]
         return tuple(dict.fromkeys(name for model in lacking for name in model.signature.future))
 
@@ -722,8 +723,8 @@ class Stream:
     def _find_name(self, id: Any) -> str:
         name = self._parser.name_series(id)
         if name not in self._series:
-            which = f'the series "{name}" has' if name else "the stream has"
-            raise UserError(f"{which} had no row; push one first")
+            subject = f'the series "{name}" has' if name else "the stream has"
+            raise UserError(f"{subject} had no row; push one first")
         return name
 
     def _start(self) -> StreamSeries:
@@ -759,26 +760,27 @@ class Stream:
         return row.static
 
     def _check_time(self, series: StreamSeries, row: ParsedRow) -> bool:
-        """Return whether there is a gap before a row; refuse one that is out of order."""
+        """Return whether there is a gap before a row; refuse a row that is out of order."""
         before, step = series.time, self.signature.step
         if before is None or row.time is None:
             return False
-        which = f' of series "{row.series}"' if row.series else ""
+        of_series = f' of series "{row.series}"' if row.series else ""
         if before.is_date != row.time.is_date:
-            raise UserError(f"times{which} are numbers in some rows and dates in others")
+            raise UserError(f"times{of_series} are numbers in some rows and dates in others")
         since = row.time.since(before)
         if since <= 0:
-            what = "the same time as" if since == 0 else "earlier than"
+            order = "the same time as" if since == 0 else "earlier than"
             raise UserError(
-                f"the row{which} has {what} the row before it; push rows in time order, and each "
-                "series by its id"
+                f"the row{of_series} has {order} the row before it; push rows in time order, "
+                "and each series by its id"
             )
         if step is None or abs(since - step) <= self._data.gap_tolerance * step:
             return False
         if not self._resets:
             raise UserError(
-                f"the row{which} comes {since:g} after the one before it, but the model's rows are "
-                f'{step:g} apart; push the rows between, or start anew: gaps="reset", or reset()'
+                f"the row{of_series} comes {since:g} after the one before it, but the model's rows "
+                f"are {step:g} apart; push the rows between, or start anew: "
+                'gaps="reset", or reset()'
             )
         return True
 
@@ -804,13 +806,13 @@ class Stream:
         )
 
     def _mix(self, values: list[Floats]) -> Floats:
-        """Return the weighted mean of what the members predict, in the order of the reference."""
+        """Return the weighted mean of the members' predictions, in the reference's column order."""
         total = np.zeros(1)
         for member, weight, value in zip(self._members, self._weights, values, strict=True):
-            own = member.member.first.signature
-            if not own.classes:
-                if own.quantiles != self.signature.quantiles:
-                    value = select_median(value, own.quantiles)[..., None]
-                value = value[:, [own.targets.index(name) for name in self.signature.targets]]
+            signature = member.member.first.signature
+            if not signature.classes:
+                if signature.quantiles != self.signature.quantiles:
+                    value = select_median(value, signature.quantiles)[..., None]
+                value = value[:, [signature.targets.index(name) for name in self.signature.targets]]
             total = total + weight * value
         return total

@@ -1,4 +1,4 @@
-"""Load what a run predicts with, a model or an ensemble of runs, together with its data."""
+"""Load a run for predictions, a model or an ensemble of runs, together with its data."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def verify_own_data(
 
 
 def has_changed(run: Run, config: Config, dataset: Dataset) -> bool:
-    """Say whether the data's fingerprint differs from that of training, if the two are comparable:
-    other windows have another fingerprint, and so has the same data when it is streamed."""
+    """Return whether the data's fingerprint differs from the training data's; False where the two
+    are not comparable, because windows or streaming differ."""
     origin = files.read_origin(run)
     changed = configs.list_differences(files.load_run_config(run), config)
     same_windows = not any(
@@ -150,7 +150,7 @@ class Member:
         resample: bool,
         joins: Mapping[str, Any] | None = None,
     ) -> Dataset:
-        """Load new data; `joins` are tables to join instead of those that the config names."""
+        """Load new data; `joins` are tables to join instead of the config's."""
         trained = self.trained
         return load_new_data(
             self.config,
@@ -179,7 +179,7 @@ def load_member(
 
 
 def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]:
-    """Load the data that each member was trained on; those with the same settings share them."""
+    """Load the training data of each member; members with the same settings share one data set."""
     loaded: dict[str, Dataset] = {}
     result = []
     for member in members:
@@ -189,8 +189,8 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
         if key not in loaded:
             replay = Replay(read_limits(member.run))
             loaded[key] = read_own_data(member.config, trained, replay, table)
-        own = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
-        signature = loaded[key].signature.model_copy(update=own)
+        outputs = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
+        signature = loaded[key].signature.model_copy(update=outputs)
         dataset = replace(loaded[key], signature=signature)
         if dataset.memory is None and len(members) > 1:
             raise UserError(
@@ -202,46 +202,46 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
 
 
 class BoundRun(NamedTuple):
-    """What a run predicts with, for the windows of one data set."""
+    """The predictors of a run for the windows of one data set."""
 
     dataset: Dataset
     folds: list[FoldPredictor]
-    """One for every fold; the last is for new data"""
+    """One predictor for every fold; the last one is for new data"""
     members: list[list[Predictor]]
-    """Of an ensemble: by fold, what each member predicts"""
+    """By fold, the predictors of an ensemble's members"""
 
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """What a run predicts with: one member, or those of an ensemble with their weights."""
+    """A run that predicts: one member, or the weighted members of an ensemble."""
 
     run: Run
     owner: str
-    """What the model is to the run; empty where it is the run's own"""
+    """The relation of the model to the run, such as a search's best trial; "" for its own model"""
     members: list[Member]
     reference: int = 0
-    """The member whose windows and scaling predictions have"""
+    """The member that defines the windows and the scaling of the predictions"""
     mixtures: tuple[FoldMixture, ...] = ()
-    """Of an ensemble: one for every fold"""
+    """The weights of an ensemble in every fold; empty for a single run"""
     uses: str = ENSEMBLE
 
     @property
     def first(self) -> Member:
-        """The reference."""
+        """The reference member."""
         return self.members[self.reference]
 
     def describe(self, *, on_folds: bool) -> str:
-        """Say what predicts, on new data or fold by fold."""
+        """Describe the predictor, for new data or fold by fold."""
         if not self.mixtures:
             trained = self.first.trained
             by_fold = f"{trained.description}, fold by fold"
-            what = by_fold if on_folds else trained.describe_on_new_data()
-            return f"{self.owner}: {what}" if self.owner else what
-        which = "weighted mean" if self.uses == ENSEMBLE else "best"
-        return f"the {which} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+            predictor = by_fold if on_folds else trained.describe_on_new_data()
+            return f"{self.owner}: {predictor}" if self.owner else predictor
+        rule = "weighted mean" if self.uses == ENSEMBLE else "best"
+        return f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
 
     def bind(self, datasets: Sequence[Dataset], sets: Sequence[str]) -> BoundRun:
-        """Bring it together with each member's data; an ensemble predicts the windows that all
+        """Combine the run with each member's data; an ensemble predicts the windows that all
         members have."""
         if not self.mixtures:
             return BoundRun(datasets[0], self.first.trained.folds, [])
@@ -267,7 +267,7 @@ def load_trained(
     ensemble: bool | None,
     allow_code: bool,
 ) -> TrainedRun:
-    """Load a run; of repeats or an ensemble, `ensemble` chooses between the mean and the best."""
+    """Load a run; `ensemble` chooses between the mean and the best of repeats or members."""
 
     def load(member: Run, name: str, ensemble: bool | None = None) -> Member:
         config = load_changed_config(member, overrides, own_data=own_data, targets=targets)
@@ -295,7 +295,7 @@ def note_left_out(
     reference: int,
     sets: Sequence[str],
 ) -> Dataset:
-    """Return the data set with the notes of all members, and on the windows that are left out."""
+    """Return the data set with the notes of all members, and notes on left out windows."""
     notes = list(datasets[reference].notes)
     for member, dataset in zip(members, datasets, strict=True):
         notes += [f"{member.name}: {note}" for note in dataset.notes if note not in notes]
@@ -306,8 +306,8 @@ def note_left_out(
 def bind_members(
     members: Sequence[Member], datasets: Sequence[Dataset], reference: int
 ) -> tuple[Dataset, list[list[Predictor]]]:
-    """Return the reference's data set with the windows that all members have, and by fold what each
-    member predicts for these, in the reference's scaling."""
+    """Return the reference's data set with the windows that all members have, and by fold the
+    members' predictors for these windows, in the reference's scaling."""
     dataset, starts = join_datasets(datasets, reference)
     quantiles = {member.trained.signature.quantiles for member in members}
     ranges = {member.trained.signature.output_range for member in members}
@@ -320,11 +320,11 @@ def bind_members(
     device = members[reference].plan.device
     placed: dict[int, Series] = {}
     folds: list[list[Predictor]] = [[] for _ in members[reference].trained.folds]
-    for member, own, lookup in zip(members, datasets, starts, strict=True):
-        assert own.memory is not None
-        series = own.memory.series
+    for member, member_data, lookup in zip(members, datasets, starts, strict=True):
+        assert member_data.memory is not None
+        series = member_data.memory.series
         placed.setdefault(id(series), series.to(member.plan.device))
-        convert = _make_converter(own, dataset)
+        convert = _make_converter(member_data, dataset)
         for fold, predictors in zip(member.trained.folds, folds, strict=True):
             source = _MemberWindows(placed[id(series)], lookup.to(device))
             predictors.append(_translate(fold.predict, source, convert))
@@ -336,7 +336,7 @@ class _MemberWindows(NamedTuple):
 
     series: Series
     starts: Tensor
-    """By the row that the reference's window starts at"""
+    """The member's window start for each row where the reference's window starts"""
 
 
 def _translate(
@@ -345,22 +345,22 @@ def _translate(
     """Return the predictor for windows of the reference."""
 
     def predict_joint(_: Series, starts: Tensor) -> Tensor:
-        own = source.starts[starts].to(source.series.values.device)
-        return convert(predict(source.series, own).to(starts.device))
+        member_starts = source.starts[starts].to(source.series.values.device)
+        return convert(predict(source.series, member_starts).to(starts.device))
 
     return predict_joint
 
 
-def _make_converter(own: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
+def _make_converter(member_data: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
     """Return a function from a member's predictions to those of the joint data set: the order of
     targets, their scaling, quantiles and channels."""
-    of, to = own.signature, joint.signature
+    of, to = member_data.signature, joint.signature
     if to.classes:
         return lambda raw: raw  # numbered alike, and never independent channels
     order = [of.targets.index(name) for name in to.targets]
-    sizes = [own.scaler.size[name] / joint.scaler.size[name] for name in to.targets]
+    sizes = [member_data.scaler.size[name] / joint.scaler.size[name] for name in to.targets]
     shifts = [
-        (own.scaler.shift[name] - joint.scaler.shift[name]) / joint.scaler.size[name]
+        (member_data.scaler.shift[name] - joint.scaler.shift[name]) / joint.scaler.size[name]
         for name in to.targets
     ]
     same_scale = all(size == 1 and not shift for size, shift in zip(sizes, shifts, strict=True))
@@ -384,10 +384,10 @@ def find_baselines(
     loaders: Sequence[ChunkLoader],
     device: torch.device,
 ) -> tuple[list[dict[str, Baseline]], list[str]]:
-    """Return the baselines for each of these folds, and notes on those that there are not.
+    """Return the baselines for each of these folds, and notes on missing ones.
 
-    Runs that were stopped, and those of version 0.1, have not saved any. They are fitted to the
-    folds themselves where these are the run's own, else to the run's data if they can be read.
+    Stopped runs and runs of version 0.1 have saved no baselines. These are fitted to the folds if
+    the folds are the run's own data, else to the run's data if it can be read.
     """
     saved = load_baselines(trained.run, folds[-1].signature, device)
     if saved is not None:
@@ -396,10 +396,10 @@ def find_baselines(
         pairs = zip(folds, loaders, strict=True)
         return [fit_baselines(fold, load) for fold, load in pairs], []
     try:
-        (own,) = load_own_sets([trained.first])
+        (dataset,) = load_own_sets([trained.first])
     except UserError as error:
         return [{}], [f"no baselines: the run has saved none, and its data are needed ({error})"]
-    last = own.select_fold(own.folds[-1]) if own.folds else own
+    last = dataset.select_fold(dataset.folds[-1]) if dataset.folds else dataset
     series = None if last.memory is None else last.memory.series.to(device)
     rows = trained.first.config.engine.buffer_rows
-    return [fit_baselines(last, lambda which: last.iter_chunks(which, series, rows=rows))], []
+    return [fit_baselines(last, lambda set_name: last.iter_chunks(set_name, series, rows=rows))], []

@@ -245,7 +245,7 @@ def run_search_workers(
         outcomes = run_workers(workers, tasks, rules, results)
     if all(outcome.kind != "done" for outcome in outcomes.values()):
         raise ResumableError(
-            f"every worker died ({outcomes[0].what}; see {run.folder}/workers/*/{STDERR})"
+            f"every worker died ({outcomes[0].reason}; see {run.folder}/workers/*/{STDERR})"
         )
     return results.merge()
 

@@ -304,8 +304,8 @@ def check_content_type(content_type: str) -> str:
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (JSON, CSV, ARROW, ARROW_FILE):
         accepted = f"{JSON}, {CSV} or {ARROW}"
-        what = f'is "{kind[:100]}"' if kind else "is not set"
-        raise RequestError(415, f"Content-Type {what}; send {accepted}")
+        problem = f'is "{kind[:100]}"' if kind else "is not set"
+        raise RequestError(415, f"Content-Type {problem}; send {accepted}")
     return kind
 
 
@@ -340,8 +340,8 @@ def _to_table(content: Any, limits: ServerLimits) -> pa.Table:
     if isinstance(content, Mapping):
         unknown = content.keys() - {ROWS, COLUMNS}
         if unknown or len(content) != 1:
-            what = f' "{min(unknown)[:100]}" is not known' if unknown else ""
-            raise UserError(f"{SHAPES};{what or ' it has one of the two'}")
+            problem = f' "{min(unknown)[:100]}" is not known' if unknown else ""
+            raise UserError(f"{SHAPES};{problem or ' it has one of the two'}")
         rows, columns = content.get(ROWS), content.get(COLUMNS)
     if isinstance(rows, list):
         columns = _turn(rows, limits)
@@ -354,9 +354,9 @@ def _to_table(content: Any, limits: ServerLimits) -> pa.Table:
     lengths = {name: len(values) for name, values in columns.items()}
     _check_counts(max(lengths.values()), len(columns), limits)
     if len(set(lengths.values())) > 1:
-        (first, count), *others = lengths.items()
-        name, other = next((name, size) for name, size in others if size != count)
-        raise UserError(f'column "{first}" has {count} values, column "{name}" has {other}')
+        (first, count), *further = lengths.items()
+        name, size = next((name, size) for name, size in further if size != count)
+        raise UserError(f'column "{first}" has {count} values, column "{name}" has {size}')
     try:
         return pa.table({name: _to_array(name, values) for name, values in columns.items()})
     except UnicodeEncodeError:  # half of a character: "\\ud800"

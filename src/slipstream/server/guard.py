@@ -241,7 +241,7 @@ def make_busy(reason: str) -> RequestError:
 def _split_host(host: str) -> tuple[str, str]:
     """Return the name or address of a Host header, and its port, which may be left out."""
     if host.startswith("["):
-        name, _, rest = host[1:].partition("]")
-        return name, rest.removeprefix(":")
+        name, _, port = host[1:].partition("]")
+        return name, port.removeprefix(":")
     name, _, port = host.partition(":")
     return name.lower(), port

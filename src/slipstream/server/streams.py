@@ -147,10 +147,10 @@ class StreamReader:
         return time, gaps
 
     def _refuse_order(self, table: DataTable, row: int, step: float) -> None:
-        which = "the same time as" if step == 0 else "earlier than"
+        order = "the same time as" if step == 0 else "earlier than"
         before = table.locate_row(row - 1) if row else "the last row of the stream"
         here = table.locate_cell(row, str(self.data.time_column))
-        raise RequestError(409, f"{here}: {which} {before}; a stream's rows come in order of time")
+        raise RequestError(409, f"{here}: {order} {before}; a stream's rows come in order of time")
 
     def _read_inputs(self, table: DataTable, state: StreamState) -> tuple[Floats, Floats]:
         """Return the new rows' inputs, NaN in those that are left out, and the last known ones."""
@@ -265,8 +265,10 @@ def load_streams(path: Path, hashes: Mapping[str, str]) -> dict[str, StreamState
                     content = io.BytesIO(archive.read(inner))
                     arrays.setdefault(number, {})[name] = np.load(content, allow_pickle=False)
             return {
-                one["id"]: StreamState(one["rows"], one["missing_rows"], arrays[str(number)])
-                for number, one in enumerate(header["streams"])
+                stream["id"]: StreamState(
+                    stream["rows"], stream["missing_rows"], arrays[str(number)]
+                )
+                for number, stream in enumerate(header["streams"])
             }
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None

@@ -67,7 +67,7 @@ class TimeSource(NamedTuple):
     """A second format that fits the first rows, with day and month swapped"""
 
     def read(self, batch: Columns, decimal: str | None) -> Floats:
-        """Return the times of a batch, in seconds or in the column's unit; NaN for unreadable cells."""
+        """Return the times of a batch, in seconds or in the column's unit, unreadable ones NaN."""
         values = batch[self.columns[0]]
         if not self.is_date:
             return to_floats(values, decimal)

@@ -215,7 +215,7 @@ TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
-"""Gaps up to which the table is split at them; beyond, gaps are the rule and rows are consecutive"""
+"""Gaps up to which windows never cross them; where gaps are the rule, rows count as consecutive"""
 INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")

@@ -1,4 +1,4 @@
-"""Find where the time of a step goes, and say so in words first."""
+"""Find where the time of a step goes, and report it in words first."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ class Span(NamedTuple):
 @dataclass(frozen=True)
 class Trace:
     steps: list[tuple[float, float]]
-    """Begin and end of each, on the host"""
+    """Begin and end of each step on the host"""
     device: list[Span]
     host: list[Span]
-    """Of the training thread"""
+    """Spans of the training thread"""
     operations: list[dict[str, Any]]
     """By name: calls and milliseconds per step, first on the device, then on the host"""
 
@@ -110,7 +110,7 @@ class Trace:
 
 
 def record_trace(trial: TimedWorkload, steps: int) -> tuple[Trace, bytes]:
-    """Run some steps under the profiler; return the trace, and the same in Chrome's format."""
+    """Run some steps under the profiler; return the trace, parsed and in Chrome's format."""
     activities = [ProfilerActivity.CPU]
     if trial.device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -142,8 +142,8 @@ def _filter_stderr() -> Iterator[None]:
             os.dup2(real, 2)
             os.close(real)
             buffer.seek(0)
-            rest = [line for line in buffer if not line.startswith(b"USDT:")]
-            os.write(2, b"".join(rest))
+            kept = [line for line in buffer if not line.startswith(b"USDT:")]
+            os.write(2, b"".join(kept))
 
 
 def parse_trace(chrome: bytes) -> Trace:
@@ -182,8 +182,8 @@ def _build_device_span(event: dict[str, Any]) -> Span:
 
 
 def _build_host_spans(events: list[dict[str, Any]]) -> Iterator[Span]:
-    """Yield spans with their kinds: their own, else that of the enclosing span, else that of the
-    forward operation whose gradient they compute."""
+    """Yield spans with their kinds: by the span's name, else the kind of the enclosing span, else
+    the kind of the forward operation whose gradient the span computes."""
     events = sorted(events, key=lambda e: (e["ts"], -e["dur"]))
     forward: dict[int, str] = {}
     around: list[Span] = []
@@ -219,24 +219,24 @@ def _classify(name: str, rules: Iterable[tuple[str, str]]) -> str:
 
 
 def compute_self_time(spans: Iterable[Span]) -> Iterator[Span]:
-    """Yield the spans of one thread, cut so that every moment belongs to the innermost one."""
+    """Yield the spans of one thread, cut so that every moment belongs to the innermost span."""
     stack: list[Span] = []
-    at = 0.0
+    reached = 0.0
     for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
         while stack and stack[-1].end <= span.begin:
             top = stack.pop()
-            if top.end > at:
-                yield top._replace(begin=max(at, top.begin))
-                at = top.end
-        if stack and span.begin > at:
-            yield stack[-1]._replace(begin=max(at, stack[-1].begin), end=span.begin)
-        at = max(at, span.begin)
+            if top.end > reached:
+                yield top._replace(begin=max(reached, top.begin))
+                reached = top.end
+        if stack and span.begin > reached:
+            yield stack[-1]._replace(begin=max(reached, stack[-1].begin), end=span.begin)
+        reached = max(reached, span.begin)
         stack.append(span)
     while stack:
         top = stack.pop()
-        if top.end > at:
-            yield top._replace(begin=max(at, top.begin))
-            at = top.end
+        if top.end > reached:
+            yield top._replace(begin=max(reached, top.begin))
+            reached = top.end
 
 
 def merge_intervals(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -272,7 +272,7 @@ def _sum_by_name(spans: list[Span], steps: int) -> list[dict[str, Any]]:
 
 
 CHAIN_US, CHAIN_WIDTH = 1.05, 128
-"""One step of an LSTM of this width whose weights stay on chip, H200: 0.85 to 1.25 us were seen"""
+"""Microseconds of one LSTM step of this width with weights on chip; 0.85 to 1.25 on an H200"""
 CHAIN_CLOCK_MHZ = 1980.0
 BACKWARD = 1.3
 """Time of a recurrent step in the backward pass, relative to the forward pass"""
@@ -287,7 +287,8 @@ MIN_BATCH_GAIN = 2.5
 MAX_EXTRA_CORES = 0.5
 """By how many cores threads and other processes together may exceed the available ones"""
 MIN_MEMORY, MEMORY_LEAD = 0.1, 1.5
-"""The least share of memory traffic, and how far it must exceed arithmetic and chain"""
+"""The share of the step from which memory traffic is the bottleneck, if it also exceeds arithmetic
+and chain by this factor"""
 MIN_FAULTS = 0.5
 """Major page faults per step from which the job counts as swapping"""
 
@@ -299,7 +300,7 @@ class Floor(NamedTuple):
     memory_ms: float
     """0 where all data of the step fit into the cache"""
     chain_ms: float
-    """0 where the model has none, or its speed is unknown"""
+    """0 for a model without recurrent steps, or on a GPU whose speed is unknown"""
 
     @property
     def ms(self) -> float:
@@ -366,12 +367,12 @@ def _measure_window(context: RunContext) -> tuple[float, float]:
     chunk = next(context.dataset.iter_chunks("train", None, rows=context.config.engine.buffer_rows))
     batch = windows.gather(chunk.series, chunk.starts[:1])
     model = copy.deepcopy(context.model).to("cpu")
-    own = {p.data_ptr() for p in model.parameters()}
+    weights = {p.data_ptr() for p in model.parameters()}
     saved = 0.0
 
     def count(tensor: Tensor) -> Tensor:
         nonlocal saved
-        if tensor.untyped_storage().data_ptr() not in own:
+        if tensor.untyped_storage().data_ptr() not in weights:
             saved += tensor.numel() * tensor.element_size()
         return tensor
 
@@ -400,12 +401,12 @@ def _compute_chain_ms(context: RunContext, plan: Plan) -> float:
 
 @dataclass(frozen=True)
 class StepFacts:
-    """Everything that decides the verdict. Times are milliseconds per step."""
+    """The measurements that decide the verdict. Times are milliseconds per step."""
 
     on_gpu: bool
     wall_ms: float
     kernels: dict[str, float]
-    """Time by kind of work: of the GPU, or of the CPU without one"""
+    """Time by kind of work, on the GPU or, without one, on the CPU"""
     idle: dict[str, float]
     """GPU: time by cause (data, wait, launch). CPU: data, and other time outside of operations"""
     copy_ms: float
@@ -432,24 +433,24 @@ class StepFacts:
 
 
 def compute_shares(trace: Trace, *, wall_ms: float, on_gpu: bool) -> dict[str, Any]:
-    """Compute the facts that a trace contains, scaled to a step without the profiler."""
+    """Compute the times of a step from a trace, scaled to a step without the profiler."""
     if not on_gpu:
         return _compute_host_shares(trace, wall_ms)
     count = len(trace.steps)
     kernels = [span for span in trace.device if span.kind != "copy"]
     busy = merge_intervals((span.begin, span.end) for span in kernels)
-    every = merge_intervals((span.begin, span.end) for span in trace.device)
-    kernel_us, every_us = (sum(e - b for b, e in spans) for spans in (busy, every))
+    working = merge_intervals((span.begin, span.end) for span in trace.device)
+    kernel_us, working_us = (sum(e - b for b, e in spans) for spans in (busy, working))
     by_kind: dict[str, float] = defaultdict(float)
     for span in kernels:
         by_kind[span.kind] += span.end - span.begin
     overlap = kernel_us / max(sum(by_kind.values()), 1e-9)
-    device_ms = every_us / 1e3 / count
+    device_ms = working_us / 1e3 / count
     scale = min(1.0, wall_ms / device_ms)  # the profiler may slow the device itself
     kind_ms = {kind: us / 1e3 / count * overlap * scale for kind, us in by_kind.items()}
-    copy_ms = (every_us - kernel_us) / 1e3 / count * scale
+    copy_ms = (working_us - kernel_us) / 1e3 / count * scale
     idle_ms = max(wall_ms - sum(kind_ms.values()) - copy_ms, 0.0)
-    causes = _find_idle_causes(trace, every)
+    causes = _find_idle_causes(trace, working)
     total = max(sum(causes.values()), 1e-9)
     return {
         "kernels": dict(sorted(kind_ms.items(), key=lambda item: -item[1])),
@@ -459,26 +460,26 @@ def compute_shares(trace: Trace, *, wall_ms: float, on_gpu: bool) -> dict[str, A
     }
 
 
-def _find_idle_causes(trace: Trace, every: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Return what the host did while the device had nothing to do, in microseconds.
+def _find_idle_causes(trace: Trace, working: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Return the microseconds in which the device was idle, by the host's activity at the time.
 
     Idleness that begins while the host waits for the device counts as waiting, up to the next
     kernel: nothing was queued behind it.
     """
-    gaps, at = [], trace.begin
-    for first, last in [*every, (trace.end, trace.end)]:
-        if first > at:
-            gaps.append((at, first))
-        at = max(at, last)
+    gaps, reached = [], trace.begin
+    for first, last in [*working, (trace.end, trace.end)]:
+        if first > reached:
+            gaps.append((reached, first))
+        reached = max(reached, last)
     host = list(compute_self_time(trace.host))
     loading = merge_intervals((span.begin, span.end) for span in trace.host if span.kind == "data")
     waiting = [(span.begin, span.end) for span in host if span.kind == "wait"]
     causes = {"data": 0.0, "wait": 0.0, "launch": 0.0}
     for first, last in gaps:
         data = sum(max(0.0, min(last, e) - max(first, b)) for b, e in loading)
-        rest = last - first - data
+        remainder = last - first - data
         causes["data"] += data
-        causes["wait" if any(b <= first <= e for b, e in waiting) else "launch"] += rest
+        causes["wait" if any(b <= first <= e for b, e in waiting) else "launch"] += remainder
     return causes
 
 
@@ -497,7 +498,7 @@ def _compute_host_shares(trace: Trace, wall_ms: float) -> dict[str, Any]:
 
 
 def find_bottleneck(facts: StepFacts) -> tuple[str, str]:
-    """Return the name of the bottleneck, and what it means here."""
+    """Return the name of the bottleneck, and an explanation with this job's figures."""
     if facts.faults >= MIN_FAULTS:
         return "swap", (
             f"{format_number(facts.faults, figures=3)} times a step, memory that the job needs has "
@@ -530,18 +531,18 @@ def _judge_gpu(facts: StepFacts) -> tuple[str, str]:
         ("launch-bound", launch, launches),
         ("copy-bound", facts.copy_ms, "the GPU does nothing but receive data"),
     ]
-    name, ms, what = max(causes, key=lambda cause: cause[1])
+    name, ms, cause = max(causes, key=lambda cause: cause[1])
     share = ms / facts.wall_ms
     if share >= MIN_IDLE:
-        return name, f"for {share:.0%} of a step {what}"
+        return name, f"for {share:.0%} of a step {cause}"
     return _judge_work(facts)
 
 
 def _judge_work(facts: StepFacts) -> tuple[str, str]:
-    """Return what keeps a busy processor busy."""
+    """Return the bottleneck of a processor that is always busy, and an explanation."""
     low = facts.floor
-    others = max(low.arithmetic_ms, low.chain_ms)
-    if low.memory_ms >= max(MIN_MEMORY * facts.wall_ms, MEMORY_LEAD * others):
+    longest = max(low.arithmetic_ms, low.chain_ms)
+    if low.memory_ms >= max(MIN_MEMORY * facts.wall_ms, MEMORY_LEAD * longest):
         updating = facts.kernels.get("optimizer", 0.0) / facts.wall_ms
         return "memory-bound", (
             f"a step moves more memory than it computes: {format_ms(low.memory_ms)} for the "
@@ -683,7 +684,7 @@ def plot_timeline(trace: Trace, folder: Path, *, title: str, wall_ms: float) -> 
 
 
 def _choose_step(trace: Trace) -> tuple[float, float]:
-    """Return the begin of the step of median length and that of the next one."""
+    """Return the begin and the end of the step of median length."""
     starts = [begin for begin, _ in trace.steps]
     if len(starts) == 1:
         return trace.begin, trace.end
@@ -802,21 +803,21 @@ def _count_major_faults() -> int:
 
 
 class SettingChange(NamedTuple):
-    """A change to try."""
+    """A change of settings that may make the step faster."""
 
     name: str
     setting: str
-    """As the user would write it"""
+    """The setting as the user would write it"""
     sections: dict[str, dict[str, Any]]
     remark: str = ""
     windows_factor: int = 1
-    """How many times as many windows a step then has"""
+    """Windows of the changed step relative to the unchanged one"""
     resets_engine: bool = False
     """Whether all other engine settings are dropped"""
 
 
 Trials = list[tuple[SettingChange, float]]
-"""Changes, and how many times as fast they are, in windows per second"""
+"""Each change with its speed relative to the unchanged step, in windows per second"""
 
 
 def count_steps(workload: TrainingWorkload) -> int:
@@ -826,7 +827,7 @@ def count_steps(workload: TrainingWorkload) -> int:
 
 
 def try_changes(config: Config, dataset: Dataset, facts: StepFacts, tell: Tell) -> Trials:
-    """Measure the gain of each change; leave out those that fail."""
+    """Measure the gain of each change; leave out changes that fail."""
     trials = []
     for change in _list_changes(config, dataset, facts):
         tell(f"trying {change.setting} ...")
@@ -882,7 +883,7 @@ def _list_changes(config: Config, dataset: Dataset, facts: StepFacts) -> Iterato
 
 
 def recommend(trials: Trials, config: Config, facts: StepFacts) -> list[dict[str, Any]]:
-    """Return the changes that help most, then those that would change the model."""
+    """Return the changes that help most, then changes that would alter the model."""
     useful = sorted((trial for trial in trials if trial[1] >= MIN_GAIN), key=lambda t: -t[1])
     advice = [_describe(change, gain) for change, gain in useful] + _list_untried(config, facts)
     return advice[:MAX_CHANGES]
@@ -903,4 +904,4 @@ def _list_untried(config: Config, facts: StepFacts) -> list[dict[str, Any]]:
         remark = "four rows per time step: a chain a quarter as long, and another model"
         gain = 1 / (1 - 0.75 * recurrent)
         advice.append({"setting": "model.patch = 4", "gain": gain, "remark": remark})
-    return [one | {"tried": False} for one in advice]
+    return [entry | {"tried": False} for entry in advice]

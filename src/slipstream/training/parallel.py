@@ -406,9 +406,9 @@ class Attempt:
         self.died.kill()  # it has ended; what it sent last is read then
         outcome = self.died.get_outcome()
         if outcome.kind == "refused":
-            raise outcome.error or UserError(outcome.what)
-        if outcome.kind == "stopped" and LOST not in outcome.what:
-            raise outcome.error or ResumableError(outcome.what)
+            raise outcome.error or UserError(outcome.reason)
+        if outcome.kind == "stopped" and LOST not in outcome.reason:
+            raise outcome.error or ResumableError(outcome.reason)
         if self.died.exit_code == 1:  # an error of ours, which would come again
             raise RuntimeError(self.explain_death())
 

@@ -554,7 +554,7 @@ def _run_shares(
             outcomes = run_workers(workers, tasks, rules, ShareReporter(run, relay))
     except ResumableError as error:
         raise suggest(error, fix) from None
-    if died := [outcome.what for outcome in outcomes.values() if outcome.kind != "done"]:
+    if died := [outcome.reason for outcome in outcomes.values() if outcome.kind != "done"]:
         who = "every worker" if rules.hands_over else "a worker"
         raise ResumableError(f"{who} died again and again ({died[-1]})", fix=fix)
 

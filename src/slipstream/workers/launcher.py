@@ -54,7 +54,7 @@ class Outcome:
 
     kind: Literal["done", "refused", "stopped", "died"]
     """refused: by a UserError. stopped: it cannot go on for now, as on a full disk"""
-    what: str = ""
+    reason: str = ""
     """The reason, unless it is done"""
     error: UserError | ResumableError | None = None
     """Where it was refused or stopped: why, and what to do"""
@@ -175,9 +175,9 @@ class _Launch:
         match message:
             case Started(facts):
                 first = self.first_slots[index]
-                what = "started" if first == slot else "took over"
-                others = {} if first == slot else {"of": first}
-                self.reporter.log(slot, task, what, **facts, **others)
+                change = "started" if first == slot else "took over"
+                origin = {} if first == slot else {"of": first}
+                self.reporter.log(slot, task, change, **facts, **origin)
             case Outcome():
                 del self.slots[index]
                 self.outcomes[index] = message
@@ -194,10 +194,10 @@ class _Launch:
         elif outcome.kind == "refused":
             # the first start accepted the same config, so a later refusal is not a user error
             error_type = UserError if self.attempts[task.index] == 1 else ResumableError
-            error = outcome.error or UserError(outcome.what)
+            error = outcome.error or UserError(outcome.reason)
             self._stop(error_type(error.reason, fix=error.fix))
         elif outcome.kind == "stopped" and self.rules.stops_together:
-            self._stop(outcome.error or ResumableError(outcome.what or "a worker had to stop"))
+            self._stop(outcome.error or ResumableError(outcome.reason or "a worker had to stop"))
         elif not self.is_stopping:
             self._recover(task, slot, outcome)
 
@@ -206,7 +206,7 @@ class _Launch:
         self.deaths[slot] += 1
         is_given_up = self.deaths[slot] >= MAX_DEATHS
         remedy = self.rules.given_up if is_given_up else "started again"
-        self.reporter.log(slot, task, "died", why=outcome.what, remedy=remedy)
+        self.reporter.log(slot, task, "died", why=outcome.reason, remedy=remedy)
         if not is_given_up:
             self.rules.recover(task.index)
             self.waiting.appendleft(task)

@@ -425,12 +425,12 @@ class RayWorkers:
         if is_shown:
             self.run.append(Trouble(what="the Ray cluster has room for all workers now"))
 
-    def _say_waiting(self, who: str) -> None:
+    def _say_waiting(self, workers: str) -> None:
         free = self.ray.available_resources()
         idle = Bundle(int(free.get("CPU", 0)), int(free.get("GPU", 0))).describe() or "nothing"
         self.run.append(
             "trouble",
-            what=f"waiting for the Ray cluster: {who} {self.bundle.describe()} each; free now: "
+            what=f"waiting for the Ray cluster: {workers} {self.bundle.describe()} each; free now: "
             f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait",
         )
 
@@ -484,7 +484,7 @@ class RayWorkers:
             outcome = describe_failed_start(error)
         except self.ray.exceptions.RayError as error:
             outcome = Outcome("died", describe_death(error))
-        return replace(outcome, what=task.mask(outcome.what))
+        return replace(outcome, reason=task.mask(outcome.reason))
 
     def _check_nodes(self) -> None:
         """Say which workers wait for a place; give up if none runs and no node could take one."""

@@ -154,5 +154,7 @@ def describe_nodes(nodes: Sequence[Node]) -> str:
         f"{node.name}: {Bundle(node.cpus, node.gpus).describe() or 'nothing'}"
         for node in nodes[:MAX_LISTED]
     ]
-    rest = nodes[MAX_LISTED:]
-    return "; ".join(parts) + (f"; and {format_count(len(rest), 'more node')}" if rest else "")
+    further = nodes[MAX_LISTED:]
+    return "; ".join(parts) + (
+        f"; and {format_count(len(further), 'more node')}" if further else ""
+    )

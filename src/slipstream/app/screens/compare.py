@@ -78,8 +78,10 @@ def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, A
             {
                 "id": id_,
                 "row": row,
-                "reference": _format_link([id_, *(other for other in ids if other != id_)]),
-                "without": _format_link([other for other in ids if other != id_]),
+                "reference": _format_link(
+                    [id_, *(other_id for other_id in ids if other_id != id_)]
+                ),
+                "without": _format_link([other_id for other_id in ids if other_id != id_]),
                 "config": paths.read_text(folders[id_] / "config.toml"),
             }
             for id_, row in zip(ids, comparison.runs, strict=True)

@@ -214,7 +214,7 @@ async def show(request: Request) -> Response:
 
 
 def _describe_page(request: Request, path: Path, name: str) -> dict[str, Any]:
-    options = [part for one in list_overrides(request) for part in ("--set", one)]
+    options = [part for override in list_overrides(request) for part in ("--set", override)]
     command = shlex.join(["slipstream", "inspect", name, *options])
     is_folder, query = path.is_dir(), request.query_params
     return {

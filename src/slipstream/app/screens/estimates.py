@@ -79,16 +79,16 @@ def estimate_job(
     """
     device = choose_queue(config.engine.device).partition(":")[0]
     earlier = _list_earlier(workspace, device)
-    same = [one for one in earlier if one.data == config.data.paths]
-    rows = rows or max((one.rows for one in same), default=0)
+    same = [run for run in earlier if run.data == config.data.paths]
+    rows = rows or max((run.rows for run in same), default=0)
     if not rows or config.model.is_custom:
-        what = "a network of your own" if rows else "data that were not read yet"
-        return {"basis": f"There is no estimate for {what}."}
-    share = median([one.windows / one.rows for one in same]) if same else None
+        subject = "a network of your own" if rows else "data that were not read yet"
+        return {"basis": f"There is no estimate for {subject}."}
+    share = median([run.windows / run.rows for run in same]) if same else None
     if windows:
         share = windows * config.data.stride / rows / (config.data.split.walk_forward or 1)
     size = _measure_job(config, rows, num_numbers, share, device)
-    alike = [one for one in earlier if one.kind == config.model.kind]
+    alike = [run for run in earlier if run.kind == config.model.kind]
     seconds = _estimate_seconds(config, size, alike)
     bytes_ = _estimate_bytes(size, alike, device)
     free = psutil.virtual_memory().available
@@ -166,10 +166,10 @@ def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
         if row["state"] == FINISHED and row["kind"] == "train":
             path = workspace.folder / row["id"] / "metrics.json"
             try:
-                one = _read_earlier(path, path.stat().st_mtime_ns, device)
+                run = _read_earlier(path, path.stat().st_mtime_ns, device)
             except OSError:
                 continue
-            earlier += [one] if one else []
+            earlier += [run] if run else []
         if len(earlier) == MAX_RUNS:
             break
     return earlier
@@ -222,28 +222,28 @@ def _read_earlier(path: Path, _: int, device: str) -> EarlierRun | None:
 
 
 def _estimate_seconds(config: Config, size: JobSize, alike: list[EarlierRun]) -> list[float]:
-    ratios = [one.step_ratio for one in alike] or [1.0]
+    ratios = [run.step_ratio for run in alike] or [1.0]
     margin = KNOWN if alike else UNKNOWN
-    rest = median([one.rest_share for one in alike]) if alike else 0.1 + 0.5 / size.epochs
-    fixed = median([one.fixed_s for one in alike]) if alike else FIXED_S
+    overhead = median([run.rest_share for run in alike]) if alike else 0.1 + 0.5 / size.epochs
+    fixed = median([run.fixed_s for run in alike]) if alike else FIXED_S
     ends = []
     for ratio in (min(ratios) / margin, max(ratios) * margin):
         training = size.step_s * size.steps * ratio
         if config.train.minutes is not None:
             training = min(training, 60 * config.train.minutes)
-        ends.append(fixed + training * (1 + rest))
+        ends.append(fixed + training * (1 + overhead))
     if size.epochs > 1 and config.train.patience != "off":
         ends[0] = fixed + (ends[0] - fixed) / 2  # it may stop early
     return ends
 
 
 def _estimate_bytes(size: JobSize, alike: list[EarlierRun], device: str) -> list[float]:
-    own = 4.0 * size.parameters * COPIES + size.activation_bytes + size.data_bytes
-    low = high = PROCESS_BYTES[device] + own
-    seen = [one.gpu_bytes if device == "cuda" else one.host_bytes for one in alike]
-    if known := [one for one in seen if one]:
+    job_bytes = 4.0 * size.parameters * COPIES + size.activation_bytes + size.data_bytes
+    low = high = PROCESS_BYTES[device] + job_bytes
+    seen = [run.gpu_bytes if device == "cuda" else run.host_bytes for run in alike]
+    if known := [num_bytes for num_bytes in seen if num_bytes]:
         low, high = min(*known, high), max(*known, high)
-        low = max(low, own)
+        low = max(low, job_bytes)
     return [low / KNOWN if not alike else low, high + 2 * size.data_bytes]
 
 

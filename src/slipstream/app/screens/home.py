@@ -45,7 +45,7 @@ async def annotate(request: Request) -> Response:
 async def remove(request: Request) -> Response:
     """Remove runs with all their files, as `slipstream runs remove`."""
     names = (await read_request(request)).get("runs")
-    if not isinstance(names, list) or not names or not all(isinstance(one, str) for one in names):
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError("runs: expected a list of ids")
     return reply({"removed": await run_in_threadpool(_remove, get_workspace(request), names)})
 

@@ -39,7 +39,7 @@ def show_form(
     return render(
         request,
         template,
-        groups=[one for one in forms.group_controls(command) if one[0] not in apart],
+        groups=[group for group in forms.group_controls(command) if group[0] not in apart],
         presets=settings.list_presets(),
         tables=paths.list_tables(workspace.folder),
         configs=paths.list_configs(workspace.folder),
@@ -82,7 +82,8 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
         "columns": columns,
         "rows": findings["rows"],
         "problems": [
-            {"column": one["column"], "message": one["message"]} for one in findings["problems"]
+            {"column": problem["column"], "message": problem["message"]}
+            for problem in findings["problems"]
         ],
         "values": forms.fill(suggested) | {"name": clean_run_name(path.stem)},
     }
@@ -146,7 +147,7 @@ async def estimate(request: Request) -> Response:
     rows, numbers = (body.get(name) for name in ("rows", "numbers"))
     windows = body.get("windows")
     counts = (rows, numbers, windows or 0)
-    if not all(isinstance(one, int) and 0 <= one <= MAX_ROWS for one in counts):
+    if not all(isinstance(count, int) and 0 <= count <= MAX_ROWS for count in counts):
         raise UserError(f"rows, numbers and windows: expected integers up to {MAX_ROWS:,}")
     sizes = int(rows or 0), int(numbers or 0), windows
     return reply(await run_in_threadpool(estimates.estimate_job, workspace, checked.config, *sizes))

@@ -33,7 +33,7 @@ from slipstream.runs import to_json, write_text
 from slipstream.runs.config import ChangedTarget, list_changed_targets
 
 PREPARE = "data.prepare"
-MOST_STEPS = 100
+MAX_STEPS = 100
 ACCEPTABLE = ("no time", "repeated", "unreadable", "disorder")
 """Kinds of problems that can be accepted: a draft leaves out a time that the data have"""
 Texts = dict[str, str]
@@ -65,7 +65,7 @@ def list_names(text: str) -> list[str]:
     """Return the names of a text: a list as TOML has it, or one name."""
     value = parse_value(text) if text[:1] in ("[", '"') else text
     if isinstance(value, list):
-        return [str(one) for one in value]
+        return [str(name) for name in value]
     return [str(value)] if value else []
 
 
@@ -89,12 +89,12 @@ def parse_draft(value: Any) -> Draft:
     if not isinstance(value, dict):
         raise UserError("draft: expected an object")
     texts, steps = value.get("settings", {}), value.get("steps", [])
-    if not isinstance(steps, list) or len(steps) > MOST_STEPS:
-        raise UserError(f"steps: expected a list of at most {MOST_STEPS}")
+    if not isinstance(steps, list) or len(steps) > MAX_STEPS:
+        raise UserError(f"steps: expected a list of at most {MAX_STEPS}")
     accepted = value.get("accepted", [])
-    if not isinstance(accepted, list) or not all(one in ACCEPTABLE for one in accepted):
+    if not isinstance(accepted, list) or not all(kind in ACCEPTABLE for kind in accepted):
         raise UserError(f"accepted: expected a list of {', '.join(ACCEPTABLE)}")
-    steps = tuple(_parse_step(one) for one in steps)
+    steps = tuple(_parse_step(step) for step in steps)
     return Draft(_parse_texts(texts), steps, tuple(dict.fromkeys(accepted)))
 
 
@@ -149,8 +149,8 @@ def to_form(workspace: Workspace, draft: Draft) -> Texts:
     """Return the form of a draft, as New run has it."""
     if not draft.steps:
         return draft.settings
-    every = (parse_step_values(workspace, step) for step in draft.steps)
-    tables = ", ".join(forms.format_value(values) for values in every)
+    steps = (parse_step_values(workspace, step) for step in draft.steps)
+    tables = ", ".join(map(forms.format_value, steps))
     return draft.settings | {PREPARE: f"[{tables}]"}
 
 
@@ -204,14 +204,14 @@ def apply_change(draft: Draft, change: Any, set_role: SetRole) -> Draft:
     """Return the draft after a change; `set_role` gives a column its role."""
     if not isinstance(change, list):
         raise UserError("change: expected a list")
-    for one in change:
-        match one:
+    for edit in change:
+        match edit:
             case {"set": dict(values)}:
                 draft = draft.set(_parse_texts(values))
             case {"role": [str(column), str(role)]}:
                 draft = set_role(draft, column, role)
-            case {"add": dict(step), **rest}:
-                draft = _insert(draft, _parse_step(step), rest.get("at"))
+            case {"add": dict(step), **options}:
+                draft = _insert(draft, _parse_step(step), options.get("at"))
             case {"accept": str(kind)} if kind in ACCEPTABLE:
                 draft = replace(draft, accepted=(*draft.accepted, kind))
             case {"move": [int(start), int(end)]}:
@@ -225,11 +225,11 @@ def apply_change(draft: Draft, change: Any, set_role: SetRole) -> Draft:
     return draft
 
 
-def _insert(draft: Draft, step: Texts, at: Any) -> Draft:
-    if len(draft.steps) >= MOST_STEPS:
-        raise UserError(f"a draft has at most {MOST_STEPS} steps")
+def _insert(draft: Draft, step: Texts, position: Any) -> Draft:
+    if len(draft.steps) >= MAX_STEPS:
+        raise UserError(f"a draft has at most {MAX_STEPS} steps")
     steps = list(draft.steps)
-    steps.insert(at if isinstance(at, int) else len(steps), step)
+    steps.insert(position if isinstance(position, int) else len(steps), step)
     return replace(draft, steps=tuple(steps))
 
 
@@ -286,7 +286,14 @@ def get_roles(draft: Draft, columns: Sequence[Column]) -> dict[str, str]:
         is_input = name in listed[INPUT]
         if not is_listed:
             is_input = column.type in READABLE and name not in listed[IGNORE]
-        role = next((one for one in (TIME, ID, TARGET, STATIC, FUTURE) if name in listed[one]), "")
+        role = next(
+            (
+                candidate
+                for candidate in (TIME, ID, TARGET, STATIC, FUTURE)
+                if name in listed[candidate]
+            ),
+            "",
+        )
         if role == TARGET and not (is_input and _reads_targets(draft)):
             role = OUTPUT
         roles[name] = role or (INPUT if is_input else IGNORE)
@@ -308,10 +315,10 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
     """Return the draft in which a column has another role."""
     if role not in (*ROLES, OUTPUT):
         raise UserError(f"{role[:100]} is no role; there are {', '.join(ROLES)}")
-    known = [one.name for one in columns]
+    known = [known_column.name for known_column in columns]
     if column not in known:
         raise UserError(f'there is no column "{column[:100]}"')
-    listed = {one: draft.get_names(setting) for one, setting in SETTINGS.items()}
+    listed = {role_name: draft.get_names(setting) for role_name, setting in SETTINGS.items()}
     is_listed = bool(draft.get(SETTINGS[INPUT]))
     for names in listed.values():
         names[:] = [name for name in names if name != column]
@@ -329,9 +336,15 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
     elif not is_listed and not reads and role in (OUTPUT, IGNORE):
         listed[IGNORE].append(column)
     texts = {}
-    for one, setting in SETTINGS.items():
-        names = listed[one] if one in (TARGET, TIME) else sorted(listed[one], key=_rank(known))
-        is_plain = one in (TIME, ID) and len(names) == 1 and names == list_names(names[0].strip())
+    for role_name, setting in SETTINGS.items():
+        names = (
+            listed[role_name]
+            if role_name in (TARGET, TIME)
+            else sorted(listed[role_name], key=_rank(known))
+        )
+        is_plain = (
+            role_name in (TIME, ID) and len(names) == 1 and names == list_names(names[0].strip())
+        )
         texts[setting] = names[0] if is_plain else format_names(names)
     if is_listed and not listed[INPUT]:
         texts[SETTINGS[INPUT]] = "[]"  # refused with the reason; without it, every column is one
@@ -348,7 +361,7 @@ def _rank(known: Sequence[str]) -> Any:
 Findings = dict[str, Any]
 INSPECT_S = 120.0
 """How long a look into a file may take"""
-MOST_FINDINGS = 16
+MAX_FINDINGS = 16
 CHECKED_TRAIN = {"objective", "loss", "quantiles", "repeats"}
 """Settings of `[train]` on which it depends whether the data can be trained on"""
 _known: OrderedDict[tuple[Any, ...], Findings] = OrderedDict()
@@ -378,7 +391,7 @@ async def find_file(workspace: Workspace, name: str, overrides: Sequence[str] = 
     key = (workspace.folder, name, *overrides, _read_state(workspace, name))
     if key not in _known:
         _known[key] = await _inspect(workspace, name, overrides)
-        while len(_known) > MOST_FINDINGS:
+        while len(_known) > MAX_FINDINGS:
             _known.popitem(last=False)
     if "error" in _known[key]:
         raise UserError(str(_known[key]["error"]).replace(f"{workspace.folder}/", ""))
@@ -393,7 +406,7 @@ async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) ->
         path = str(paths.resolve_below(workspace.folder, name))
         if not name or not (Path(path).exists() or find_matches(Path(path))[1]):
             raise paths.MissingError(f"{name}: there is no such file")
-    options = [word for one in overrides for word in ("--set", one)]
+    options = [word for override in overrides for word in ("--set", override)]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "slipstream", "inspect", path, "--json", *options),
         stdin=asyncio.subprocess.DEVNULL,
@@ -424,7 +437,7 @@ def _read_state(workspace: Workspace, name: str) -> tuple[tuple[str, int, int], 
     settings.refuse_path(workspace, settings.NamedPath("data.path", name))
     files = [path]
     if path.is_dir():
-        files = [path / one for one in paths.list_tables(path)]
+        files = [path / table for table in paths.list_tables(path)]
     elif not path.exists():
         files = find_matches(path)[1]
     return tuple(_stamp_file(file) for file in files)
@@ -440,7 +453,7 @@ def _stamp_file(file: Path) -> tuple[str, int, int]:
 
 def list_columns(findings: Findings) -> list[Column]:
     """Return the columns of the file."""
-    return [Column(one["name"], one["type"], one) for one in findings["columns"]]
+    return [Column(facts["name"], facts["type"], facts) for facts in findings["columns"]]
 
 
 def get_proposal(findings: Findings) -> Config:
@@ -462,7 +475,7 @@ async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
     key = (workspace.folder, to_json(configs.to_json_values(matters)), *states)
     if key not in _checked:
         _checked[key] = await _check(workspace, config)
-        while len(_checked) > MOST_FINDINGS:
+        while len(_checked) > MAX_FINDINGS:
             _checked.popitem(last=False)
     answer = _checked[key]
     if isinstance(answer, UserError):
@@ -521,7 +534,9 @@ def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
     from slipstream.data.table import DataTable, MemoryReader
 
     joined = [config.data.time_column] if config.data.time_column else []
-    names = tuple(dict.fromkeys([*(one.name for one in columns if one.made_by is None), *joined]))
+    names = tuple(
+        dict.fromkeys([*(column.name for column in columns if column.made_by is None), *joined])
+    )
     try:
         refuse_large_joins(config.data.prepare)
         chain = PrepareChain(config.data.model_copy(update={"inputs": None}))
@@ -603,7 +618,7 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
     """Yield what is wrong between settings, which the loader says as well, with a fix."""
     targets, inputs = draft.get_names("data.targets"), draft.get_names("data.inputs")
     for name in targets:
-        column = next((one for one in columns if one.name == name), None)
+        column = next((candidate for candidate in columns if candidate.name == name), None)
         if name in inputs and draft.get("data.horizon") == "0":
             message = "a target among the inputs: with data.horizon = 0, the model would read it"
             fix = Fix("Remove it from the inputs", [{"role": [name, OUTPUT]}])
@@ -614,8 +629,10 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
             change += [{"role": [name, OUTPUT]}]
             yield DraftProblem(message, name, "target", [Fix("Predict classes", change)])
     data = {"prepare": draft.steps, "targets": targets or None}
-    for one in list_changed_targets(_parse_columns(data)):
-        yield DraftProblem(one.describe(), one.target, "target", _list_filter_fixes(one, draft))
+    for changed in list_changed_targets(_parse_columns(data)):
+        yield DraftProblem(
+            changed.describe(), changed.target, "target", _list_filter_fixes(changed, draft)
+        )
     roles = get_roles(draft, columns)
     for column in columns:
         if column.made_by is not None and roles[column.name] == IGNORE:
@@ -669,7 +686,7 @@ def _find_answer(
             return f'data.missing = "{policy}"' if policy in ("forward", "drop") else ""
         case "code" | "no numbers" | "infinite":
             marks, values = _list_marks(draft), configs.from_json_values(remark["values"])
-            is_marked = bool(values) and all(one in marks for one in values)
+            is_marked = bool(values) and all(value in marks for value in values)
             return "data.na lists it" if is_marked else ""
         case "gaps":
             if not time:
@@ -717,10 +734,10 @@ def _list_fixes(
         yield Fix("Read it as missing", [{"set": texts}])
     elif kind == "gaps":
         yield Fix("Take rows as they follow", [{"set": {"data.gap_tolerance": "inf"}}])
-        every = findings["time"]["step"]
-        if every:
-            step = {"step": "resample", "every": f"{every:.12g}"}
-            yield Fix(f"Resample every {every:.6g}", [{"add": step, "at": 0}])
+        step_s = findings["time"]["step"]
+        if step_s:
+            step = {"step": "resample", "every": f"{step_s:.12g}"}
+            yield Fix(f"Resample every {step_s:.6g}", [{"add": step, "at": 0}])
     elif kind == "disorder":
         texts = _list_time_settings(findings) | {"data.unsorted": "sort"}
         yield Fix("Sort the rows by time", [{"set": texts}])
@@ -760,9 +777,9 @@ def find_fixes(message: Message, draft: Draft, columns: Sequence[Column] = ()) -
             case LeaveOut(_, column, setting):
                 names = draft.get_names(setting)
                 if column in names:
-                    rest = format_names([name for name in names if name != column])
+                    remaining = format_names([name for name in names if name != column])
                     fixes.append(
-                        Fix(f"Leave {column} out of {setting}", [{"set": {setting: rest}}])
+                        Fix(f"Leave {column} out of {setting}", [{"set": {setting: remaining}}])
                     )
     return fixes
 
@@ -874,9 +891,14 @@ def _describe(
 def _describe_columns(draft: Draft, columns: Sequence[Column]) -> list[dict[str, Any]]:
     assigned = get_roles(draft, columns)
     return [
-        {key: one.facts[key] for key in FACTS if one.facts.get(key) is not None}
-        | {"name": one.name, "type": one.type, "role": assigned[one.name], "made_by": one.made_by}
-        for one in columns
+        {key: column.facts[key] for key in FACTS if column.facts.get(key) is not None}
+        | {
+            "name": column.name,
+            "type": column.type,
+            "role": assigned[column.name],
+            "made_by": column.made_by,
+        }
+        for column in columns
     ]
 
 
@@ -884,13 +906,13 @@ def _list_all(
     findings: Any, draft: Draft, columns: Sequence[Column], errors: Sequence[Message]
 ) -> list[dict[str, Any]]:
     """Return errors with the fixes that they name, then what is suspicious in the data."""
-    every = [
+    problems = [
         DraftProblem(str(error), kind="error", fixes=find_fixes(error, draft, columns))
         for error in errors
     ]
     if findings:
-        every += list_problems(findings, draft, columns)
-    return [asdict(one) for one in every]
+        problems += list_problems(findings, draft, columns)
+    return [asdict(problem) for problem in problems]
 
 
 def _describe_config(workspace: Workspace, config: Config) -> dict[str, Any]:
@@ -946,7 +968,7 @@ async def dates(request: Request) -> Response:
     """The rows of each set that dates bound, as `data.split.rows` counts them."""
     draft, body = await _read(request)
     borders = body.get("borders")
-    if not isinstance(borders, list) or not all(isinstance(one, str) for one in borders):
+    if not isinstance(borders, list) or not all(isinstance(border, str) for border in borders):
         raise UserError("borders: expected a list of times")
 
     def compute(config: Config) -> dict[str, Any]:

@@ -97,15 +97,17 @@ def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str
     if number:
         after, more = _run(config.data, steps[:number], table)
         written = plan_steps(config.data.model_copy(update={"prepare": steps[:number]})).steps[-1]
-    every = [name for name in after.column_names if read_type.get(name, True)]
-    if not every:
+    drawable = [name for name in after.column_names if read_type.get(name, True)]
+    if not drawable:
         raise UserError(f"{table.files[0].name}: has no column of numbers to draw")
-    series = [one.name for one in iter_ordered(after, _strip(config.data))]
-    column = wanted.column if wanted.column in every else ""
+    series = [series_rows.name for series_rows in iter_ordered(after, _strip(config.data))]
+    column = wanted.column if wanted.column in drawable else ""
     if not column and number:
         new = written.writes or _list_new(after, before)
-        column = next((name for name in (*new, *written.reads) if name in every), "")
-    column = column or next((n for n in config.data.targets or every if n in every), every[0])
+        column = next((name for name in (*new, *written.reads) if name in drawable), "")
+    column = column or next(
+        (n for n in config.data.targets or drawable if n in drawable), drawable[0]
+    )
     name = wanted.series if wanted.series in series else series[0]
     first, last = wanted.begin, wanted.begin + table.num_rows
     return {
@@ -114,7 +116,7 @@ def preview_steps(config: Config, number: int, wanted: PreviewRange) -> dict[str
         "range": [first, last],
         "series": series[:MAX_SERIES],
         "shown": name,
-        "columns": every,
+        "columns": drawable,
         "column": column,
         "time": config.data.time_column,
         "dates": _has_dates(after, config.data),
@@ -143,9 +145,9 @@ def read_some(data: Data, wanted: PreviewRange) -> tuple[list[str], DataTable]:
     if data.paths[0].startswith(SIMULATED):
         (table,) = files.read_tables(data, None)
         return [table.name], table.slice_rows(*_limit(wanted, table.num_rows))
-    folder, every = files.expand_path(Path(data.paths[0]))
-    names = [file.relative_to(folder).as_posix() for file in every]
-    file = every[names.index(wanted.file)] if wanted.file in names else every[0]
+    folder, paths = files.expand_path(Path(data.paths[0]))
+    names = [file.relative_to(folder).as_posix() for file in paths]
+    file = paths[names.index(wanted.file)] if wanted.file in names else paths[0]
     if not files.can_sample(file, data):
         refuse_large([file])
     table = files.read_rows(data, file, wanted.begin, wanted.begin + wanted.num_rows)
@@ -157,12 +159,12 @@ def _limit(wanted: PreviewRange, num_rows: int) -> tuple[int, int]:
     return begin, min(begin + wanted.num_rows, num_rows)
 
 
-def refuse_large(every: Sequence[Path]) -> None:
+def refuse_large(paths: Sequence[Path]) -> None:
     """Refuse to read files as a whole that are too large for a request."""
-    size = sum(file.stat().st_size for file in every if file.exists())
+    size = sum(file.stat().st_size for file in paths if file.exists())
     if size > MAX_BYTES:
         raise UserError(
-            f"{every[0].name}: has {size / 1e6:,.0f} MB, of which all would have to be read; this "
+            f"{paths[0].name}: has {size / 1e6:,.0f} MB, of which all would have to be read; this "
             f"page reads up to {MAX_BYTES / 1e6:,.0f} MB"
         )
 
@@ -213,16 +215,19 @@ def draw(table: DataTable, data: Data, series: str, column: str, first: int) -> 
     """Return a column of one series; None where the table has no such column."""
     if column not in table.column_set:
         return None
-    mine = next((one for one in iter_ordered(table, _strip(data)) if one.name == series), None)
-    if mine is None:
+    found = next(
+        (candidate for candidate in iter_ordered(table, _strip(data)) if candidate.name == series),
+        None,
+    )
+    if found is None:
         return None
-    rows, classes = list_rows(mine.rows), list[str]()
+    rows, classes = list_rows(found.rows), list[str]()
     if is_numeric(table, column):
         values = read_numbers(table, column, column)[rows]
     else:
         values, classes = _read_classes(table, column)
         values = values[rows]
-    x = number_rows(table, rows) + first if mine.time is None else to_axis(mine.time)
+    x = number_rows(table, rows) + first if found.time is None else to_axis(found.time)
     return picture(x, values, classes)
 
 
@@ -250,10 +255,10 @@ def to_axis(x: Times) -> Any:
 
 def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
     """Return the points to draw, few enough, with the extremes."""
-    at = thin([values], MAX_POINTS)
+    retained = thin([values], MAX_POINTS)
     return {
-        "x": np.asarray(x, dtype=np.float64)[at].tolist(),
-        "y": np.asarray(values, dtype=np.float64)[at].tolist(),
+        "x": np.asarray(x, dtype=np.float64)[retained].tolist(),
+        "y": np.asarray(values, dtype=np.float64)[retained].tolist(),
         "classes": list(classes),
         "num_rows": len(values),
         "num_missing": int(np.isnan(values).sum()),
@@ -389,7 +394,7 @@ def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
     (rows,) = counts
     if min(rows) < 1:
         raise UserError("every set needs rows; move the dates")
-    return [int(one) for one in rows]
+    return [int(count) for count in rows]
 
 
 def _parse_time(text: str, *, dates: bool) -> float:
@@ -402,8 +407,8 @@ def _parse_time(text: str, *, dates: bool) -> float:
     except (ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value):
-        what = "a time as in 2026-01-31 or 2026-01-31 12:00" if dates else "a number"
-        raise UserError(f'"{text[:100]}" is not {what}')
+        expected = "a time as in 2026-01-31 or 2026-01-31 12:00" if dates else "a number"
+        raise UserError(f'"{text[:100]}" is not {expected}')
     return value
 
 
@@ -421,9 +426,9 @@ def check_data(config: Config, report: Report) -> dict[str, Any]:
     data = config.data
     if data.paths[0].startswith(SIMULATED):
         return _check_all(config)
-    every = [file for path in data.paths for file in files.expand_path(Path(path))[1]]
-    size = sum(file.stat().st_size for file in every if file.exists())
-    return _check_all(config) if size <= MAX_BYTES else _check_sample(config, every, report)
+    paths = [file for path in data.paths for file in files.expand_path(Path(path))[1]]
+    size = sum(file.stat().st_size for file in paths if file.exists())
+    return _check_all(config) if size <= MAX_BYTES else _check_sample(config, paths, report)
 
 
 def _check_all(config: Config) -> dict[str, Any]:
@@ -436,18 +441,18 @@ def _check_all(config: Config) -> dict[str, Any]:
     return {"rows": num_rows, "windows": windows, "sample_rows": None, "unchecked": ""}
 
 
-def _check_sample(config: Config, every: Sequence[Path], report: Report) -> dict[str, Any]:
+def _check_sample(config: Config, paths: Sequence[Path], report: Report) -> dict[str, Any]:
     """Check the columns on the first rows, and the lengths of the series on all rows."""
     data = config.data
-    if not files.can_sample(every[0], data):
-        text = f"{every[0].name} is too large to be read here"
+    if not files.can_sample(paths[0], data):
+        text = f"{paths[0].name} is too large to be read here"
         return {"rows": None, "windows": None, "sample_rows": 0, "unchecked": text}
-    table = files.read_rows(data, every[0], 0, SAMPLE_ROWS)
+    table = files.read_rows(data, paths[0], 0, SAMPLE_ROWS)
     loaded = _load_sample(config, [table])
     every_row = np.ones(loaded.raw.index.num_rows, dtype=bool)
     fit_scaler(loaded.raw, loaded.signature, every_row, loaded.data, None)
     unchecked = _find_unchecked(data)
-    lengths = Counter[str]() if unchecked else _count_rows(data, every, report)
+    lengths = Counter[str]() if unchecked else _count_rows(data, paths, report)
     windows = None if unchecked else _count_windows(loaded, lengths)
     rows = None if unchecked else sum(lengths.values())
     return {
@@ -491,20 +496,20 @@ def _find_unchecked(data: Data) -> str:
     return next((text for text, is_set in settings.items() if is_set), "")
 
 
-def _count_rows(data: Data, every: Sequence[Path], report: Report) -> Counter[str]:
+def _count_rows(data: Data, paths: Sequence[Path], report: Report) -> Counter[str]:
     """Count the rows of each series, in one pass over all files."""
     options = ReadOptions.from_data(data)
     options = options if options.sheets else options._replace(sheets=EVERY_SHEET.sheets)
     counts: Counter[str] = Counter()
-    total, done = sum(file.stat().st_size for file in every), 0
-    for file in every:
+    total, done = sum(file.stat().st_size for file in paths), 0
+    for file in paths:
         for table in open_tables(str(file), options):
             ids = [name for name in data.ids if name in table.columns]
             for batch in table.batches:
                 length = len(next(iter(batch.values()))) if batch else 0
                 keys = [batch[name].cast("string").to_pylist() for name in ids]
                 if keys:
-                    counts.update(" ".join(map(str, one)) for one in zip(*keys, strict=True))
+                    counts.update(" ".join(map(str, key)) for key in zip(*keys, strict=True))
                 else:
                     counts[file.name + table.sheet] += length
         done += file.stat().st_size
@@ -541,4 +546,4 @@ def _count_windows(loaded: LoadedSeries, lengths: Counter[str]) -> dict[str, int
         folds, _ = find_fold_windows(index, None, data, signature)
         return {name: sum(len(fold.starts[name]) for fold in folds) for name in splits.SETS}
     _, ranges = splits.find_windows(index, data, signature)
-    return {name: len(some) for name, some in ranges.items()}
+    return {name: len(windows) for name, windows in ranges.items()}

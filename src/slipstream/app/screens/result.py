@@ -64,8 +64,8 @@ def submit_test(workspace: Workspace, run: str, data: str, *, score: bool) -> st
     for joined in settings.list_paths(configs.load(folder / "config.toml")):
         if joined.setting == settings.JOINED:  # tables that the steps of the run read
             settings.refuse_path(workspace, joined)
-    job, own = workspace.store.create_folder()
-    out = str(own / PREDICTIONS)
+    job, job_folder = workspace.store.create_folder()
+    out = str(job_folder / PREDICTIONS)
     command = ["evaluate", str(folder), "--data", str(path), "--predictions", out]
     if not score:
         command = ["predict", str(folder), str(path), "--every", "--out", out]
@@ -313,10 +313,12 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
         if row["against_low"] is not None and row["metric"] not in HIGHER_IS_BETTER:
             low, high = (format_percent(row[name]) for name in ("against_low", "against_high"))
             against += f", 95 % interval {low} to {high}"
-        who = "the ensemble" if summary.get("uses") == "ensemble" else "the model"
+        predictor = "the ensemble" if summary.get("uses") == "ensemble" else "the model"
         name = f"{layout.headline.heading}, best baseline"
         facts.append({"name": name, "key": "baseline", "value": best})
-        facts[-1]["note"] = f"{row['baseline']}; {who}: {against}" if against else row["baseline"]
+        facts[-1]["note"] = (
+            f"{row['baseline']}; {predictor}: {against}" if against else row["baseline"]
+        )
     windows = (summary.get("windows") or {}).get(layout.subset)
     if windows is not None:
         left_out = (summary.get("windows_without_target") or {}).get(layout.subset)
@@ -336,7 +338,7 @@ def _list_quantile_facts(summary: dict[str, Any]) -> list[dict[str, Any]]:
     facts = []
     if levels and "pinball" in metrics:
         value = format_number(metrics["pinball"])
-        note = f"the mean of the quantiles {', '.join(f'{one:g}' for one in levels)}"
+        note = f"the mean of the quantiles {', '.join(f'{level:g}' for level in levels)}"
         facts.append({"name": "Pinball loss", "key": "pinball", "value": value, "note": note})
     if levels and "coverage" in metrics:
         name = f"Between the quantiles {levels[0]:g} and {levels[-1]:g}"
@@ -499,8 +501,8 @@ def find_source(request: Request) -> ResultSource:
         return ResultSource(path, summary, scores.get("detail") or {}, config)
     path = paths.resolve_below(workspace.folder, f"{run}/{PREDICTIONS}")
     detail = summary.get("detail")
-    own = detail.get("test") if isinstance(detail, dict) else None
-    return ResultSource(path, summary, own or {}, config)
+    test_scores = detail.get("test") if isinstance(detail, dict) else None
+    return ResultSource(path, summary, test_scores or {}, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -648,7 +650,7 @@ def list_exports(request: Request) -> Response:
     for name, format_ in FORMATS.items():
         values: dict[str, Any] = {
             "to": name,
-            "what": format_.what,
+            "what": format_.description,
             "settings": list(format_.settings),
         }
         if newest := jobs.get(name):

@@ -344,9 +344,9 @@ def _join_rows(parts: list[PlotRows]) -> PlotRows:
 
 def _shrink(rows: PlotRows, limit: int) -> PlotRows:
     """Retain the extremes of what is drawn."""
-    truth, predicted, *others = rows.values
+    truth, predicted, *bounds = rows.values
     lines = [predicted, *([] if np.isnan(truth).all() else [truth, predicted - truth])]
-    retained = thin([*lines, *others[:1]], limit)
+    retained = thin([*lines, *bounds[:1]], limit)
     return PlotRows(*(column[..., retained] for column in rows))
 
 

@@ -84,8 +84,8 @@ def _list_parts(name: str, folder: Path) -> list[dict[str, str]]:
     """Return the runs that a run without a log of its own, such as a probe, holds."""
     if (folder / "events.jsonl").exists():
         return []
-    inner = sorted(one for one in folder.iterdir() if one.is_dir() and looks_like_run(one))
-    return [{"name": one.name, "url": quote(f"{name}/{one.name}")} for one in inner]
+    inner = sorted(path for path in folder.iterdir() if path.is_dir() and looks_like_run(path))
+    return [{"name": path.name, "url": quote(f"{name}/{path.name}")} for path in inner]
 
 
 def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
@@ -96,12 +96,14 @@ def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
         results = [("model", summary)]
         if summary.get("ensemble"):
             results.append(("ensemble", summary["ensemble"]))
-        results += [(name, one) for name, one in (summary.get("baselines") or {}).items() if one]
-        order = next(one for one in columns if one.key in ("mse", "log_loss"))
+        results += [
+            (name, metrics) for name, metrics in (summary.get("baselines") or {}).items() if metrics
+        ]
+        order = next(column for column in columns if column.key in ("mse", "log_loss"))
         results.sort(key=lambda pair: sort_key(order.read(pair[1])))
         cells = [
-            (name, [format_number(column.read(one), column.decimals) for column in columns])
-            for name, one in results
+            (name, [format_number(column.read(metrics), column.decimals) for column in columns])
+            for name, metrics in results
         ]
         title = layout.description[0].upper() + layout.description[1:]
         return {
@@ -125,8 +127,8 @@ def _describe_plan(folder: Path) -> list[tuple[str, str, str]]:
             value = plan[name]
             text = ", ".join(map(_format_choice, value if isinstance(value, list) else [value]))
             lines.append((name, text, str(reasons.get(name, ""))))
-    rest = [name for name in reasons if name not in choices]
-    return lines + [(name, "", str(reasons[name])) for name in rest]
+    further = [name for name in reasons if name not in choices]
+    return lines + [(name, "", str(reasons[name])) for name in further]
 
 
 def _format_choice(value: Any) -> str:
@@ -157,8 +159,8 @@ def stop(request: Request) -> Response:
     writers = runs.find_writers(folder)
     if not writers:
         raise UserError("the run does not run")
-    for one in writers:
-        stop_run(folder, dict(one))
+    for writer in writers:
+        stop_run(folder, dict(writer))
     return reply({"state": "stopping"})
 
 
@@ -249,7 +251,8 @@ def download(request: Request) -> Response:
 def make_download_name(folder: Path) -> str:
     """Return a run's name as a download's name can have it."""
     return "".join(
-        one if one.isascii() and (one.isalnum() or one in "._-") else "-" for one in folder.name
+        character if character.isascii() and (character.isalnum() or character in "._-") else "-"
+        for character in folder.name
     )[:100]
 
 

@@ -35,7 +35,9 @@ SPACE = "tune.space"
 
 def show_search(request: Request) -> Response:
     """The form of a search."""
-    controls = [one for one in forms.list_controls(forms.TUNE) if one.section == forms.TUNE]
+    controls = [
+        control for control in forms.list_controls(forms.TUNE) if control.section == forms.TUNE
+    ]
     return show_form(
         request,
         forms.TUNE,
@@ -95,11 +97,13 @@ def _describe_problems(checked: Checked, values: dict[str, Any]) -> dict[str, An
     """Return problems by setting; those of the space also by the row that they name."""
     message = checked.problems.get(SPACE) or checked.problems.get("tune", "")
     stated = message.partition("; did you mean")[0]
-    named = [at for at, name in enumerate(_list_names(values.get("space"))) if name in stated]
-    rows = {str(at): message for at in named[-1:]} if "tune.space" in message else {}
+    named = [
+        position for position, name in enumerate(_list_names(values.get("space"))) if name in stated
+    ]
+    rows = {str(position): message for position in named[-1:]} if "tune.space" in message else {}
     problems = dict(checked.problems)
     if "tune.space" in message:
-        problems = {key: one for key, one in problems.items() if one != message}
+        problems = {key: problem for key, problem in problems.items() if problem != message}
         problems[SPACE] = message
     return {"problems": problems, "rows": rows}
 
@@ -199,13 +203,13 @@ def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         return [
             {
-                "what": str(one["what"]),
-                "mean": format_number(one["mean"]),
-                "sd": format_number(one["sd"], figures=2),
-                "seeds": len(one["losses"]),
-                "chosen": bool(one["chosen"]),
+                "what": str(candidate["what"]),
+                "mean": format_number(candidate["mean"]),
+                "sd": format_number(candidate["sd"], figures=2),
+                "seeds": len(candidate["losses"]),
+                "chosen": bool(candidate["chosen"]),
             }
-            for one in summary.get("retrained") or ()
+            for candidate in summary.get("retrained") or ()
         ]
     except DAMAGE_ERRORS:
         return []
@@ -214,15 +218,15 @@ def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
 def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
     """Return the runs that a search has made of retrained models."""
     return [
-        {"what": what, "url": quote(f"{name}/retrained/{one}")}
-        for one, what in TESTS.items()
-        if looks_like_run(folder / "retrained" / one)
+        {"what": description, "url": quote(f"{name}/retrained/{folder_name}")}
+        for folder_name, description in TESTS.items()
+        if looks_like_run(folder / "retrained" / folder_name)
     ]
 
 
 def _list_findings(summary: dict[str, Any]) -> list[str]:
     try:
-        return [str(one) for one in wording.describe_search(summary)]
+        return [str(finding) for finding in wording.describe_search(summary)]
     except DAMAGE_ERRORS:
         return []
 
@@ -287,8 +291,8 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
         raise UserError("the search is finished; say how many trials it should have")
     config = load_resumed(workspace, folder, overrides)
     command = ["tune", "--resume", str(folder), "--json"]
-    for one in overrides:
-        command += ["--set", one]
+    for override in overrides:
+        command += ["--set", override]
     if workspace.allow_code:
         command.append("--allow-code")
     job, _ = workspace.store.create_folder()

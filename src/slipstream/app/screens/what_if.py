@@ -70,7 +70,9 @@ class Slider:
 
 def list_sliders(base: Config) -> list[Slider]:
     """Return a slider for each setting that a base config has as one number."""
-    help_texts = {one.setting: (one.label, one.help) for one in forms.list_controls()}
+    help_texts = {
+        control.setting: (control.label, control.help) for control in forms.list_controls()
+    }
     sliders = []
     for setting in ("data.context", *STOPS):
         value = read_setting(base, setting)
@@ -80,8 +82,8 @@ def list_sliders(base: Config) -> list[Slider]:
             continue  # a width for each layer, or a batch size that is measured
         label, text = help_texts[setting]
         stops = STOPS.get(setting) or _list_contexts(base)
-        every = tuple(sorted({*stops, value}))
-        sliders.append(Slider(setting, LABELS.get(setting, label), text, every, value))
+        positions = tuple(sorted({*stops, value}))
+        sliders.append(Slider(setting, LABELS.get(setting, label), text, positions, value))
     return sliders
 
 
@@ -89,12 +91,12 @@ def _list_contexts(base: Config) -> tuple[float, ...]:
     """Return contexts around the base's, as multiples of a patch."""
     patch = base.model.patch
     rounded = (round(base.data.context * factor / patch) * patch for factor in CONTEXTS)
-    return tuple(one for one in rounded if one >= patch)
+    return tuple(context for context in rounded if context >= patch)
 
 
 def list_kinds() -> tuple[str, ...]:
     """Return the kinds of models to choose from."""
-    return next(one.choices for one in forms.list_controls() if one.setting == KIND)
+    return next(control.choices for control in forms.list_controls() if control.setting == KIND)
 
 
 def read_setting(config: Config | Mapping[str, Any], setting: str) -> Any:
@@ -107,7 +109,7 @@ def read_setting(config: Config | Mapping[str, Any], setting: str) -> Any:
 
 def list_values(base: Config, sliders: list[Slider]) -> dict[str, Any]:
     """Return the values that a page begins with."""
-    return {KIND: base.model.kind} | {one.setting: one.value for one in sliders}
+    return {KIND: base.model.kind} | {slider.setting: slider.value for slider in sliders}
 
 
 def list_options(base: Config, values: Any) -> list[str]:
@@ -177,10 +179,10 @@ def list_sessions(workspace: Workspace) -> list[dict[str, Any]]:
     with suppress(OSError):
         for folder in (workspace.folder / FOLDER).iterdir():
             if folder.name[0] != "." and (folder / BASE).is_file():
-                folders = [one for one in folder.iterdir() if (one / "metrics.json").is_file()]
-                at = folder.stat().st_mtime
-                sessions.append({"name": folder.name, "tries": len(folders), "at": at})
-    return sorted(sessions, key=lambda one: one["at"], reverse=True)
+                folders = [run for run in folder.iterdir() if (run / "metrics.json").is_file()]
+                changed_s = folder.stat().st_mtime
+                sessions.append({"name": folder.name, "tries": len(folders), "at": changed_s})
+    return sorted(sessions, key=lambda entry: entry["at"], reverse=True)
 
 
 def load_base(workspace: Workspace, session: str) -> Config:
@@ -209,9 +211,9 @@ def submit_try(workspace: Workspace, session: str, values: Any) -> dict[str, Any
     stop_tries(workspace, session)
     remove_stopped(workspace, session)
     wanted = {name: read_setting(config, name) for name in values}
-    for one in list_tries(workspace, session, list(values)):
-        if one["values"] == wanted:
-            return {"run": one["run"]}
+    for attempt in list_tries(workspace, session, list(values)):
+        if attempt["values"] == wanted:
+            return {"run": attempt["run"]}
     store = workspace.store
     job, _ = store.create_folder()
     store.submit(
@@ -254,13 +256,13 @@ def list_tries(workspace: Workspace, session: str, names: Sequence[str]) -> Hist
     """Return the finished tries, the oldest first, with their values of some settings."""
     folder = find_session(workspace, session)
     tries = []
-    for one in sorted(folder.iterdir()):
+    for run in sorted(folder.iterdir()):
         with suppress(OSError, LookupError, TypeError, ValueError):
-            if looks_like_run(one) and (read := _read_try(workspace, one)):
+            if looks_like_run(run) and (read := _read_try(workspace, run)):
                 values = {name: read_setting(read["config"], name) for name in names}
                 entry = {key: value for key, value in read.items() if key != "config"}
                 tries.append(entry | {"values": values})
-    scores = [rank(one["val"], one["metric"]) for one in tries]
+    scores = [rank(attempt["val"], attempt["metric"]) for attempt in tries]
     if scores:
         tries[scores.index(min(scores))]["is_best"] = True
     return tries
@@ -269,11 +271,11 @@ def list_tries(workspace: Workspace, session: str, names: Sequence[str]) -> Hist
 def _read_try(workspace: Workspace, folder: Path) -> dict[str, Any] | None:
     """Return what the history shows of a try; None where it has no result yet."""
     try:
-        at = (folder / "metrics.json").stat().st_mtime_ns
+        changed_ns = (folder / "metrics.json").stat().st_mtime_ns
     except OSError:
         return None
     with _lock:
-        if (known := _read.get(folder)) and known[0] == at:
+        if (known := _read.get(folder)) and known[0] == changed_ns:
             return known[1]
     files = read_files(folder)
     row, summary = make_row(files), files.summary
@@ -296,7 +298,7 @@ def _read_try(workspace: Workspace, folder: Path) -> dict[str, Any] | None:
         "config": files.config,
     }
     with _lock:
-        _read[folder] = (at, result)
+        _read[folder] = (changed_ns, result)
     return result
 
 
@@ -306,8 +308,8 @@ def write_config(workspace: Workspace, session: str, values: Any) -> str:
     base = load_base(workspace, session)
     if not isinstance(values, dict):
         raise UserError("values: expected an object")
-    own = {name: read_setting(base, name) for name in BUDGET if name in values}
-    options = [one for one in list_options(base, values | own) if not _is_fixed(one)]
+    budget = {name: read_setting(base, name) for name in BUDGET if name in values}
+    options = [option for option in list_options(base, values | budget) if not _is_fixed(option)]
     config = configs.load(base, options)
     text = format_job(config)
     name = f"{session}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.toml"
@@ -336,7 +338,9 @@ def show(request: Request) -> Response:
             start=request.query_params.get("start", ""),
             sessions=list_sessions(workspace),
             runs=_list_runs(workspace),
-            configs=[one for one in paths.list_configs(workspace.folder) if not _is_own(one)],
+            configs=[
+                config for config in paths.list_configs(workspace.folder) if not _is_own(config)
+            ],
             tables=paths.list_tables(workspace.folder),
         )
     base = load_base(workspace, session)
@@ -352,7 +356,7 @@ def show(request: Request) -> Response:
         toml=format_job(base),
         values={
             "base": list_values(base, controls),
-            "sliders": [asdict(one) for one in controls],
+            "sliders": [asdict(slider) for slider in controls],
         },
     )
 
@@ -363,7 +367,7 @@ def _is_own(config: str) -> bool:
 
 def _list_runs(workspace: Workspace) -> list[dict[str, Any]]:
     rows = workspace.rows.list(workspace.folder, workspace.places)
-    return [one for one in rows if one["kind"] == "train"][:MAX_RUNS]
+    return [row for row in rows if row["kind"] == "train"][:MAX_RUNS]
 
 
 async def open_session(request: Request) -> Response:
@@ -395,8 +399,8 @@ def describe(request: Request) -> Response:
         current = {key: getattr(newest, key) for key in ("id", "state", "run", "position", "error")}
         current |= {"values": newest.extra.get("values"), "is_open": newest.state in OPEN}
     history = list_tries(workspace, session, names)
-    for one in history:
-        one["command"] = _format_command(workspace, session, base, one["values"])
+    for attempt in history:
+        attempt["command"] = _format_command(workspace, session, base, attempt["values"])
     return reply({"tries": history, "current": current})
 
 
@@ -414,7 +418,7 @@ async def start(request: Request) -> Response:
     try:
         result = await run_in_threadpool(submit_try, workspace, session, values)
     except ConfigError as error:
-        problems = {".".join(one.path): str(one.message) for one in error.problems}
+        problems = {".".join(problem.path): str(problem.message) for problem in error.problems}
         return reply({"problems": problems, "error": str(error)}, 400)
     base = await run_in_threadpool(load_base, workspace, session)
     return reply(result | {"command": _format_command(workspace, session, base, values)})

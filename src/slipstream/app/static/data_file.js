@@ -1,7 +1,7 @@
 import {ask, find, findAll, formatNumber, formatSeconds, make, notify} from "./common.js";
 import {askUntilDone, formatTime, Plots} from "./data_plots.js";
 
-const PAGE = 20, MOST_PLOTS = 4, MOST_CHIPS = 60, MOST_READ = 400e6, MOST_LISTED = 200;
+const PAGE = 20, MAX_PLOTS = 4, MAX_CHIPS = 60, MAX_READ = 400e6, MAX_LISTED = 200;
 const content = find("#content"), query = new URLSearchParams(location.search);
 const count = number => number.toLocaleString("en");
 const url = (what, more = {}) => {
@@ -77,17 +77,17 @@ function fillColumn(number, facts) {
 }
 
 function listColumns() {
-  find("#columns tbody").replaceChildren(...table.columns.slice(0, MOST_LISTED).map((column, number) => make("tr", {"data-column": String(number)},
+  find("#columns tbody").replaceChildren(...table.columns.slice(0, MAX_LISTED).map((column, number) => make("tr", {"data-column": String(number)},
     make("th", {scope: "row"}, make("span", {class: "clip", title: column.name}, column.name), column.unit ? make("small", {}, column.unit) : ""),
     make("td", {}, column.type), make("td", {class: "muted"}, ""), ...["", "", "", ""].map(() => make("td", {class: "number"}, "")), make("td", {}, ""))));
 }
 
 async function readColumns() {
-  if (table.rows * table.columns.length > MOST_READ) {
+  if (table.rows * table.columns.length > MAX_READ) {
     find("#gaps").textContent = "The table is large: plot a column to see its values.";
     return;
   }
-  for (let number = 0; number < Math.min(table.columns.length, MOST_LISTED); number++) {
+  for (let number = 0; number < Math.min(table.columns.length, MAX_LISTED); number++) {
     try { fillColumn(number, await askUntilDone(url("column", {column: number}))); } catch { /* the plot says why */ }
   }
   await showMatrix();
@@ -138,12 +138,12 @@ function offerPlots() {
     .filter(({column}) => !times.includes(column.name) && ["number", "boolean", "time"].includes(column.type));
   plots = new Plots(find("#plots"), {query, hasDates: Boolean(table.time?.is_date), onChange: () => drawRange()});
   if (table.time) plots.axis = "time";
-  find("#chosen").replaceChildren(...usable.slice(0, MOST_CHIPS).map(({column, number}) => {
+  find("#chosen").replaceChildren(...usable.slice(0, MAX_CHIPS).map(({column, number}) => {
     const button = make("button", {type: "button", "aria-pressed": "false"}, label(column));
     button.addEventListener("click", () => toggle(button, number));
     return button;
   }));
-  findAll("#chosen button").slice(0, MOST_PLOTS).forEach(button => button.click());
+  findAll("#chosen button").slice(0, MAX_PLOTS).forEach(button => button.click());
   for (const button of findAll("[data-zoom]")) button.addEventListener("click", () => plots.act(button.dataset.zoom));
   for (const button of findAll("[data-axis]")) button.addEventListener("click", () => setAxis(button.dataset.axis));
   find("#series").addEventListener("change", event => plots.restart({series: event.target.value}));

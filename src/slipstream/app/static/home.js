@@ -1,6 +1,6 @@
 import {act, ask, encodePath, find, findAll, formatAge, formatBytes, listen, make, notify} from "./common.js";
 
-const MOST_COMPARED = 8;
+const MAX_COMPARED = 8;
 const state = {runs: [], jobs: [], sort: "age_s", down: false, chosen: new Set()};
 const textOf = run => [run.name, run.id, run.data, run.model, run.kind, run.remark, ...run.tags].join("\n").toLowerCase();
 
@@ -58,8 +58,8 @@ function drawChosen(rows) {
   for (const id of state.chosen) if (!known.has(id)) state.chosen.delete(id);
   const count = state.chosen.size, listed = rows.filter(run => state.chosen.has(run.id)).length;
   find("#chosen").hidden = !count;
-  find("#chosen-count").textContent = `${count} ${count === 1 ? "run" : "runs"} chosen${count === 1 ? "; choose another one to compare" : count > MOST_COMPARED ? `; at most ${MOST_COMPARED} can be compared` : ""}`;
-  find("#compare").disabled = count < 2 || count > MOST_COMPARED;
+  find("#chosen-count").textContent = `${count} ${count === 1 ? "run" : "runs"} chosen${count === 1 ? "; choose another one to compare" : count > MAX_COMPARED ? `; at most ${MAX_COMPARED} can be compared` : ""}`;
+  find("#compare").disabled = count < 2 || count > MAX_COMPARED;
   find("#all").checked = rows.length > 0 && listed === rows.length;
   find("#all").indeterminate = listed > 0 && listed < rows.length;
 }

@@ -6,7 +6,7 @@ const form = find("#form"), data = find("#data"), start = find("#start");
 const {path: here, api} = form.dataset;
 const fields = new Map(findAll("[data-setting]").map(node => [node.dataset.setting, node]));
 const controlOf = node => find("input, select", node);
-const MOST_REMARKS = 12, READING = ["data.encoding", "data.decimal", "data.skip_rows", "data.sheet", "data.variable"];
+const MAX_REMARKS = 12, READING = ["data.encoding", "data.decimal", "data.skip_rows", "data.sheet", "data.variable"];
 let columns = [], rows = 0, checks = 0, config = null;
 // Settings that a person has touched: what is suggested never replaces them.
 const touched = new Set(), ofPreset = new Set();
@@ -231,8 +231,8 @@ async function inspect({suggest, preset = ""}) {
 
 function listRemarks(problems, path) {
   if (!problems.length) return "";
-  const items = problems.slice(0, MOST_REMARKS).map(one => make("li", {}, one.column ? make("b", {}, `${one.column.slice(0, 80)} `) : "", one.message));
-  const more = problems.length - MOST_REMARKS;
+  const items = problems.slice(0, MAX_REMARKS).map(one => make("li", {}, one.column ? make("b", {}, `${one.column.slice(0, 80)} `) : "", one.message));
+  const more = problems.length - MAX_REMARKS;
   return make("div", {}, make("ul", {}, ...items), make("p", {class: "help"}, more > 0 ? `${more} more. ` : "", make("a", {href: `/prepare?file=${encodeURIComponent(path)}`}, "Prepare the data")));
 }
 

@@ -2,7 +2,7 @@
 import {formatNumber, make} from "./common.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const TOP = 34, BOTTOM = 16, HEIGHT = 300, LEFT = 64, RIGHT = 72, STEP = 0.05, LEAST_GAP = 92;
+const TOP = 34, BOTTOM = 16, HEIGHT = 300, LEFT = 64, RIGHT = 72, STEP = 0.05, MIN_GAP = 92;
 const shorten = (text, most) => text.length <= most ? text : `${text.slice(0, most - 1)}…`;
 
 function draw(tag, values = {}, ...children) {
@@ -70,7 +70,7 @@ export class ParallelCoordinates {
     if (this.trials.length < 2 || !this.axes?.length || this.isDragging) return;
     const focus = document.activeElement?.closest?.("[data-axis-name]")?.dataset.axisName;
     this.width = this.place.clientWidth;
-    const width = Math.max(this.width, LEFT + RIGHT + LEAST_GAP * (this.axes.length - 1));
+    const width = Math.max(this.width, LEFT + RIGHT + MIN_GAP * (this.axes.length - 1));
     const xs = this.axes.map((_, at) => this.axes.length > 1 ? LEFT + at * (width - LEFT - RIGHT) / (this.axes.length - 1) : width / 2);
     this.svg = draw("svg", {viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "group", "aria-label": "Settings and score of every trial; the table lists the same"});
     // the better a trial, the later and the stronger its line; of many trials only the best are strong

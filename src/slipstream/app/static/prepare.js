@@ -3,7 +3,7 @@ import {act, ask, find, findAll, formatNumber, make, notify} from "./common.js";
 import {Chart} from "./charts.js";
 
 const ROLES = JSON.parse(find("#roles").textContent);
-const MOST_COLUMNS = 60, COLOURS = {train: "blue", val: "orange", test: "green"};
+const MAX_COLUMNS = 60, COLOURS = {train: "blue", val: "orange", test: "green"};
 const SPLIT = ["train", "val", "test", "rows", "by", "folders", "stratified", "walk_forward", "window", "purge", "embargo"];
 const SHOWN = {shares: ["train", "val", "test", "stratified"], rows: ["rows"], dates: ["rows"], walk: ["walk_forward", "val", "test", "window", "purge", "embargo"], by: [], folders: []};
 const PRESETS = {shares: {train: "0.7", val: "0.1", test: "0.2"}, walk: {walk_forward: "5"}, folders: {folders: "true"}};
@@ -149,7 +149,7 @@ function describeColumn(column) {
 function drawColumns() {
   const text = find("#filter").value.toLowerCase();
   const matching = state.columns.filter(column => column.name.toLowerCase().includes(text));
-  const some = allColumns ? matching : matching.slice(0, MOST_COLUMNS);
+  const some = allColumns ? matching : matching.slice(0, MAX_COLUMNS);
   find("#filter").hidden = state.columns.length < 15;
   find("#more-columns").hidden = some.length === matching.length;
   const focused = document.activeElement?.closest?.(".roles")?.dataset.column;

@@ -4,7 +4,7 @@ import {Explorer} from "./result_plot.js";
 import {watchJobs} from "./result_jobs.js";
 
 const page = find("#result"), url = page.dataset.url;
-const MOST_LISTED = 200, MANY_ROWS = 1e6;
+const MAX_LISTED = 200, MANY_ROWS = 1e6;
 const state = {source: "", target: 0, ahead: 0, series: 0, window: null, figures: null, sort: null, down: true};
 const svgBar = (share, own) => {
   const make = (tag, values) => { const node = document.createElementNS("http://www.w3.org/2000/svg", tag); for (const [name, value] of Object.entries(values)) node.setAttribute(name, value); return node; };
@@ -72,8 +72,8 @@ function listSeries() {
   const {figures} = state, text = find("#series-search").value.trim().toLowerCase();
   const matching = rankSeries().filter(at => !text || figures.names[at].toLowerCase().includes(text));
   const total = figures.names.length + figures.more_series;
-  find("#series-count").textContent = `${text ? `${matching.length.toLocaleString("en")} of ` : ""}${total.toLocaleString("en")} series${figures.has_truth && total > 1 ? ", the worst first" : ""}${matching.length > MOST_LISTED ? `; the first ${MOST_LISTED} are listed` : ""}`;
-  find("#series-list").replaceChildren(...matching.slice(0, MOST_LISTED).map(at => make("li", {}, make("button", {type: "button", "aria-pressed": String(at === state.series), "data-series": String(at), onclick: () => pickSeries(at)},
+  find("#series-count").textContent = `${text ? `${matching.length.toLocaleString("en")} of ` : ""}${total.toLocaleString("en")} series${figures.has_truth && total > 1 ? ", the worst first" : ""}${matching.length > MAX_LISTED ? `; the first ${MAX_LISTED} are listed` : ""}`;
+  find("#series-list").replaceChildren(...matching.slice(0, MAX_LISTED).map(at => make("li", {}, make("button", {type: "button", "aria-pressed": String(at === state.series), "data-series": String(at), onclick: () => pickSeries(at)},
     make("span", {class: "clip"}, figures.names[at] || "(no name)"), figures.series ? make("b", {}, formatNumber(figures.series[at][errorKey()], 3)) : null))));
 }
 
@@ -157,9 +157,9 @@ function drawTable() {
   const value = at => key === "name" ? figures.names[at] : figures.series[at][key];
   const order = figures.names.map((_, at) => at).sort((a, b) => { const [one, other] = [value(a), value(b)]; const sign = key === "name" ? String(one).localeCompare(String(other)) : (one ?? -Infinity) - (other ?? -Infinity); return state.down ? -sign : sign; });
   const largest = Math.max(...figures.series.map(one => one[errorKey()] ?? 0), 1e-300);
-  find("#by-series tbody").replaceChildren(...order.slice(0, MOST_LISTED).map(at => make("tr", {}, make("th", {scope: "row"}, make("button", {type: "button", class: "quiet", onclick: () => { pickSeries(at); find("#explore").scrollIntoView(); }}, make("span", {class: "clip"}, figures.names[at] || "(no name)"))),
+  find("#by-series tbody").replaceChildren(...order.slice(0, MAX_LISTED).map(at => make("tr", {}, make("th", {scope: "row"}, make("button", {type: "button", class: "quiet", onclick: () => { pickSeries(at); find("#explore").scrollIntoView(); }}, make("span", {class: "clip"}, figures.names[at] || "(no name)"))),
     make("td", {class: "bar-cell"}, svgBar((figures.series[at][errorKey()] ?? 0) / largest, true)), ...keys.map(one => make("td", {class: "number"}, one === "windows" ? figures.series[at][one].toLocaleString("en") : formatNumber(figures.series[at][one]))))));
-  find("#by-series-note").textContent = order.length > MOST_LISTED ? `The first ${MOST_LISTED} of ${order.length.toLocaleString("en")} series in this order.` : "";
+  find("#by-series-note").textContent = order.length > MAX_LISTED ? `The first ${MAX_LISTED} of ${order.length.toLocaleString("en")} series in this order.` : "";
 }
 
 const run = promise => promise?.catch(problem => notify(problem.message));

@@ -185,10 +185,12 @@ class _Copy:
                 name = pa.array([table.name] * num_rows)
                 batch |= {FILE_COLUMN: pa.chunked_array([name])}
             if self.writer is None:
-                self.schema = pa.schema([(name, _get_type(one)) for name, one in batch.items()])
+                self.schema = pa.schema(
+                    [(name, _get_type(values)) for name, values in batch.items()]
+                )
                 self.writer = pa.ipc.new_file(str(self.temporary), self.schema)
             self.writer.write_table(_fit(batch, self.schema, table.name))
-            self.num_bytes += sum(one.nbytes for one in batch.values())
+            self.num_bytes += sum(values.nbytes for values in batch.values())
             self.report(min(self.num_bytes / max(self.total, 1), 0.99))
 
     def finish(self) -> None:
@@ -270,7 +272,7 @@ class _Parsed(NamedTuple):
     """The values of a batch."""
 
     numbers: Floats
-    others: Any = None
+    not_numbers: Any = None
     """Cells that are no numbers"""
 
 
@@ -285,8 +287,8 @@ def build_column(cached: CachedTable, column: int, report: Report) -> dict[str, 
     for batch in iter_batches(table, [name]):
         parsed = _parse(batch[name], table, texts.has_only_text and not moments.count)
         known = parsed.numbers[np.isfinite(parsed.numbers)]
-        others = 0 if parsed.others is None else texts.add(parsed.others)
-        missing += len(parsed.numbers) - len(known) - others
+        num_texts = 0 if parsed.not_numbers is None else texts.add(parsed.not_numbers)
+        missing += len(parsed.numbers) - len(known) - num_texts
         moments.add(known)
         writer.add(np.where(np.isfinite(parsed.numbers), parsed.numbers, np.nan))
         report(writer.num_rows / table.num_rows)
@@ -357,8 +359,8 @@ def _parse(values: pa.ChunkedArray, table: DataTable, only_text: bool) -> _Parse
         clean = clean_text(values)
         if only_text:
             return _Parsed(np.full(len(clean), np.nan), clean.drop_null())
-        numbers, others = parse_cells(clean, table.decimal)
-        return _Parsed(_to_floats(numbers), others)
+        numbers, not_numbers = parse_cells(clean, table.decimal)
+        return _Parsed(_to_floats(numbers), not_numbers)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         micros = values.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         return _Parsed(_to_floats(micros.cast(pa.int64())) / MICROSECONDS)
@@ -393,8 +395,8 @@ class _Texts:
     def add(self, texts: pa.ChunkedArray) -> int:
         self.count += len(texts)
         if self.is_open:
-            for one in pc.value_counts(texts).to_pylist():
-                self.counts[one["values"]] += one["counts"]
+            for entry in pc.value_counts(texts).to_pylist():
+                self.counts[entry["values"]] += entry["counts"]
             self.is_open = len(self.counts) <= MAX_DISTINCT
         return len(texts)
 
@@ -442,8 +444,8 @@ def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
         return [moments.count]
     for values in levels.iter_values(path, num_rows):
         known = values[~np.isnan(values)]
-        at = np.minimum(((known - low) * (BINS / size)).astype(np.int64), BINS - 1)
-        counts += np.bincount(at, minlength=BINS)
+        bins = np.minimum(((known - low) * (BINS / size)).astype(np.int64), BINS - 1)
+        counts += np.bincount(bins, minlength=BINS)
     return counts.tolist()
 
 
@@ -461,7 +463,7 @@ def correlate(cached: CachedTable, report: Report) -> dict[str, Any]:
     facts = [cached.read(f"column-{number}") for number in columns]
     if len(columns) < 2:
         return {"columns": columns, "values": []}
-    scale = np.array([[one["mean"], one["deviation"] or 1.0] for one in facts])
+    scale = np.array([[column["mean"], column["deviation"] or 1.0] for column in facts])
     num_rows = facts[0]["rows"]
     sums = np.zeros((4, len(columns), len(columns)))
     for begin in range(0, num_rows, PART_ROWS):

@@ -79,7 +79,7 @@ class ReaderPool:
             stderr=asyncio.subprocess.DEVNULL,
             limit=MAX_LINE,
         )
-        self._all = {one for one in self._all if one.returncode is None} | {process}
+        self._all = {started for started in self._all if started.returncode is None} | {process}
         return process
 
     async def close(self) -> None:
@@ -183,7 +183,7 @@ class TableCache:
     def locate(self, path: Path, overrides: Sequence[str] = ()) -> CachedTable:
         """Return the place of the present version of a file."""
         name = _hash([FORMAT, str(path), *overrides])
-        version = _hash([_describe_version(one) for one in _list_files(path)])
+        version = _hash([_describe_version(file) for file in _list_files(path)])
         return CachedTable(path, self.root / f"{name}-{version}", tuple(overrides))
 
     def open(self, table: CachedTable) -> None:
@@ -193,15 +193,15 @@ class TableCache:
         with suppress(OSError):
             os.utime(table.folder)
         name = table.folder.name.partition("-")[0]
-        others = []
+        older = []
         for folder in self.root.iterdir():
             if folder == table.folder:
                 continue
             if folder.name.partition("-")[0] == name:
                 shutil.rmtree(folder, ignore_errors=True)
             else:
-                others.append(folder)
-        self._trim(others, _measure(table.folder))
+                older.append(folder)
+        self._trim(older, _measure(table.folder))
 
     def _trim(self, folders: list[Path], used: int) -> None:
         sizes = {folder: _measure(folder) for folder in folders}
@@ -284,7 +284,14 @@ def clean_name(name: str) -> str:
         if lower.endswith(packed):
             ending = packed
             lower = lower.removesuffix(packed)
-    inner = next((one for one in sorted(ENDINGS, key=len, reverse=True) if lower.endswith(one)), "")
+    inner = next(
+        (
+            known_ending
+            for known_ending in sorted(ENDINGS, key=len, reverse=True)
+            if lower.endswith(known_ending)
+        ),
+        "",
+    )
     if not inner and ending != ".zip":
         text = Path(last[-100:]).suffix or last[-100:]
         known = ", ".join((*ENDINGS, *PACKED))

@@ -47,11 +47,11 @@ from slipstream.inference.stream import Stream, StreamPrediction
 from slipstream.models.c_code import format_floats
 
 MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
-"""How much a self-test holds at most; one window at least"""
+"""Limits of a self-test: windows, and numbers in all of them; at least one window is kept"""
 MAX_ROWS = 200
 """Rows of a series that the steps of `data.prepare` are tested on"""
 ROWS_AFTER_CONTEXT = 50
-"""Rows with predictions that count, where the state is carried on"""
+"""Rows with predictions that are compared, where the state is carried on"""
 
 
 def count_windows(layout: CLayout) -> int:
@@ -81,13 +81,13 @@ def write_selftest(
         "future": (),
         "expected": _format_rows(expected, double=True),
         "spread": _format_rows(spread[None], double=True)[0],
-        "window_arguments": "".join(f", {names[one]}[n]" for one in extra),
+        "window_arguments": "".join(f", {names[kind]}[n]" for kind in extra),
         # a step that prepares or filters gives other numbers than a window
         "compares_steps": not (layout.prepared or layout.parts.filter_past),
         "prepared_rows": (),
     }
-    for one in extra:
-        values[names[one]] = _format_rows(getattr(windows, one), double=double)
+    for kind in extra:
+        values[names[kind]] = _format_rows(getattr(windows, kind), double=double)
     if series is not None:
         deviations = measure_spreads(signature.inputs, scaler)[None]
         if not double:
@@ -113,8 +113,8 @@ def count_rows(layout: CLayout) -> int:
 
 
 def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:
-    """Return the text of main.c: rows before `data.prepare` from the start of a series, and what
-    a stream of them predicts."""
+    """Return the text of main.c: rows before `data.prepare` from the start of a series, and the
+    predictions of a stream of these rows."""
     signature, double = layout.model.signature, layout.settings.double
     if not double:
         start = _round_to_float(start)
@@ -122,7 +122,7 @@ def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, li
     if layout.prepared is None:
         run = _drop_steps(run)
     expected = _predict_rows(run, start, columns)
-    known = [one for one in expected if one is not None]
+    known = [prediction for prediction in expected if prediction is not None]
     if not known:
         raise UserError("no series is long enough for the self-test of the C code")
     first = len(expected) - len(known)
@@ -173,28 +173,28 @@ def _widen_limit(
 
 
 def _round_to_float(piece: SeriesPiece) -> SeriesPiece:
-    """Return the numbers that the C code reads."""
+    """Return the piece rounded to float32, as the C code reads it."""
     rows, static, future = (
-        None if one is None else one.astype(np.float32).astype(np.float64) for one in piece
+        None if values is None else values.astype(np.float32).astype(np.float64) for values in piece
     )
     assert rows is not None
     return SeriesPiece(rows, static, future)
 
 
 def _drop_steps(run: PortableRun) -> PortableRun:
-    """Return the run for rows that `data.prepare` has been applied to."""
+    """Return the run without `data.prepare`, for rows that are prepared already."""
     (member,) = run.members
     config = member.first.config
     data = config.data.model_copy(update={"prepare": ()})
     bare = config.model_copy(update={"data": data})
-    models = tuple(replace(one, config=bare) for one in member.models)
+    models = tuple(replace(model, config=bare) for model in member.models)
     return replace(run, members=(replace(member, models=models),))
 
 
 def _predict_rows(
     run: PortableRun, start: SeriesPiece, columns: Sequence[str]
 ) -> list[npt.NDArray[Any] | None]:
-    """Return what is predicted after each row, up to one that makes a gap."""
+    """Return the prediction after each row, up to the first row that makes a gap."""
     stream = Stream(run, regime="carried")
     places = [columns.index(name) for name in stream.columns]
     result: list[npt.NDArray[Any] | None] = []
@@ -211,16 +211,16 @@ def _predict_rows(
 
 
 def _get_values(prediction: StreamPrediction) -> npt.NDArray[Any]:
-    every = (prediction.probabilities, prediction.quantiles, prediction.point)
-    return next(one for one in every if one is not None)
+    candidates = (prediction.probabilities, prediction.quantiles, prediction.point)
+    return next(values for values in candidates if values is not None)
 
 
 def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
     """Return the initializer of each first-axis entry, flat."""
     flat = values.reshape(len(values), -1)
     if not double:
-        return ["{" + ", ".join(format_floats(one)) + "}" for one in flat.astype(np.float32)]
-    return ["{" + ", ".join(map(format_c_double, one)) + "}" for one in flat.tolist()]
+        return ["{" + ", ".join(format_floats(row)) + "}" for row in flat.astype(np.float32)]
+    return ["{" + ", ".join(map(format_c_double, row)) + "}" for row in flat.tolist()]
 
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -233,7 +233,7 @@ Values = npt.NDArray[Any]
 
 
 def find_compiler() -> str:
-    """Find a C compiler, by the variable CC first; without one, nothing can be verified."""
+    """Return a C compiler: the variable CC, or a usual name; a UserError without any."""
     requested = os.environ.get("CC", "").split()[:1]
     for name in (*requested, *COMPILERS):
         if path := shutil.which(name):
@@ -245,7 +245,7 @@ def find_compiler() -> str:
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """Run a compiler and return what it prints; its messages are the error's."""
+    """Run a compiler and return its output; a failure is a UserError with its messages."""
     try:
         done = subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=COMPILE_LIMIT_S
@@ -297,7 +297,7 @@ class CLibrary:
         return self.window(rows, *extra)[0]
 
     def window(self, rows: Values, *extra: Values) -> tuple[Values, npt.NDArray[np.int32]]:
-        """Return predictions of windows, and what each call returned."""
+        """Return the predictions of windows, and the return value of each call."""
         out = self._make_out(len(rows), self._num_outputs)
         results = self._call_each("window", [*map(self._convert, (rows, *extra)), out])
         return out, results
@@ -307,7 +307,9 @@ class CLibrary:
         result = self._make_out(len(rows), self._num_outputs)
         for number, window in enumerate(rows):
             self.reset()
-            beside = [np.repeat(one[number : number + 1], len(window), axis=0) for one in extra]
+            beside = [
+                np.repeat(values[number : number + 1], len(window), axis=0) for values in extra
+            ]
             out, complete = self.step(window, *beside)
             if complete[-1]:
                 result[number] = out[-1]
@@ -324,7 +326,7 @@ class CLibrary:
         getattr(self._library, f"{self._name}_reset")()
 
     def step(self, rows: Values, *extra: Values) -> tuple[Values, npt.NDArray[np.int32]]:
-        """Take rows [N, columns] one by one; return predictions and what each step returned."""
+        """Take rows [N, columns] one by one; return predictions and return values."""
         out = self._make_out(len(rows), self._num_outputs)
         results = self._call_each("step", [*map(self._convert, (rows, *extra)), out])
         return out, results
@@ -352,18 +354,18 @@ class CLibrary:
         call = getattr(self._library, f"{self._name}_{function}")
         call.argtypes = [ctypes.c_void_p] * (len(first) + len(arrays))
         call.restype = ctypes.c_int
-        places = [(one.ctypes.data, one[:1].nbytes) for one in arrays]
+        addresses = [(array.ctypes.data, array[:1].nbytes) for array in arrays]
         results = np.zeros(len(arrays[0]), dtype=np.int32)
         for number in range(len(results)):
-            results[number] = call(*first, *(begin + number * size for begin, size in places))
+            results[number] = call(*first, *(begin + number * size for begin, size in addresses))
         return results
 
 
 def check_prepare(
     library: CLibrary, layout: CLayout, new_data: Any
 ) -> tuple[dict[str, Any], SeriesRows | None]:
-    """Return the largest difference, and a series, if possible as long as the context; refuse
-    steps that differ."""
+    """Compare the steps in C with those in Python; refuse steps that differ. Return the largest
+    difference, and a series for the self-test, if possible as long as the context."""
     steps, model = layout.prepared, layout.model
     assert steps is not None
     spread = measure_spreads(model.signature.inputs, model.scaler)
@@ -393,7 +395,7 @@ def check_prepare(
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,30}")
 LARGEST_LOSS = 0.05
-"""By which share the test error may grow with --int8"""
+"""The share by which the test error may grow with --int8"""
 INT8_LIMIT = 1.0
 """The largest relative difference of a prediction with --int8: the spread of the target itself"""
 RUN_LIMIT_S = 60.0
@@ -433,7 +435,9 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     (folder / "main.c").write_text(main, encoding="utf-8")
     return WrittenExport(
         run=None if is_carried else make_runner(library.predict, library, source.interface),
-        others={} if is_carried else _list_others(library, layout, source.interface),
+        window_runners={}
+        if is_carried
+        else _list_window_runners(library, layout, source.interface),
         rows=_list_rows(library, layout, source) if is_carried else {},
         inside=describe_inside(layout),
         limit=limit,
@@ -496,7 +500,7 @@ def load_library(folder: Path, layout: CLayout) -> CLibrary:
 def read_first_rows(
     source: ExportSource, layout: CLayout, series: SeriesRows | None
 ) -> SeriesPiece:
-    """Return rows from the start of a series, as the step takes them."""
+    """Return rows from the start of a series, in the columns of the step function."""
     start = source.read_start(count_rows(layout))
     if series is None:
         return start
@@ -506,8 +510,8 @@ def read_first_rows(
 
 
 def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict[str, PieceRunner]:
-    """Return what is compared with the model row by row. A step that prepares or filters is
-    compiled without that; the self-test has both."""
+    """Return the runners that are compared with the model row by row. A step that prepares or
+    filters is compiled again without either; the self-test runs the complete step."""
     settings = layout.settings
     if layout.prepared or layout.parts.filter_past:
         bare = replace(settings, after_prepare=True, filtered=False)
@@ -524,9 +528,11 @@ def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict
     return {f"{settings.name}_step": run}
 
 
-def _list_others(library: CLibrary, layout: CLayout, interface: Interface) -> dict[str, Runner]:
-    """Return what has to compute the same: rows one by one, from a reset on. A step that prepares
-    or filters computes something else."""
+def _list_window_runners(
+    library: CLibrary, layout: CLayout, interface: Interface
+) -> dict[str, Runner]:
+    """Return a runner that must agree with the windows: their rows one by one after a reset. A step
+    that prepares or filters does not agree and has none."""
     if layout.prepared or layout.parts.filter_past:
         return {}
     return {
@@ -535,7 +541,7 @@ def _list_others(library: CLibrary, layout: CLayout, interface: Interface) -> di
 
 
 def make_runner(predict: Callable[..., Any], library: CLibrary, interface: Interface) -> Runner:
-    """Return a function from windows to what the C code computes."""
+    """Return a function that runs the C code on windows."""
     convert = make_converter(library, interface)
 
     def run(windows: PhysicalWindows) -> dict[str, npt.NDArray[Any]]:
@@ -548,7 +554,7 @@ def make_converter(
     library: CLibrary, interface: Interface
 ) -> Callable[[npt.NDArray[Any]], dict[str, npt.NDArray[Any]]]:
     """Return a function from predictions [N, outputs] to all outputs by name."""
-    shape = [int(one) for one in interface.get_output_shape(interface.output)[1:]]
+    shape = [int(size) for size in interface.get_output_shape(interface.output)[1:]]
     numbers = [*shape[:2], 1]
 
     def convert(flat: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
@@ -566,7 +572,7 @@ def make_converter(
 
 
 def run_selftest(folder: Path, name: str) -> str:
-    """Compile the self-test, run it and return what it prints."""
+    """Compile and run the self-test; return its output."""
     with tempfile.TemporaryDirectory() as scratch:
         program = build_program([folder / f"{name}.c", folder / "main.c"], Path(scratch) / "test")
         result = subprocess.run(
@@ -578,7 +584,7 @@ def run_selftest(folder: Path, name: str) -> str:
 
 
 def describe_inside(layout: CLayout) -> tuple[str, ...]:
-    """List what the code does between rows and predictions."""
+    """List the operations of the C code between rows and predictions."""
     signature, model = layout.model.signature, layout.model.config.model
     steps = layout.prepared.steps if layout.prepared else ()
     parts = [*(step.where for step in steps), "scaling of the inputs"]
@@ -599,7 +605,7 @@ def model_filter(layout: CLayout) -> str:
 
 
 def describe_notes(layout: CLayout) -> list[str]:
-    """Say what a user should know of the steps."""
+    """Return notes on the steps that a user should know about."""
     name, why = layout.settings.name, explain_no_steps(layout.model.config.model)
     if not layout.parts.has_window:
         return [

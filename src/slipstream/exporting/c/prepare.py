@@ -22,14 +22,14 @@ class PreparedColumns:
     """The steps before a model, in C."""
 
     columns: tuple[str, ...]
-    """Of the rows that come in"""
+    """The columns of the rows before `data.prepare`"""
     steps: tuple[Step[Any], ...]
     num_state: int
     num_constants: int
     pad_rows: int
-    """How often the first row is repeated before it"""
+    """How many copies of the first row come before it"""
     values: dict[str, Any]
-    """What the template names"""
+    """The variables of the template"""
 
 
 def prepare_in_c(model: PortableModel, name: str) -> PreparedColumns:
@@ -72,8 +72,8 @@ def explain_refusals(model: PortableModel, plan: StepPlan) -> Iterator[str]:
 def _write_steps(model: PortableModel, plan: StepPlan, name: str) -> PreparedColumns:
     signature = model.signature
     sources = plan.list_sources()
-    own = (n for n in signature.inputs if n not in plan.written or n in sources)
-    columns = tuple(dict.fromkeys((*own, *sources)))
+    direct = (n for n in signature.inputs if n not in plan.written or n in sources)
+    columns = tuple(dict.fromkeys((*direct, *sources)))
     code = Statements()
     variables = {
         column: code.assign(f"isinf(row[{i}]) ? NAN : (double)row[{i}]")

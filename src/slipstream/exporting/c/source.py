@@ -39,7 +39,7 @@ from slipstream.models.shapes import count_products
 
 Floats = npt.NDArray[np.float64]
 MAX_ROWS = 1_000_000
-"""Rows of a table on disk, which may be larger than memory, that are compared"""
+"""Rows compared of a table on disk, which may be larger than memory"""
 
 
 class SeriesRows(NamedTuple):
@@ -47,9 +47,9 @@ class SeriesRows(NamedTuple):
 
     name: str
     raw: Floats
-    """[rows, columns] that come in"""
+    """[rows, columns] before `data.prepare`"""
     prepared: Floats
-    """[rows, inputs] that the model reads, without rows that are padded"""
+    """[rows, inputs] after `data.prepare`, without padding"""
 
 
 def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> Iterator[SeriesRows]:
@@ -67,8 +67,8 @@ def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> It
             for step in steps.steps:
                 limits = model.limits.get(str(step.number))
                 frame = step.apply(frame, StepInputs(data.context, limits))
-            every = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
-            yield SeriesRows(frame.name, raw, np.stack(every, axis=1))
+            inputs = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
+            yield SeriesRows(frame.name, raw, np.stack(inputs, axis=1))
 
 
 BYTES = {"float": 4, "int32_t": 4, "double": 8}
@@ -76,7 +76,7 @@ BYTES = {"float": 4, "int32_t": 4, "double": 8}
 
 @dataclass(frozen=True)
 class CSettings:
-    """How a model is written."""
+    """Options of the C code."""
 
     name: str = "slip"
     """The prefix of files, functions and constants"""
@@ -85,9 +85,9 @@ class CSettings:
     double: bool = False
     """Whether rows and predictions are double: float would lose digits of some column"""
     carried: bool = True
-    """Whether a step carries the network's state, where that is possible, instead of a window"""
+    """Whether a step carries the network's state instead of a window, where the model can"""
     after_prepare: bool = False
-    """Whether rows come as they are after the steps of `data.prepare`"""
+    """Whether the caller passes rows to which `data.prepare` has been applied"""
     filtered: bool = True
     """Whether a step filters its predictions, where the run does"""
 
@@ -98,7 +98,7 @@ class CSettings:
 
 @dataclass(frozen=True)
 class CSizes:
-    """What a model takes on a 32-bit microcontroller, without its code."""
+    """Memory and operations of a model on a 32-bit microcontroller, without its code."""
 
     flash_bytes: int
     """Constant arrays and tables"""
@@ -114,7 +114,7 @@ class CSizes:
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step does beside the network."""
+    """The parts of a step function beside the network."""
 
     networks: int
     carried: bool
@@ -125,20 +125,20 @@ class StepParts:
     filter_past: int = 0
     """Numbers that `predict.filter` keeps of the past"""
     has_window: bool = True
-    """Whether windows are computed at all, which a model for a carried state was not trained on"""
+    """Whether the code has a function for windows; a model trained for a carried state has none"""
 
 
 class About(NamedTuple):
-    """What the header says of a model's origin."""
+    """The model's origin, as the header states it."""
 
     run: str = ""
     units: Mapping[str, str] = {}
-    """Of columns, where they are known"""
+    """Units by column, where they are known"""
 
 
 @dataclass(frozen=True)
 class CLayout:
-    """Everything that decides what the C code looks like, but for the weights."""
+    """All facts that decide the C code, except for the weights."""
 
     model: PortableModel
     shape: NetworkShape
@@ -155,9 +155,9 @@ class StructMember(NamedTuple):
     kind: str
     name: str
     length: int = 0
-    """Of an array; 0 for a single value"""
+    """Length of an array; 0 for a single value"""
     num_bytes: int = 4
-    """Of one value"""
+    """Size of one value"""
 
     @property
     def text(self) -> str:
@@ -191,7 +191,7 @@ def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> li
     if shape.holds:
         result.append(value._replace(name="last", length=inputs))
     if parts.carried:
-        cells = sum(one.total for one in list_cells(shape))
+        cells = sum(cell.total for cell in list_cells(shape))
         count = parts.networks * signature.sequences_per_window
         result.append(StructMember(f"{settings.name}_cells", "cells", count, cells))
     else:
@@ -208,7 +208,7 @@ def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> 
     """Return the members of the memory that calls share, beside rows and outputs."""
     result = [StructMember("float", name, count) for name, count in shape.list_work().items()]
     if not shape.is_flat and parts.has_window:
-        cells = sum(one.total for one in list_cells(shape))
+        cells = sum(cell.total for cell in list_cells(shape))
         result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
         if shape.model.pool == "attention":
             result += [StructMember("float", "largest"), StructMember("float", "weights")]
@@ -218,7 +218,7 @@ def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> 
 def measure_sizes(
     shape: NetworkShape, settings: CSettings, parts: StepParts, constants: int, num_weights: int
 ) -> CSizes:
-    """Return the sizes of a model whose constants take so many bytes."""
+    """Return the sizes of a model with this many bytes of constants."""
     signature = shape.signature
     outputs = signature.steps_out * signature.model_targets * signature.outputs
     rows = shape.rows_at_once * signature.model_inputs
@@ -238,9 +238,9 @@ def measure_sizes(
 
 def _measure(members: Iterable[StructMember]) -> int:
     """Return the bytes of a struct; members of 8 bytes have to come first."""
-    every = list(members)
-    total = sum(one.total for one in every)
-    return total + total % 8 if any(one.num_bytes == 8 for one in every) else total
+    ordered = list(members)
+    total = sum(member.total for member in ordered)
+    return total + total % 8 if any(member.num_bytes == 8 for member in ordered) else total
 
 
 def format_defines(defines: Mapping[str, int]) -> str:
@@ -313,7 +313,7 @@ def _list_columns(layout: CLayout) -> Iterator[str]:
         yield "Predictions, in physical units:"
         yield from _list_named(layout, signature.targets)
     if signature.quantiles:
-        levels = ", ".join(f"{one:g}" for one in signature.quantiles)
+        levels = ", ".join(f"{level:g}" for level in signature.quantiles)
         yield f"Each has the quantiles {levels}."
     if signature.output_range is not None:
         low, high = signature.output_range
@@ -336,8 +336,8 @@ def _describe_steps(layout: CLayout) -> Iterator[str]:
         inside = "; ".join(step.where for step in layout.prepared.steps)
         yield f"Inside {name}_step, in double: {inside}."
     elif steps := layout.model.config.data.prepare:
-        every = [name_step(number, step) for number, step in enumerate(steps, start=1)]
-        yield f"NOT inside, to be done to the rows before: {'; '.join(every)}."
+        names = [name_step(number, step) for number, step in enumerate(steps, start=1)]
+        yield f"NOT inside, to be done to the rows before: {'; '.join(names)}."
     else:
         yield "Inside: scaling, the network, predictions in physical units."
     if layout.parts.filter_past:
@@ -406,7 +406,7 @@ class CSource:
 
     layout: CLayout
     values: Mapping[str, Any]
-    """What the templates name"""
+    """The variables of the templates"""
 
     @property
     def files(self) -> dict[str, str]:
@@ -430,7 +430,7 @@ def make_source(
     holds = first.config.data.missing == "forward"
     carried = settings.carried and explain_no_steps(first.config.model) is None
     shape = NetworkShape(first.config.model, first.signature, holds, carried)
-    networks = [add_network(arrays, shape, one.weights, i) for i, one in enumerate(models)]
+    networks = [add_network(arrays, shape, model.weights, i) for i, model in enumerate(models)]
     prepared = _prepare(first, settings)
     design = None
     if settings.filtered:
@@ -447,15 +447,15 @@ def make_source(
     constants = arrays.num_bytes + scaling.pop("num_bytes") + shape.layers.num_bytes
     constants += 8 * (prepared.num_constants if prepared else 0)
     constants += 0 if design is None else design.sections.nbytes + design.weights.nbytes
-    constants += sum(one.nbytes for one in (half_widths or {}).values())
+    constants += sum(widths.nbytes for widths in (half_widths or {}).values())
     sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
     layout = CLayout(first, shape, settings, parts, sizes, prepared, about or About())
     values = {
         "arrays": "\n".join(arrays.lines),
         "networks": networks,
-        "cells": [one.text for one in list_cells(shape)],
-        "state": [one.text for one in list_state(shape, settings, parts)],
-        "work": [one.text for one in list_scratch(shape, settings, parts)],
+        "cells": [member.text for member in list_cells(shape)],
+        "state": [member.text for member in list_state(shape, settings, parts)],
+        "work": [member.text for member in list_scratch(shape, settings, parts)],
         "carried": parts.carried,
         "has_window": parts.has_window,
         "about": describe_model(layout),
@@ -485,12 +485,12 @@ def _prepare(model: PortableModel, settings: CSettings) -> PreparedColumns | Non
 
 
 def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
-    """Return what the templates have to know of the shapes."""
+    """Return the template variables that depend on the shapes."""
     signature, model, name = shape.signature, shape.model, settings.name
     value = f"const {name}_value *"
     reads_ahead = signature.future_shape[0] > 0
     extra = [*(["constants"] if signature.static else []), *(["future"] if reads_ahead else [])]
-    params = ", ".join(f"{value}{one}" for one in extra)
+    params = ", ".join(f"{value}{argument}" for argument in extra)
     return {
         "p": name,
         "version": metadata.version("slipstream"),
@@ -529,7 +529,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "extra_params": params,
         "comma_extra_params": f", {params}" if params else "",
         "extra_arguments": ", ".join(extra),
-        "comma_extra_arguments": "".join(f", {one}" for one in extra),
+        "comma_extra_arguments": "".join(f", {argument}" for argument in extra),
         **shape.layers.values,
     }
 
@@ -566,7 +566,9 @@ def _list_scaling(model: PortableModel) -> dict[str, Any]:
         low, high = signature.output_range
         result |= {"output_low": format_c_double(low), "output_high": format_c_double(high)}
         for name, edge, outwards in (("lowest", low, -math.inf), ("highest", high, math.inf)):
-            scaled = [(edge - scaler.shift[one]) / scaler.size[one] for one in signature.targets]
+            scaled = [
+                (edge - scaler.shift[target]) / scaler.size[target] for target in signature.targets
+            ]
             rounded = np.nextafter(np.array(scaled, dtype=np.float32), np.float32(outwards))
             result[name] = "{" + ", ".join(format_floats(rounded)) + "}"
         result["num_bytes"] += 8 * len(signature.targets)

@@ -39,7 +39,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     else:
         onnx.save(build_window_graph(source.run), str(folder / MODEL_FILE))
         opset = OPSET
-    others: dict[str, Runner] = {}
+    window_runners: dict[str, Runner] = {}
     rows: dict[str, PieceRunner] = {}
     if source.interface.signature.state == "carried":
         rows[MODEL_FILE] = make_pass_runner(folder / MODEL_FILE, source.interface)
@@ -51,10 +51,10 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         if source.interface.signature.state == "carried":
             rows[STEP_FILE] = make_piece_runner(folder / STEP_FILE, source.interface)
         else:
-            others[STEP_FILE] = make_step_runner(folder / STEP_FILE, source.interface)
+            window_runners[STEP_FILE] = make_step_runner(folder / STEP_FILE, source.interface)
     return WrittenExport(
         run=make_runner(folder / MODEL_FILE, source.interface),
-        others=others,
+        window_runners=window_runners,
         rows=rows,
         inside=describe_inside(source),
         versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
@@ -64,7 +64,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
 
 
 def describe_inside(source: ExportSource) -> tuple[str, ...]:
-    """List what the graph does between physical rows and physical predictions."""
+    """List the operations of the graph between physical rows and physical predictions."""
     run, signature = source.run, source.interface.signature
     model = run.first.config.model
     parts = ["scaling of the inputs"]

@@ -23,7 +23,7 @@ from slipstream.models.onnx_graph import ELEMENTS, GraphBuilder, OnnxNetwork
 
 
 class Scaled(NamedTuple):
-    """What a network reads: rows [T, S, F] and the numbers beside them [S, K], if any."""
+    """The inputs of a network: rows [T, S, F], and static and future numbers [S, K], if any."""
 
     rows: str
     static: str | None
@@ -50,21 +50,21 @@ def split_channels(graph: GraphBuilder, inputs: Scaled, signature: Signature) ->
     count = signature.sequences_per_window
     if count == 1:
         return inputs
-    others = len(signature.inputs) - count
-    own = graph.reshape(graph.slice(inputs.rows, others, others + count, axis=2), 0, -1, 1)
-    if others:
-        shared = graph.unsqueeze(graph.slice(inputs.rows, 0, others, axis=2), 2)
+    num_shared = len(signature.inputs) - count
+    rows = graph.reshape(graph.slice(inputs.rows, num_shared, num_shared + count, axis=2), 0, -1, 1)
+    if num_shared:
+        shared = graph.unsqueeze(graph.slice(inputs.rows, 0, num_shared, axis=2), 2)
         shared = graph.add("Tile", shared, graph.integers(1, 1, count, 1))
-        own = graph.concatenate(graph.reshape(shared, 0, -1, others), own, axis=2)
+        rows = graph.concatenate(graph.reshape(shared, 0, -1, num_shared), rows, axis=2)
     static = inputs.static
     if static is not None:
         tiled = graph.add("Tile", graph.unsqueeze(static, 1), graph.integers(1, count, 1))
         static = graph.reshape(tiled, -1, signature.static_width)
-    return Scaled(own, static)
+    return Scaled(rows, static)
 
 
 def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
-    """Scaled rows [T, B, F] to scaled predictions [B, H, C, Q], or logits."""
+    """Turn scaled rows [T, B, F] into scaled predictions [B, H, C, Q], or logits."""
     graph, signature = network.graph, network.signature
     rows, static = split_channels(graph, inputs, signature)
     rows, centre, spread = _normalize(network, rows)
@@ -78,7 +78,7 @@ def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
 
 
 def predict_from(network: OnnxNetwork, features: str, static: str | None) -> str:
-    """Features [S, D] to predictions [S, H, targets of a sequence, Q]."""
+    """Turn features [S, D] into predictions [S, H, targets of a sequence, Q]."""
     graph, signature = network.graph, network.signature
     joined = features if static is None else graph.concatenate(features, static, axis=-1)
     out = network.linear(joined, "head.linear")
@@ -88,7 +88,7 @@ def predict_from(network: OnnxNetwork, features: str, static: str | None) -> str
 
 
 def _decode_rows_ahead(network: OnnxNetwork, features: str, static: str) -> str:
-    """What rows that are known ahead add to the outputs of each, flat."""
+    """Return the contribution of each row that is known ahead to the outputs, flat."""
     graph, signature = network.graph, network.signature
     (rows, columns), width = signature.future_shape, signature.static_width
     fixed = width - rows * columns
@@ -102,7 +102,7 @@ def _decode_rows_ahead(network: OnnxNetwork, features: str, static: str) -> str:
 
 
 def merge_channels(graph: GraphBuilder, out: str, signature: Signature) -> str:
-    """[B * C, H, 1, Q] to [B, H, C, Q]."""
+    """Turn [B * C, H, 1, Q] into [B, H, C, Q]."""
     count = signature.sequences_per_window
     if count == 1:
         return out
@@ -111,7 +111,7 @@ def merge_channels(graph: GraphBuilder, out: str, signature: Signature) -> str:
 
 
 def _normalize(network: OnnxNetwork, rows: str) -> tuple[str, str | None, str | None]:
-    """Return the rows, and what was subtracted from each window and what it was divided by."""
+    """Return the normalized rows, and the centre and the spread of each window."""
     graph, kind, future = network.graph, network.model.normalize, len(network.signature.future)
     if kind == "none":
         return rows, None, None
@@ -131,12 +131,12 @@ def _normalize(network: OnnxNetwork, rows: str) -> tuple[str, str | None, str | 
 
 
 def _leave_out(graph: GraphBuilder, by_column: str, count: int, value: float) -> str:
-    """Set a value for the first columns of [S, F], those known ahead."""
+    """Replace the first `count` columns of [S, F], which are known ahead, by a constant."""
     if not count:
         return by_column
-    rest = graph.slice(by_column, count, np.iinfo(np.int32).max, axis=1)
+    further = graph.slice(by_column, count, np.iinfo(np.int32).max, axis=1)
     fill = graph.constant(np.array(value, dtype=np.float32))
-    return graph.add("Pad", rest, graph.integers(0, count, 0, 0), fill, mode="constant")
+    return graph.add("Pad", further, graph.integers(0, count, 0, 0), fill, mode="constant")
 
 
 def _restore(network: OnnxNetwork, out: str, centre: str, spread: str | None) -> str:
@@ -164,7 +164,7 @@ def _restore(network: OnnxNetwork, out: str, centre: str, spread: str | None) ->
 
 
 def _pool(network: OnnxNetwork, tokens: str) -> str:
-    """Tokens [T, S, D] to features [S, D]."""
+    """Pool tokens [T, S, D] into features [S, D]."""
     graph, model = network.graph, network.model
     match model.pool:
         case "attention":
@@ -184,7 +184,7 @@ def _pool(network: OnnxNetwork, tokens: str) -> str:
 
 
 def sort_quantiles(graph: GraphBuilder, out: str, signature: Signature) -> str:
-    """Put the quantiles of predictions [B, H, C, Q] in order, as those of a network need not be."""
+    """Put the quantiles of predictions [B, H, C, Q] in order; a network may swap them."""
     count = len(signature.quantiles)
     if count < 2:
         return out
@@ -201,7 +201,7 @@ def clamp(graph: GraphBuilder, out: str, signature: Signature, scaler: Scaler) -
 
 
 OPSET, IR_VERSION = 17, 8
-"""Of 2022: current browsers, MATLAB and onnxruntime since 1.13 read them"""
+"""Versions of 2022, which browsers, MATLAB and onnxruntime since 1.13 can read"""
 
 
 class Shape(NamedTuple):
@@ -244,14 +244,14 @@ def list_networks(graph: GraphBuilder, run: PortableRun) -> list[tuple[PortableM
 
 
 class InputReader:
-    """Selects and scales what each network reads; equal scalings are computed once."""
+    """Selects and scales the columns of each network; equal scalings are computed once."""
 
     def __init__(self, graph: GraphBuilder, interface: Interface) -> None:
         self._graph, self._interface = graph, interface
         self._scaled: dict[tuple[Any, ...], str] = {}
 
     def read(self, model: PortableModel) -> Scaled:
-        """Return the rows [T, B, F] and the numbers beside them [B, K] of one network."""
+        """Return the rows [T, B, F] and the static and future numbers [B, K] of one network."""
         graph, interface, signature = self._graph, self._interface, model.signature
         rows = self._scale("rows", signature.inputs, interface.inputs, model.scaler)
         if signature.context < interface.context:
@@ -277,13 +277,13 @@ class InputReader:
     def _scale(
         self, name: str, columns: Sequence[str], available: Sequence[str], scaler: Scaler
     ) -> str:
-        sizes = tuple((scaler.shift[one], scaler.size[one]) for one in columns)
+        sizes = tuple((scaler.shift[column], scaler.size[column]) for column in columns)
         key = (name, tuple(columns), sizes)
         if key not in self._scaled:
             value = name
             if tuple(columns) != tuple(available):
-                places = self._graph.integers(*(available.index(one) for one in columns))
-                value = self._graph.add("Gather", value, places, axis=-1)
+                positions = self._graph.integers(*(available.index(column) for column in columns))
+                value = self._graph.add("Gather", value, positions, axis=-1)
             dtype = np.dtype(self._interface.dtype)
             self._scaled[key] = scale(self._graph, value, columns, scaler, dtype)
         return self._scaled[key]
@@ -325,7 +325,7 @@ def _add_intervals(graph: GraphBuilder, run: PortableRun, interface: Interface) 
         point = _select_median(graph, "prediction", interface.signature, interface.dtype)
     else:
         point = graph.unsqueeze("prediction", 3)
-    widths = np.stack([(run.half_widths or {})[one] for one in interface.levels], axis=-1)
+    widths = np.stack([(run.half_widths or {})[level] for level in interface.levels], axis=-1)
     reach = graph.constant(widths.astype(interface.dtype))
     for name, kind in (("lower", "Sub"), ("upper", "Add")):
         _limit(graph, graph.add(kind, point, reach), interface, name)
@@ -338,7 +338,7 @@ def _select_median(graph: GraphBuilder, value: str, signature: Signature, dtype:
     if not share:
         return below
     above = graph.slice(value, high, high + 1, axis=3)
-    shares = [graph.constant(np.array(one, dtype=dtype)) for one in (1 - share, share)]
+    shares = [graph.constant(np.array(factor, dtype=dtype)) for factor in (1 - share, share)]
     return graph.add("Add", *map(partial(graph.add, "Mul"), (below, above), shares))
 
 
@@ -382,7 +382,7 @@ def _average(graph: GraphBuilder, run: PortableRun, predictions: Sequence[str]) 
 
 
 def _list_shares(run: PortableRun) -> list[float]:
-    """Return the share of each network in the mean."""
+    """Return the weight of each network in the mean."""
     return [
         weight / len(member.models)
         for member, weight in zip(run.members, run.weights, strict=True)
@@ -393,11 +393,11 @@ def _list_shares(run: PortableRun) -> list[float]:
 
 def _convert(graph: GraphBuilder, value: str, model: PortableModel, run: PortableRun) -> str:
     """Bring predictions [B, H, C, Q] to the targets, quantiles and scaling of the reference."""
-    own, joint, scaler = model.signature, run.signature, run.first.scaler
-    if own.quantiles != joint.quantiles:
-        value = _select_median(graph, value, own, "float32")
-    if own.targets != joint.targets:
-        order = graph.integers(*(own.targets.index(name) for name in joint.targets))
+    signature, joint, scaler = model.signature, run.signature, run.first.scaler
+    if signature.quantiles != joint.quantiles:
+        value = _select_median(graph, value, signature, "float32")
+    if signature.targets != joint.targets:
+        order = graph.integers(*(signature.targets.index(name) for name in joint.targets))
         value = graph.add("Gather", value, order, axis=2)
     size = np.array([[model.scaler.size[n] / scaler.size[n]] for n in joint.targets])
     shift = np.array(
@@ -417,14 +417,16 @@ def to_model(
 ) -> ModelProto:
     """Return the graph as a model that is checked; metadata are JSON texts."""
 
-    def declare(one: Shape) -> Any:
-        return helper.make_tensor_value_info(one.name, ELEMENTS[np.dtype(one.dtype)], one.dims)
+    def declare(shape: Shape) -> Any:
+        return helper.make_tensor_value_info(
+            shape.name, ELEMENTS[np.dtype(shape.dtype)], shape.dims
+        )
 
     proto = helper.make_graph(
         graph.nodes,
         "slipstream",
-        [declare(one) for one in inputs],
-        [declare(one) for one in outputs],
+        [declare(shape) for shape in inputs],
+        [declare(shape) for shape in outputs],
         list(graph.constants.values()),
     )
     model = helper.make_model(
@@ -440,7 +442,7 @@ def to_model(
 
 
 def explain_no_step_graph(run: PortableRun) -> str | None:
-    """Say why a run has no graph of one row; None where it has one."""
+    """Return the reason why a run has no graph for single rows; None where it has one."""
     reasons = (explain_no_steps(member.first.config.model) for member in run.members)
     return next(filter(None, reasons), None)
 

@@ -1,4 +1,4 @@
-"""Graphs of ONNX at work: a session of onnxruntime, and runners for windows, rows and series.
+"""Run ONNX graphs: sessions of onnxruntime, and runners for windows, rows and series.
 
 A server imports this module, and the package onnx only where a graph is changed.
 """
@@ -17,7 +17,7 @@ from slipstream.exporting.formats import Interface, PieceRunner, Runner, SeriesP
 from slipstream.inference.rows import PhysicalWindows
 
 STATE = "state_"
-"""Names of states begin so"""
+"""The prefix of the names of states"""
 
 
 def open_session(model: bytes | Path, threads: int = 1) -> onnxruntime.InferenceSession:
@@ -30,7 +30,7 @@ def open_session(model: bytes | Path, threads: int = 1) -> onnxruntime.Inference
 
 
 def make_runner(path: Path, interface: Interface) -> Runner:
-    """Return a function from windows to what the file computes."""
+    """Return a function that runs the file on windows."""
     session = open_session(path)
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
@@ -45,8 +45,10 @@ class StepSession:
 
     def __init__(self, path: Path, interface: Interface) -> None:
         self._session = open_session(path)
-        self._outputs = [one.name for one in self._session.get_outputs()]
-        self._states = [one for one in self._session.get_inputs() if one.name.startswith(STATE)]
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._states = [
+            state for state in self._session.get_inputs() if state.name.startswith(STATE)
+        ]
         self._sequences = interface.signature.sequences_per_window
 
     def iter_rows(
@@ -54,8 +56,8 @@ class StepSession:
     ) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
         """Yield the outputs after each row, from zero states on."""
         states = {
-            one.name: np.zeros((batch * self._sequences, *one.shape[1:]), dtype=np.float32)
-            for one in self._states
+            state.name: np.zeros((batch * self._sequences, *state.shape[1:]), dtype=np.float32)
+            for state in self._states
         }
         for row in inputs:
             values = self._session.run(self._outputs, {**row, **states})
@@ -65,8 +67,8 @@ class StepSession:
 
 
 def make_step_runner(path: Path, interface: Interface) -> Runner:
-    """Return a function from windows to what the file computes of their rows, one at a time from
-    zero states."""
+    """Return a function that runs the file on the rows of windows, one at a time from zero
+    states."""
     session = StepSession(path, interface)
 
     def run(windows: PhysicalWindows) -> Mapping[str, npt.NDArray[Any]]:
@@ -80,7 +82,7 @@ def make_step_runner(path: Path, interface: Interface) -> Runner:
 
 
 def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
-    """Return a function from the rows of a series to what the file computes after each."""
+    """Return a function that runs the file on the rows of a series, one output after each row."""
     session = StepSession(path, interface)
 
     def list_inputs(piece: SeriesPiece) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
@@ -88,36 +90,38 @@ def make_piece_runner(path: Path, interface: Interface) -> PieceRunner:
             ahead = None if piece.future is None else piece.future[number]
             values = {"row": row, "static": piece.static, "future": ahead}
             yield {
-                name: np.asarray(one, dtype=interface.dtype)[None]
-                for name, one in values.items()
-                if one is not None
+                name: np.asarray(value, dtype=interface.dtype)[None]
+                for name, value in values.items()
+                if value is not None
             }
 
     def run(piece: SeriesPiece) -> Mapping[str, npt.NDArray[Any]]:
-        every = [
+        rows = [
             [outputs[name] for name in interface.outputs]
             for outputs in session.iter_rows(list_inputs(piece), batch=1)
         ]
-        columns = map(np.concatenate, zip(*every, strict=True))
+        columns = map(np.concatenate, zip(*rows, strict=True))
         return dict(zip(interface.outputs, columns, strict=True))
 
     return run
 
 
 def make_pass_runner(path: Path, interface: Interface) -> PieceRunner:
-    """Return a function from the rows of a series to what the graph of windows computes at each.
+    """Return a function that runs the graph of windows on a series, one output for each row.
 
-    A copy of the graph goes on with every row where the file takes the last one; all else is the
-    same, so that one pass stands for the windows that end with each row.
+    The graph of windows selects the last row; a copy of it keeps all rows instead. One pass over
+    the series then gives the outputs of the windows that end with each row.
     """
     import onnx
 
     model = onnx.load(str(path))
-    constants = {one.name: onnx.numpy_helper.to_array(one) for one in model.graph.initializer}
+    constants = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer
+    }
     for node in model.graph.node:
         if node.op_type == "Gather" and np.all(constants.get(node.input[1], 0) == -1):
-            every = onnx.helper.make_node("Flatten", node.input[:1], node.output, axis=2)
-            node.CopyFrom(every)  # [rows, sequences, width] to [rows * sequences, width]
+            flatten = onnx.helper.make_node("Flatten", node.input[:1], node.output, axis=2)
+            node.CopyFrom(flatten)  # [rows, sequences, width] to [rows * sequences, width]
     session = open_session(model.SerializeToString())
 
     def run(piece: SeriesPiece) -> Mapping[str, npt.NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""What is measured: the standard cases on random numbers, or the user's own job."""
+"""The cases that the bench measures: standard ones on random numbers, or the user's own job."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ SLOW |= dict.fromkeys(("capture", "compile", "fused"), False)
 
 
 def get_preset(name: str, *, on_gpu: bool) -> dict[str, Any]:
-    """Return settings of `[engine]`: those of Slipstream itself ("auto"), of the usual advice
-    ("classic": DataLoader workers, pinned memory, fp16, cuDNN benchmark), or of the naive loop
-    ("baseline": a DataLoader, fp32, a synchronisation after every step)."""
+    """Return settings of `[engine]`: Slipstream's own choice ("auto"), the usual advice ("classic":
+    DataLoader workers, pinned memory, fp16, cuDNN benchmark), or the naive loop ("baseline": a
+    DataLoader, fp32, a synchronisation after every step)."""
     match name:
         case "auto":
             return {}
@@ -49,16 +49,16 @@ class Case:
 
     @property
     def batch(self) -> int:
-        """The windows of a forward pass, which every case has settled."""
+        """The windows of a forward pass; a case never leaves `train.batch` to "auto"."""
         assert self.config.train.batch != "auto"
         return self.config.train.batch
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting, for the record; of paths only the names of the files."""
+        """All settings, for the record; paths are reduced to file names."""
         settings: dict[str, Any] = configs.to_json_values(self.config.model_dump())
         path = settings["data"]["path"]
-        names = [Path(one).name for one in ([path] if isinstance(path, str) else path or [])]
+        names = [Path(file).name for file in ([path] if isinstance(path, str) else path or [])]
         settings["data"]["path"] = names
         del settings["out"]
         return settings
@@ -70,10 +70,10 @@ class Case:
         sizes = "/".join(map(str, dict.fromkeys(model.sizes)))
         layers = f" x {model.layers}" if model.layers > 1 and len(set(model.sizes)) == 1 else ""
         width = f" {sizes}{layers}" if model.spec.has_hidden else ""
-        both = "bidirectional " if model.bidirectional else ""
+        direction = "bidirectional " if model.bidirectional else ""
         kind = model.kind.upper() if len(model.kind) < 5 else model.kind
         rows = f"{data.context} rows x {len(self.dataset.signature.inputs)}"
-        return f"{both}{kind}{width}, {rows}, batch {self.config.train.batch}"
+        return f"{direction}{kind}{width}, {rows}, batch {self.config.train.batch}"
 
 
 def _define(kind: str, hidden: int | list[int], shape: tuple[int, int, int], **model: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One function for each command: measure, write the folder, and return what --json prints."""
+"""The commands of the bench: each measures, writes a folder, and returns the content of --json."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,7 +83,7 @@ def peers(
 
 
 def compare(old: Path, new: Path, *, out: Path | None = None) -> dict[str, Any]:
-    """Find what moved beyond the spread from one result folder to another."""
+    """Compare two result folders; a row moved if its repeats lie outside the old spread."""
     _refuse_file(out)
     return _write(results.compare_results(old, new), out)
 

@@ -1,8 +1,8 @@
 """The same job in a plain PyTorch loop, or under Lightning.
 
-The network, its first weights, the batches, the loss, the optimizer and the clipping are ours; the
-loop around them is theirs, with what their documentation advises. Run as a command, it trains a
-whole job and prints every validation loss:
+The network, its first weights, the batches, the loss, the optimizer and the clipping are
+Slipstream's; the loop around them is the framework's, set up as its documentation advises. Run as a
+command, this module trains a whole job and prints every validation loss:
 
     python -m slipstream.tools.bench.frameworks CONFIG lightning fp16 4 habits
 
@@ -68,14 +68,14 @@ class PeerSettings(NamedTuple):
     waits: bool = False
     """Whether it reads every loss, and so waits for the device"""
     threads: int | None = None
-    """Of torch on a CPU; None: every core"""
+    """Threads of torch on a CPU; None for one per core"""
 
 
 class StepTimings(NamedTuple):
     times: list[float]
-    """Milliseconds per step, of each repeat"""
+    """Milliseconds per step in each repeat"""
     losses: list[float]
-    """Of the first steps"""
+    """The losses of the first steps"""
     precision: str
 
 
@@ -125,8 +125,10 @@ class PlainRecurrent(nn.Module):
         model, core = config.model, like.core
         cell = CELLS[model.kind]
         width = core.layers[0].input_size
-        depth, both = len(model.sizes), model.bidirectional
-        self.body = cell(width, model.sizes[0], depth, bidirectional=both, dropout=model.dropout)
+        depth, bidirectional = len(model.sizes), model.bidirectional
+        self.body = cell(
+            width, model.sizes[0], depth, bidirectional=bidirectional, dropout=model.dropout
+        )
         self.shape = (-1, like.steps, like.targets, like.quantiles)
         with torch.no_grad():
             for i, layer in enumerate(core.layers):
@@ -145,10 +147,10 @@ class PlainRecurrent(nn.Module):
 
 
 def build_network(config: Config, dataset: Dataset) -> nn.Module:
-    """Build the network with the first weights of ours, as a script would write it if it can."""
+    """Build Slipstream's network with its first weights, as plain PyTorch layers where possible."""
     with torch.random.fork_rng([]):
         torch.manual_seed(hash_seed(config.seed))
-        ours = build(config.model, dataset.signature)
+        network = build(config.model, dataset.signature)
     model = config.model
     is_usual = (
         model.spec.is_recurrent
@@ -156,17 +158,17 @@ def build_network(config: Config, dataset: Dataset) -> nn.Module:
         and len(set(model.sizes)) == 1
         and not (dataset.signature.static_width or model.layer_norm or dataset.signature.masked)
     )
-    return PlainRecurrent(config, ours) if is_usual else ours
+    return PlainRecurrent(config, network) if is_usual else network
 
 
 class PeerBatchSampler:
-    """Yields the same batches as ours, one epoch after the other."""
+    """Yields the batches that Slipstream trains on, one epoch after the other."""
 
-    def __init__(self, config: Config, dataset: Dataset, which: str, *, shuffle: bool) -> None:
+    def __init__(self, config: Config, dataset: Dataset, set_name: str, *, shuffle: bool) -> None:
         assert dataset.memory is not None
         batch = cast(int, config.train.batch)
         seed = config.order_seed if shuffle else None
-        self.sampler = EpochSampler(dataset.memory.starts[which], batch, batch, seed)
+        self.sampler = EpochSampler(dataset.memory.starts[set_name], batch, batch, seed)
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -181,12 +183,12 @@ class PeerBatchSampler:
 
 
 def build_loader(
-    config: Config, dataset: Dataset, peer: PeerSettings, which: str = "train"
+    config: Config, dataset: Dataset, peer: PeerSettings, set_name: str = "train"
 ) -> DataLoader[Any]:
     assert dataset.memory is not None
     return DataLoader(
         WindowDataset(dataset.memory.series),
-        batch_sampler=PeerBatchSampler(config, dataset, which, shuffle=which == "train"),
+        batch_sampler=PeerBatchSampler(config, dataset, set_name, shuffle=set_name == "train"),
         num_workers=peer.workers,
         persistent_workers=peer.workers > 0,
         pin_memory=peer.pinned and machine.choose_device(config.engine.device).type == "cuda",
@@ -206,7 +208,7 @@ def compute_loss(model: nn.Module, batch: list[Tensor], config: Config, dataset:
 
 
 def _compute_masked_loss(model: nn.Module, inputs: Tensor, config: Config) -> Tensor:
-    """Compute the loss of masked rows: new ones in every step, in validation always the same."""
+    """Compute the loss of masked rows: a new mask in every step, a fixed one in validation."""
     key = torch.randint(2**62, (), device=inputs.device) if model.training else None
     mask = noise.mask_windows(config.pretrain, inputs, key)
     places = noise.find_masked_rows(config.pretrain, mask)
@@ -287,7 +289,7 @@ class PlainTrial(TimedWorkload):
 def time_plain_steps(
     config: Config, dataset: Dataset, peer: PeerSettings, *, warm_up: int, repeats: int, steps: int
 ) -> StepTimings:
-    """Time steps of the plain loop, after those that warm it up."""
+    """Time steps of the plain loop after some steps to warm up."""
     trial = PlainTrial(config, dataset, peer, first=warm_up)
     try:
         times = [trial.measure_ms_per_step(steps) for _ in range(repeats)]
@@ -389,7 +391,7 @@ def _build_trainer(config: Config, peer: PeerSettings, **more: Any) -> Any:
 def time_lightning_steps(
     config: Config, dataset: Dataset, peer: PeerSettings, *, warm_up: int, repeats: int, steps: int
 ) -> StepTimings:
-    """Time steps under Lightning, after those that warm it up."""
+    """Time steps under Lightning after some steps to warm up."""
     import lightning
 
     device = machine.choose_device(config.engine.device)

@@ -45,26 +45,26 @@ class Rung(NamedTuple):
     """A plain PyTorch loop, or Slipstream with these settings of `engine`"""
     startup_s: float = 0.0
     copies: int | None = None
-    """Another `augment.cache` than that of the config"""
+    """Replaces the config's `augment.cache`"""
 
 
 @dataclass
 class RungTrial:
-    """A rung that is measured."""
+    """A rung with its workload and its measurements."""
 
     rung: Rung
     workload: TrainingWorkload | PlainTrial | None = None
     problem: str = ""
     """Why there is no workload: it failed, or was left out"""
     measured: dict[str, Any] = field(default_factory=dict)
-    """What is measured once"""
+    """Figures that are measured once, such as memory"""
     repeats: list[float] = field(default_factory=list)
 
 
 def list_rungs(config: Config, *, on_gpu: bool) -> Iterator[Rung]:
     """Yield the rungs from the loop that most people start with to Slipstream's own choice.
 
-    The lower ones are plain PyTorch, as in a script, up to what a DataLoader allows.
+    The lower rungs are plain PyTorch scripts with a DataLoader.
     """
     recurrent, device = config.model.spec.is_recurrent, config.engine.device
     plain = PeerSettings("", "plain", "fp32", 0, fused=False, pinned=False, waits=True)
@@ -181,7 +181,7 @@ def _time_in_turns(
 
 
 def open_trial(case: Case, rung: Rung, device: torch.device) -> RungTrial:
-    """Set up the rung's workload and measure its memory, and on a GPU how busy that is."""
+    """Set up the rung's workload; measure its memory and, on a GPU, the utilisation."""
     memory = PeakMemory(device)
     trial = RungTrial(rung)
     try:
@@ -214,7 +214,8 @@ def _build_workload(case: Case, rung: Rung) -> TrainingWorkload | PlainTrial:
 class PeakMemory:
     """Measures the peak of memory from its creation on, above the use at that time.
 
-    It is the GPU's memory, or that of this process where Linux allows a reset of its peak.
+    On a GPU it measures the GPU's memory; without one, this process's memory where Linux allows a
+    reset of the peak.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -154,7 +154,7 @@ def _count_epochs(case: Case, seeds: int, share_s: float, watch: ProgressCallbac
 
 
 def _train(case: Case, preset: str, seed: int, epochs: int) -> tuple[float, str]:
-    """Return the best validation metric of one run, and the precision of that run."""
+    """Train once; return the best validation metric and the precision."""
     config = _make_config(case, preset, seed=seed, epochs=epochs)
     with tempfile.TemporaryDirectory() as out:
         task, chosen = prepare_task(config, case.dataset)

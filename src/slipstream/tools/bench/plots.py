@@ -20,7 +20,7 @@ from slipstream.reporting.charts import (
 from slipstream.tools.bench.results import BenchResult, ResultRow, format_ratio
 
 ROOM = 1.35
-"""Of the longest bar, so that the text beside it has room"""
+"""Width of the axis relative to the longest bar, so that the text beside it has room"""
 
 
 def plot(outcome: BenchResult, folder: Path) -> Path | None:

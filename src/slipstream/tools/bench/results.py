@@ -18,7 +18,7 @@ from slipstream.base import machine
 from slipstream.base.errors import UserError
 
 ProgressCallback = Callable[[str, float], None]
-"""Receives what is being measured and the share of the time that has passed"""
+"""Receives the name of the current measurement and the share of the time that has passed"""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ResultTable(NamedTuple):
 
 
 class TimeBudget:
-    """A limit of time, counted from the creation."""
+    """A time limit that starts when the object is created."""
 
     def __init__(self, minutes: float) -> None:
         self.began = time.monotonic()
@@ -105,7 +105,7 @@ class BenchResult:
 
 
 def write_result(result: BenchResult, folder: Path) -> dict[str, Any]:
-    """Write results.json, results.csv and summary.md; return what --json prints."""
+    """Write results.json, results.csv and summary.md; return the content of --json."""
     folder.mkdir(parents=True, exist_ok=True)
     content = result.to_dict()
     runs.write_json(folder / "results.json", content)
@@ -125,7 +125,7 @@ def _format_summary(result: BenchResult, hardware: dict[str, Any]) -> str:
 
 
 def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write one line per repeat, with every single value of its row."""
+    """Write one line per repeat, with every scalar of its row."""
     names = dict.fromkeys(
         name
         for row in rows
@@ -157,7 +157,8 @@ def format_ratio(value: float) -> str:
 
 
 def compare_results(old: Path, new: Path) -> BenchResult:
-    """Compare every row that both have; it moved if the ranges of the repeats do not overlap."""
+    """Compare the rows that both folders have; a row moved if the ranges of its repeats do not
+    overlap."""
     before, after = (_read(folder) for folder in (old, new))
     if before["kind"] != after["kind"]:
         raise UserError(
@@ -167,10 +168,10 @@ def compare_results(old: Path, new: Path) -> BenchResult:
     rows, missing = [], set(old_rows)
     for row in after["rows"]:
         key = (row["case"], row["way"], row["unit"])
-        other = old_rows.get(key)
+        old_row = old_rows.get(key)
         missing.discard(key)
-        if other and other["repeats"] and row["repeats"]:
-            rows.append(_compare_rows(other, row))
+        if old_row and old_row["repeats"] and row["repeats"]:
+            rows.append(_compare_rows(old_row, row))
     if not rows:
         raise UserError(f"{old} and {new} have no case and variant in common")
     num_moved = sum(row.extra["moved"] for row in rows)

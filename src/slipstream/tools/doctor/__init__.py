@@ -16,8 +16,8 @@ __all__ = ["examine", "examine_job", "find_problems"]
 def examine(tell: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Take the inventory, try every technique and measure a plan, in about 25 seconds.
 
-    `tell` receives a line at the start of each part. What does not work is reported with its
-    reason, and no trial can make the others fail.
+    `tell` receives a line at the start of each part. A technique that fails is reported with
+    its reason, and no trial can make another one fail.
     """
     say = tell or (lambda _: None)
     start = time.perf_counter()

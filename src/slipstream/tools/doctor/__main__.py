@@ -9,5 +9,5 @@ from slipstream.runs import to_json
 from slipstream.tools.doctor import techniques
 
 if __name__ == "__main__":  # DataLoader workers import this module again
-    result = techniques.try_one(*sys.argv[1:])
+    result = techniques.try_by_name(*sys.argv[1:])
     sys.stdout.write("\n" + to_json(result, indent=None) + "\n")

@@ -39,7 +39,7 @@ NVIDIA, DISPLAY = "0x10de", "0x03"
 
 
 def take_inventory() -> dict[str, Any]:
-    """Collect what is known without running anything on a device."""
+    """Return the inventory; nothing is run on a device."""
     driver = nvml.read_driver()  # before torch touches a GPU and is itself a process on it
     known = driver.pop("gpus")
     for gpu in known:
@@ -73,21 +73,23 @@ def take_inventory() -> dict[str, Any]:
 
 
 def name_throttle_causes(reasons: Iterable[str]) -> list[str]:
-    """Return which of heat and power are behind NVML's reasons for a reduced clock."""
+    """Translate NVML's reasons for a reduced clock into "heat" and "power"."""
     present = set(reasons)
     return [cause for cause, group in THROTTLE_CAUSES.items() if present & group]
 
 
 def _find_torch_requirement() -> str:
-    """Return what our own package requires of torch, in pip's notation."""
+    """Return Slipstream's requirement on torch, in pip's notation."""
     requirements: list[str] = []
     with suppress(importlib.metadata.PackageNotFoundError):  # run from its source
         requirements = importlib.metadata.requires("slipstream") or []
-    return next((one for one in requirements if one.startswith("torch")), "torch")
+    return next(
+        (requirement for requirement in requirements if requirement.startswith("torch")), "torch"
+    )
 
 
 def _describe_cuda() -> dict[str, Any]:
-    """Return torch's side of CUDA; `why` is its explanation where it sees no GPU."""
+    """Return torch's view of CUDA; `why` is its explanation where it sees no GPU."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
@@ -106,8 +108,8 @@ def format_cudnn_version(number: int | None) -> str | None:
     """Format 91002 as 9.10.2; before version 9, 8902 was 8.9.2."""
     if number is None:
         return None
-    major, rest = divmod(number, 10_000 if number >= 90_000 else 1_000)
-    return f"{major}.{rest // 100}.{rest % 100}"
+    major, remainder = divmod(number, 10_000 if number >= 90_000 else 1_000)
+    return f"{major}.{remainder // 100}.{remainder % 100}"
 
 
 def _list_gpus(known: list[dict[str, Any]], cuda: dict[str, Any]) -> list[dict[str, Any]]:
@@ -131,7 +133,7 @@ def _list_gpus(known: list[dict[str, Any]], cuda: dict[str, Any]) -> list[dict[s
 
 
 def _find_nvidia_signs() -> Iterator[str]:
-    """Yield what indicates an NVIDIA GPU in this machine, whether or not it can be used."""
+    """Yield the signs of an NVIDIA GPU in this machine, whether or not it can be used."""
     paths = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/dxg")  # the last one is WSL's
     yield from (path for path in paths if Path(path).exists())
     if tool := shutil.which("nvidia-smi"):

@@ -1,4 +1,4 @@
-"""Finds what is wrong with a machine, and the fix: pure functions of an examination."""
+"""Finds a machine's problems and their fixes: pure functions of an examination."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from slipstream.base.text import format_count, format_ms
 
 GB = 1e9
 SHM_BYTES = 1 * GB
-"""Workers pass batches through it; Docker's default is 64 MB."""
+"""Workers pass batches through shared memory; Docker's default is 64 MB"""
 DISK_BYTES = 2 * GB
 MEMORY_BYTES, MEMORY_SHARE = 1 * GB, 0.1
 SWAPPED_BYTES = 0.5 * GB
@@ -112,12 +112,14 @@ def _check_gpu_load(machine: Facts) -> Iterator[Problem]:
     cards = _list_visible(machine)
     for gpu in cards:
         name = f"{gpu['device']} ({gpu['name']})"
-        others = [card["device"] for card in cards if card is not gpu]
-        elsewhere = f"; or take another GPU: --set engine.device={others[0]}" if others else ""
+        alternatives = [card["device"] for card in cards if card is not gpu]
+        elsewhere = (
+            f"; or take another GPU: --set engine.device={alternatives[0]}" if alternatives else ""
+        )
         if "heat" in gpu["throttled"]:
-            at = "" if gpu["temperature_c"] is None else f", {gpu['temperature_c']} °C,"
+            temperature = "" if gpu["temperature_c"] is None else f", {gpu['temperature_c']} °C,"
             yield Problem(
-                f"{name} is too hot{at} and slows its clock",
+                f"{name} is too hot{temperature} and slows its clock",
                 "give it air, or less power: sudo nvidia-smi -pl WATTS; watch it with: "
                 "nvidia-smi -q -d TEMPERATURE,PERFORMANCE",
             )
@@ -127,11 +129,15 @@ def _check_gpu_load(machine: Facts) -> Iterator[Problem]:
                 "look at the limit with: nvidia-smi -q -d POWER; raise it with: "
                 "sudo nvidia-smi -pl WATTS",
             )
-        for other in gpu["processes"]:
-            who = f"process {other['pid']}" + (f" ({other['name']})" if other["name"] else "")
-            used = other["memory_bytes"]
-            what = "is at work on" if used is None else f"holds {used / GB:.1f} GB of"
-            yield Problem(f"{who} {what} {name}", f"kill {other['pid']}, if it is yours{elsewhere}")
+        for process in gpu["processes"]:
+            owner = f"process {process['pid']}" + (
+                f" ({process['name']})" if process["name"] else ""
+            )
+            used = process["memory_bytes"]
+            activity = "is at work on" if used is None else f"holds {used / GB:.1f} GB of"
+            yield Problem(
+                f"{owner} {activity} {name}", f"kill {process['pid']}, if it is yours{elsewhere}"
+            )
         if gpu["processes"]:
             continue
         if (gpu["busy_percent"] or 0) >= BUSY_PERCENT:
@@ -216,15 +222,15 @@ def _check_techniques(machine: Facts, techniques: list[Facts]) -> Iterator[Probl
     """Report techniques that failed, unless a missing tool explains it."""
     known = {"torch.compile", "Triton kernel"}
     tools = machine["compiler"] and (machine["triton"] or not machine["cuda"]["available"])
-    for one in techniques:
-        if one.get("alternative_ms"):
-            yield from _check_threads(machine, one)
-        if one["works"] is not False or (one["name"] in known and not tools):
+    for technique in techniques:
+        if technique.get("alternative_ms"):
+            yield from _check_threads(machine, technique)
+        if technique["works"] is not False or (technique["name"] in known and not tools):
             continue
-        fix = one["fix"]
-        if "Python.h" in one["why"]:
+        fix = technique["fix"]
+        if "Python.h" in technique["why"]:
             fix = f"sudo apt install python3-dev, or {fix}"
-        yield Problem(f"{one['name']} does not work: {one['why']}", fix)
+        yield Problem(f"{technique['name']} does not work: {technique['why']}", fix)
 
 
 def _check_threads(machine: Facts, technique: Facts) -> Iterator[Problem]:

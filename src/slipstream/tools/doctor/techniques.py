@@ -25,7 +25,7 @@ from slipstream.tools.doctor import trials
 TIMEOUT_S = 60.0
 """How long a technique may take in a process of its own"""
 TIMED_OUT = "no end after"
-"""How the reason begins where a technique was still running when the time was up"""
+"""The start of the reason where a technique ran out of time"""
 
 
 class NotApplicable(Exception):
@@ -36,18 +36,18 @@ class NotApplicable(Exception):
 class Technique:
     name: str
     setting: str
-    """The setting that requests it"""
+    """The setting that requests the technique"""
     fix: str
-    """What the user types where it fails"""
+    """The command or setting that helps where the technique fails"""
     run: Callable[[torch.device], tuple[float | None, str] | tuple[float, str, float]]
     """Returns milliseconds per step, where they mean something, a remark, and the milliseconds of
     the alternative, where there is one; or raises"""
     device: str | None = None
-    """The only kind of device that it applies to"""
+    """The kind of device that the technique needs; None for any"""
     capability: tuple[int, int] = (0, 0)
-    """The compute capability that it needs"""
+    """The compute capability that the technique needs"""
     isolated: bool = False
-    """Whether it may hang or crash, and so runs in a process of its own"""
+    """Whether the technique may hang or crash, and so runs in a process of its own"""
 
     def check(self, device: torch.device) -> None:
         """Refuse a device to which the technique does not apply."""
@@ -94,7 +94,7 @@ class IsolatedTrial:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Kill the process and all that it has started, if it still runs."""
+        """Kill the process and its children, if it still runs."""
         if not self.ended:
             machine.kill_process_group(self._process.pid)
         with suppress(subprocess.TimeoutExpired):
@@ -103,7 +103,9 @@ class IsolatedTrial:
 
 def try_in_process(device: torch.device) -> list[dict[str, Any]]:
     """Try every technique that is safe in this process."""
-    results = [try_technique(one, device) for one in TECHNIQUES if not one.isolated]
+    results = [
+        try_technique(technique, device) for technique in TECHNIQUES if not technique.isolated
+    ]
     trials.time_plain_step.cache_clear()
     with suppress(RuntimeError):  # from a device that no longer answers
         recovery.free_memory()
@@ -116,15 +118,15 @@ def try_isolated(device: torch.device) -> list[dict[str, Any]]:
     deadline = time.perf_counter() + TIMEOUT_S
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         try:
-            for one in TECHNIQUES:
-                if one.isolated and one.device in (None, device.type):
-                    running[one.name] = IsolatedTrial(one.name, device, cache)
+            for technique in TECHNIQUES:
+                if technique.isolated and technique.device in (None, device.type):
+                    running[technique.name] = IsolatedTrial(technique.name, device, cache)
             return [
-                _build_result(one, running[one.name].wait(deadline))
-                if one.name in running
-                else try_technique(one, device)
-                for one in TECHNIQUES
-                if one.isolated
+                _build_result(technique, running[technique.name].wait(deadline))
+                if technique.name in running
+                else try_technique(technique, device)
+                for technique in TECHNIQUES
+                if technique.isolated
             ]
         finally:
             for process in running.values():
@@ -155,9 +157,11 @@ def _build_result(technique: Technique, outcome: Mapping[str, Any]) -> dict[str,
     return {"name": technique.name, **about, **empty, **outcome}
 
 
-def try_one(name: str, device: str) -> dict[str, Any]:
-    """Try one technique by its name: what the isolated process does."""
-    return try_technique(next(one for one in TECHNIQUES if one.name == name), torch.device(device))
+def try_by_name(name: str, device: str) -> dict[str, Any]:
+    """Try the technique of this name; the main function of an isolated process."""
+    return try_technique(
+        next(technique for technique in TECHNIQUES if technique.name == name), torch.device(device)
+    )
 
 
 def _try_setting(**engine: Any) -> Callable[[torch.device], tuple[float, str]]:
@@ -183,21 +187,23 @@ def _try_onednn(device: torch.device) -> tuple[float, str]:
         raise NotApplicable("torch is built without oneDNN")
     if not _uses_onednn():
         raise RuntimeError("torch used its own recurrent layers instead of oneDNN's")
-    ms, other = (trials.time_changed_step(device, change={"onednn": on}).ms for on in (True, False))
-    return ms, f"torch's own layers {format_ms(other)}"
+    ms, plain_ms = (
+        trials.time_changed_step(device, change={"onednn": on}).ms for on in (True, False)
+    )
+    return ms, f"torch's own layers {format_ms(plain_ms)}"
 
 
 def _try_native_kernels(device: torch.device) -> tuple[float, str]:
     if find_compiler() is None:
         raise NotApplicable("needs a C compiler (gcc or clang)")
-    other = trials.time_plain_step(device).ms
+    plain_ms = trials.time_plain_step(device).ms
 
     def check(job: SingleStep) -> None:
         if not job.kernels():
             raise RuntimeError("the C compiler failed")
 
     ms = trials.time_changed_step(device, rnn="slipstream", check=check).ms
-    return ms, f"PyTorch's layers {format_ms(other)}"
+    return ms, f"PyTorch's layers {format_ms(plain_ms)}"
 
 
 def _uses_onednn() -> bool:
@@ -209,17 +215,17 @@ def _uses_onednn() -> bool:
         if node is not None:
             if "Mkldnn" in node.name():
                 return True
-            left += [other for other, _ in node.next_functions]
+            left += [inner for inner, _ in node.next_functions]
     return False
 
 
 def _try_threads(device: torch.device) -> tuple[float, str] | tuple[float, str, float]:
     cores = machine.count_available_cores()
-    one = trials.time_changed_step(device, threads=1).ms
+    single_ms = trials.time_changed_step(device, threads=1).ms
     if cores == 1:
-        return one, "there is one core to use"
+        return single_ms, "there is one core to use"
     ms = trials.time_changed_step(device, threads=cores).ms
-    return ms, f"with one thread {format_ms(one)}", one
+    return ms, f"with one thread {format_ms(single_ms)}", single_ms
 
 
 def _try_workers(device: torch.device) -> tuple[None, str]:
@@ -233,9 +239,9 @@ def _try_compile(device: torch.device) -> tuple[None, str]:
 
 
 def _try_own_kernels(device: torch.device) -> tuple[float, str]:
-    other = trials.time_changed_step(device, precision="fp16").ms
+    cudnn_ms = trials.time_changed_step(device, precision="fp16").ms
     ms = trials.time_changed_step(device, precision="fp16", rnn="slipstream").ms
-    return ms, f"by cuDNN {format_ms(other)}"
+    return ms, f"by cuDNN {format_ms(cudnn_ms)}"
 
 
 def _try_triton(device: torch.device) -> tuple[None, str]:

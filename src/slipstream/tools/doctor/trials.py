@@ -24,7 +24,7 @@ from slipstream.training import advice
 from slipstream.training.fitting import load_dataset
 
 SAME_LOSS = 0.05
-"""The relative difference that a technique's losses may have from those of the plain step"""
+"""The largest relative difference between the losses of a technique and of the plain step"""
 STEPS = capture.EAGER_FIRST + 2
 """Steps of one repeat: after the first repeat, a captured step is replayed"""
 REPEATS = 2
@@ -50,14 +50,14 @@ TYPICAL: dict[str, Any] = {
 
 class TechniqueTiming(NamedTuple):
     ms: float
-    """Per step"""
+    """Milliseconds per step"""
     loss: float
-    """Mean over the first steps"""
+    """Mean loss of the first steps"""
 
 
 @functools.cache
 def time_plain_step(device: torch.device, kind: str = "lstm") -> TechniqueTiming:
-    """Time the reference of all other steps: fp32, eager, on the device."""
+    """Time the step that all others are compared with: fp32, eager, on the device."""
     timing = _time_steps(device, kind)
     if not np.isfinite(timing.loss):
         raise RuntimeError(f"the loss is {timing.loss}")
@@ -65,7 +65,7 @@ def time_plain_step(device: torch.device, kind: str = "lstm") -> TechniqueTiming
 
 
 def time_changed_step(device: torch.device, kind: str = "lstm", **how: Any) -> TechniqueTiming:
-    """Time some steps and compare their losses with those of the plain step."""
+    """Time steps with changed settings and compare their losses with the plain step's."""
     timing, expected = _time_steps(device, kind, **how), time_plain_step(device, kind).loss
     if not abs(timing.loss - expected) <= SAME_LOSS * abs(expected):
         raise RuntimeError(f"gave other losses: {timing.loss:.4g} instead of {expected:.4g}")
@@ -126,7 +126,7 @@ def summarize_error(error: BaseException) -> str:
 
 
 def examine_job(path: Path, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Load a job's data, note what is suspicious, and try what often helps for a few seconds."""
+    """Load a job's data, list its problems, and try changes that often help for a few seconds."""
     config = configs.load(path)
     custom.allow_classes(config)
     tell(f"reading the data of {path} ...")
