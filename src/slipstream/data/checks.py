@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from slipstream.base.text import format_count, format_number
 from slipstream.config import Signature
@@ -61,9 +62,12 @@ def _sample(dataset: Dataset, rows: Ints | None = None) -> Values:
     assert dataset.memory is not None
     values: Values = dataset.memory.series.values.numpy()
     limit = min(MAX_ROWS, max(MAX_VALUES // values.shape[1], 1))
-    num_rows = len(values) if rows is None else len(rows)
-    stride = max(-(-num_rows // limit), 1)
-    return values[::stride] if rows is None else values[rows[::stride]]
+    rows = np.arange(len(values)) if rows is None else rows
+    rows = rows[:: max(-(-len(rows) // limit), 1)]
+    sample = torch.from_numpy(values[rows])
+    series = dataset.memory.series
+    scaled: Values = series.to_table_scale(sample, torch.from_numpy(rows), slice(None)).numpy()
+    return scaled
 
 
 def _to_physical(dataset: Dataset, name: str, scaled: float) -> float:
@@ -157,7 +161,7 @@ def _find_counters(dataset: Dataset) -> Iterator[str]:
         elif (
             count > 2
             and not steps.any()
-            and _numbers_series(values[offsets[:-1], i], dataset, name)
+            and _numbers_series(_sample(dataset, offsets[:-1])[:, i], dataset, name)
         ):
             yield (
                 f'input "{name}" is a number of its own for each of the {count:,} series: an id '

@@ -28,7 +28,14 @@ from slipstream.data.loading import (
 from slipstream.data.prepare.chain import Replay, Source, mark_unknown_rows
 from slipstream.data.prepare.steps import Limits
 from slipstream.data.roles import build_signature
-from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
+from slipstream.data.scaler import (
+    Scaler,
+    SeriesFit,
+    complete_scaler,
+    fit_scaler,
+    merge_scalers,
+    scale_static,
+)
 from slipstream.data.series import Ints, SeriesIndex, Times
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.table import SourceFile, concatenate_tables
@@ -250,14 +257,24 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         index = replace(index, look_ahead=source.tables[0].look_ahead)
     signature = build_signature(config, roles, index.step, source.classes)
     assignment, ranges = splits.find_windows(index, data, signature)
+    trained = assignment.find_series(splits.TRAIN, index.offsets)
+    fit = None
+    if data.scale_by != "global":
+        fit = SeriesFit(index, signature, data.scale, trained, known)
     scaler, unknown, num_missing = stream.scan_values(
-        table, signature, assignment, data.scale, index
+        table, signature, assignment, data.scale, index, fit
     )
     index = replace(index, unknown=unknown, num_missing=num_missing)
     ranges, left_out = splits.exclude_unknown(ranges, index, signature)
     num_windows = {name: len(windows) for name, windows in ranges.items()}
-    trained = assignment.find_series(splits.TRAIN, index.offsets)
     scaler = complete_scaler(scaler, signature, static, trained, known)
+    if fit is not None:
+        parts = [fit.finish(name, scaler, data.scale_by, known) for name in fit.columns]
+        if data.scale_by == "series":
+            scaler = fit.to_scaler(scaler)
+        else:
+            selected = [part.select(part.shift) for part in parts]
+            scaler, fit = merge_scalers(data.scale, [scaler, *selected]), None
     scaled = scale_static(static, scaler, signature)
     return Dataset(
         signature=signature,
@@ -271,7 +288,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
             *missing.describe_left_out(left_out, num_windows, signature),
         ),
         files=source.files,
-        stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges),
+        stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges, fit),
     )
 
 

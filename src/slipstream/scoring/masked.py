@@ -170,7 +170,7 @@ def score_masked_rows(
             series = chunk.series_ids[local].to(filler.plan.device)
             starts = filled.starts.to(series.device) + chunk.first_row
             for name, sums in scores.items():
-                sums.update(filled, filled.rows[name], starts, series)
+                sums.update(filled, filled.rows[name], starts, series, chunk.series)
             latent.update(filled.tokens)
             examples.add(filled, chunk)
     metrics = {name: sums.compute() for name, sums in scores.items()}
@@ -197,11 +197,18 @@ class MaskedSums:
         self.by_distance = torch.zeros(2, signature.context, dtype=torch.float64)
         """Count and squared error"""
 
-    def update(self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor) -> None:
-        """Add the errors of masked rows as they are in `rows`."""
+    def update(
+        self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor, source: Series
+    ) -> None:
+        """Add the errors of masked rows as they are in `rows`, of windows of `source`."""
         places = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
         point, truth = (self._select(values, places) for values in (rows, filled.inputs))
-        self.sums.add(point, truth, starts, series)
+        scales = find_column_scales(source, filled.starts, len(self.sums.columns))
+        if scales is None:
+            self.sums.add(point, truth, starts, series)
+        else:
+            factor, offset = scales.to(point.device)
+            self.sums.add(point * factor + offset, truth * factor + offset, starts, series)
         squares = (point - truth).square().double()
         independent = self.channels > 1
         squares = squares.transpose(1, 2).flatten(0, 1) if independent else squares.mean(dim=2)
@@ -228,6 +235,15 @@ class MaskedSums:
                 if count
             ],
         }
+
+
+def find_column_scales(series: Series, starts: Tensor, count: int) -> Tensor | None:
+    """Return the factor and the offset of each window's last `count` columns, [2, B, 1, count],
+    to the scale of the whole table; None where all series have that scale."""
+    if series.scales is None:
+        return None
+    scales = series.scales[..., series.num_inputs - count : series.num_inputs]
+    return scales[:, series.find_series(starts), None]
 
 
 class LatentSums:
@@ -280,12 +296,17 @@ class ExampleCollector:
             "series": [index.series_names[owner]] * rows,
             "row": first - index.offsets[owner] + np.arange(rows),
         }
-        for i, name in enumerate(signature.inputs if channels == 1 else signature.targets):
+        names = signature.inputs if channels == 1 else signature.targets
+        scales = find_column_scales(chunk.series, filled.starts[place : place + 1], len(names))
+        for i, name in enumerate(names):
             if name in columns:  # the place of rows, or what another column was filled in with
                 continue
             sequence, column = (place, i) if channels == 1 else (place * channels + i, -1)
             for suffix, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
                 scaled = values[:, sequence, column].double().cpu().numpy()
+                if scales is not None:
+                    factor, offset = scales[:, 0, 0, i].tolist()
+                    scaled = scaled * factor + offset
                 columns[name + suffix] = scaled * scaler.size[name] + scaler.shift[name]
             columns[f"{name}_masked"] = filled.mask[:, sequence].cpu().numpy()
         return pa.table(columns)

@@ -291,7 +291,8 @@ def build_columns(
     widths = {level: width.cpu().numpy() for level, width in (half_widths or {}).items()}
     truth = None if batch.truth is None else batch.truth.cpu().numpy()
     scaled = batch.prediction.cpu().numpy()
-    values = to_physical(scaled, dataset.signature, dataset.scaler, widths, truth)
+    factor = None if batch.factor is None else batch.factor.cpu().numpy()
+    values = to_physical(scaled, dataset.signature, dataset.scaler, widths, truth, factor)
     return list_number_columns(values, dataset.signature)
 
 

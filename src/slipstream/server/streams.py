@@ -403,6 +403,8 @@ class SteppedRows(NamedTuple):
     """Of all new rows"""
     state: StreamState
     notes: tuple[str, ...]
+    factors: Floats | None = None
+    """[N, 1, C]: the relative size of the stream's series, with `data.scale_by = "series"`"""
 
 
 class RowSteps:
@@ -461,7 +463,10 @@ class RowSteps:
             missing = max(signature.context - 1 - min(counts, default=0), 0)
         state = StreamState(self._before.num_rows + len(self._rows), missing, self._arrays)
         ends = np.array(list(self._predictions), dtype=np.int64)
-        return SteppedRows(values, ends, self._time, state, self._notes)
+        factors = None
+        if predictions and predictions[0].factor is not None:
+            factors = np.stack([np.asarray(prediction.factor) for prediction in predictions])
+        return SteppedRows(values, ends, self._time, state, self._notes, factors)
 
 
 def _list_values(table: DataTable, name: str) -> list[Any]:

@@ -122,7 +122,7 @@ def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str
         for name in ours.spec.encoder_settings
     }
     pairs["model.hidden"] = list(ours.sizes), list(theirs.sizes)
-    for name in ("scale", "channels"):
+    for name in ("scale", "scale_by", "channels"):
         pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
     if ours.normalize != "none":  # which leaves columns that are known ahead as they are
         pairs["data.future"] = sorted(config.data.future), sorted(encoder.signature.future)
