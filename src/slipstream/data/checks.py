@@ -14,7 +14,7 @@ from slipstream.base.text import format_count, format_number
 from slipstream.config import Signature
 from slipstream.data import series
 from slipstream.data.dataset import Dataset
-from slipstream.data.scaler import order_columns
+from slipstream.data.scaler import SeriesMoments, order_columns
 
 Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -31,6 +31,8 @@ OUTSIDE = 0.25
 """A note is written from this share of test rows outside the range of the training rows on"""
 UNLIKE = 0.7
 """The largest distance between the distributions of two sets (Kolmogorov-Smirnov) without a note"""
+UNEQUAL = 100
+"""The largest ratio between the deviations of two series without a note"""
 MAX_NAMED = 3
 MIN_ROWS = 30
 """A set with fewer rows gets no note: its statistics mean little"""
@@ -46,6 +48,7 @@ def find_suspicious(dataset: Dataset) -> list[str]:
         _find_copies,
         _find_counters,
         _compare_sets,
+        _compare_series,
     )
     return [note for check in checks for note in check(dataset)]
 
@@ -210,6 +213,33 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
             )
     if outside:
         yield _describe_outside(outside, signature)
+
+
+def _compare_series(dataset: Dataset) -> Iterator[str]:
+    """Note targets of which the series differ much in size, where all have one scale."""
+    assert dataset.memory is not None
+    offsets, names = dataset.index.offsets, dataset.index.series_names
+    signature = dataset.signature
+    if len(names) < 2 or signature.classes or dataset.scaler.series or dataset.by_window:
+        return
+    owners = np.repeat(np.arange(len(names)), np.diff(offsets))
+    for i, name in enumerate(signature.targets):
+        if name not in signature.inputs or name in signature.future:
+            continue
+        column = dataset.memory.series.targets[:, i].double().numpy()
+        known = ~np.isnan(column)
+        fit = SeriesMoments(len(names))
+        fit.add(column[known], owners[known])
+        spread = fit.deviation * dataset.scaler.size[name]
+        used = np.flatnonzero(spread > 1e-6 * dataset.scaler.deviation[name])
+        if len(used) < 2 or spread[used].max() <= UNEQUAL * spread[used].min():
+            continue
+        small, large = used[spread[used].argmin()], used[spread[used].argmax()]
+        yield (
+            f'target "{name}": the series differ in size: its deviation is {spread[small]:.3g} in '
+            f'"{names[small]}" and {spread[large]:.3g} in "{names[large]}", so that the large '
+            'series decide the loss; data.scale_by = "series" scales each by itself'
+        )
 
 
 def _describe_outside(outside: dict[str, str], signature: Signature) -> str:

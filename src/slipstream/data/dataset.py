@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,8 @@ class Dataset:
     """Windows without a target, by set, of all folds together; they are not in `num_windows`"""
     limits: dict[str, Limits] = field(default_factory=dict)
     """The ranges that steps of `data.prepare` were fitted to, by the step's number"""
+    by_window: bool = False
+    """Whether the model scales each window by itself (`data.scale_by = "window"`)"""
     latency: int = 0
     """The number of rows after which a row's inputs are known, because steps look ahead"""
 
@@ -121,6 +124,36 @@ class Dataset:
                 numbers = chunk.series.targets[rows, 0].long().flatten()
                 counts += np.bincount(numbers.numpy(), minlength=len(counts))
         return counts
+
+    @cached_property
+    def naive_errors(self) -> Tensor:
+        """[series, targets] float64: the mean absolute difference, in the scale of the whole table,
+        from the row one season before (`period`, or one row) over the training rows of each series.
+        Without any, as of new data, over all of its rows; NaN where there are no two such rows."""
+        num_series, season = len(self.index.series_names), self.period or 1
+        sums = torch.zeros(2, 2, num_series, len(self.signature.targets), dtype=torch.float64)
+        set_name = "train" if "train" in self.num_windows else next(iter(self.num_windows))
+        lead, steps = self.signature.lead, self.signature.steps_out
+        for chunk in self.iter_chunks(set_name, None, rows=COUNT_ROWS):
+            series, rows = chunk.series, torch.arange(len(chunk.series.values))
+            columns = slice(series.values.shape[1] - series.num_targets, None)
+            values = series.to_table_scale(series.targets.double(), rows, columns)
+            borders = series.offsets[:-1] if series.segments is None else series.segments
+            piece = torch.bucketize(rows, borders, right=True) - 1
+            later = rows[(piece >= 0) & (rows - season >= borders[piece.clamp(min=0)])]
+            errors = (values[later] - values[later - season]).abs()
+            ends = torch.zeros(len(rows) + 1, dtype=torch.int64)
+            ones = torch.ones_like(chunk.starts)
+            ends.index_add_(0, chunk.starts + lead, ones)
+            ends.index_add_(0, (chunk.starts + lead + steps).clamp(max=len(rows)), -ones)
+            is_target = ends.cumsum(dim=0)[later] > 0
+            owners = chunk.series_ids[series.find_series(later)]
+            known = ~errors.isnan()
+            for i, used in enumerate((known & is_target[:, None], known)):
+                terms = torch.stack([torch.where(used, errors, 0.0), used.double()])
+                sums[i].index_add_(1, owners, terms)
+        trained, everything = sums[:, 0] / sums[:, 1]
+        return torch.where(sums[0, 1] > 0, trained, everything)
 
     def iter_chunks(
         self, set_name: str, series: Series | None, *, rows: int, with_time: bool = False
@@ -174,7 +207,8 @@ def load_dataset(
         dataset = _load_stream(config, source, known)
     else:
         dataset = _load_memory(config, source, known, num_folds)
-    dataset = replace(dataset, limits=source.limits, latency=source.latency)
+    by_window = config.data.scale_by == "window"
+    dataset = replace(dataset, limits=source.limits, latency=source.latency, by_window=by_window)
     if not dataset.signature.classes:
         return dataset
     names, counts = dataset.signature.classes, dataset.count_classes()

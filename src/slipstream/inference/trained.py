@@ -132,7 +132,7 @@ def load_new_data(
         index=rows.index,
         num_windows={"all": len(rows.starts)},
         left_out={"all": rows.left_out},
-        period=None,
+        period=config.data.period or rows.index.infer_period(),
         notes=rows.notes,
         memory=HostSeries(series, {"all": torch.from_numpy(rows.starts)}, rows.raw.time),
     )
