@@ -27,7 +27,7 @@ from torch import nn
 from slipstream.config import replace_settings
 from slipstream.engine import pack
 from slipstream.engine.lanes import EpochStart, Lane
-from slipstream.engine.planning import TrainingWorkload, prepare_task
+from slipstream.engine.planning import TrainingWorkload, build_by_rules
 from slipstream.kernels import rnn_layer
 from slipstream.tools.bench import cases, results
 from slipstream.tools.bench.cases import Case
@@ -160,7 +160,7 @@ def build_lane_step(case: Case, lanes: int) -> Step:
     config = replace_settings(
         case.config, reset_engine=True, engine={"plan": "off", "precision": "fp16"}
     )
-    task, plan = prepare_task(config, case.dataset)
+    task, plan = build_by_rules(config, case.dataset)
     assert case.dataset.memory is not None
     assert task.series is not None
     starts = case.dataset.memory.starts

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from slipstream.config.base import read_descriptions
-from slipstream.engine.lanes import Progress
 from slipstream.events.classes import Estimate, Event, SearchStart, Start
 from slipstream.events.parsing import CLASSES, list_keys
 from slipstream.runs.log import SCHEMA
@@ -31,11 +30,6 @@ DIAGNOSTIC = (
     *("estimate", "plan", "review", "monitor", "cache"),
 )
 """Events whose fields may change with any version of Slipstream"""
-INTERNAL = {
-    name: [one.name for one in dataclasses.fields(Progress)] for name in ("lane", "trained")
-}
-"""Fields of the training state that a log has beside those of the class"""
-INTERNAL["trained"].append("failures")
 TITLES = {Start: "A run", SearchStart: "A search", Estimate: "The machine"}
 """The first class of each group"""
 JSON_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
@@ -83,8 +77,6 @@ def describe_event(name: str, kind: type[Event]) -> dict[str, Any]:
     for key, field, annotation, text in list_fields(kind):
         properties[key] = to_schema(annotation) | {"description": text}
         required += [key] if is_required(field) else []
-    for key in INTERNAL.get(name, ()):
-        properties.setdefault(key, {"description": "Of the training state; may change"})
     return {
         "description": " ".join((kind.__doc__ or "").split()),
         "x-stable": name not in DIAGNOSTIC,

@@ -91,10 +91,9 @@ def valid_events(
     base, notify, problems = tmp_path_factory.getbasetemp(), Run.notify, list[str]()
     before = {path.name for path in base.iterdir()}
 
-    def check(self: Run, line: Event | dict[str, Any]) -> None:
-        plain = format_event(line) if isinstance(line, Event) else line
-        problems.extend(find_problems(plain))
-        notify(self, line)
+    def check(self: Run, event: Event) -> None:
+        problems.extend(find_problems(format_event(event)))
+        notify(self, event)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Run, "notify", check)

@@ -49,6 +49,7 @@ from slipstream.search import storage as shared
 from tests.conftest import waves
 from tests.data import damaged
 from tests.data.prepare import hostile
+from tests.logs import read_lines
 from tests.training.test_resume import JOBS, configured, ended
 
 KILLS, EARLY_KILLS, STOPS, DAMAGES, SEARCH_KILLS, WORKER_KILLS = 200, 40, 40, 200, 10, 20
@@ -418,7 +419,7 @@ def outcome(job: str, run: runs.Run) -> tuple[Any, ...]:
     kept = ("event", "step", "losses", "lane", "epoch", "train_loss", "val_loss", "best", "stopped")
     log = [
         {key: event[key] for key in kept if key in event}
-        for event in runs.read_events(run)
+        for event in read_lines(run)
         if event["event"] in ("log", "epoch", "lane", "recovery")
     ]
     files = {
@@ -611,9 +612,7 @@ def _retrained(folder: Path) -> dict[str, list[float]]:
 
 def _scores(folder: Path) -> dict[str, Any]:
     trials = runs.read_json(folder / "trials.json")
-    told = [
-        event["trial"] for event in runs.read_events(runs.Run(folder)) if event["event"] == "trial"
-    ]
+    told = [event["trial"] for event in read_lines(runs.Run(folder)) if event["event"] == "trial"]
     best = runs.read_json(folder / "metrics.json")["best"]["trial"]
     scores = {t["trial"]: [t["state"], f"{t['value']:.9g}", t["params"]] for t in trials}
     return {"scores": scores, "told": sorted(set(told)), "best": best}

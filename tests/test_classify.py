@@ -28,6 +28,7 @@ from slipstream.scoring import predict as score
 from tests.cli.test_cli import invoke
 from tests.conftest import KINDS, close, merged
 from tests.labelled import NAMES, class_config, states
+from tests.logs import as_lines
 from tests.reporting.test_page import Page
 from tests.training.test_lanes import stopping_at, train_windows
 from tests.training.test_resume import ended, interrupted, same
@@ -287,7 +288,9 @@ def test_stopped_lanes_end_as_unbroken_ones(tmp_path):
     wanted = slipstream.train(class_config(tmp_path / "whole", **sections), states())
 
     with pytest.raises(slipstream.Interrupted):
-        training.train(class_config(tmp_path / "at", **sections), states(), watch=stopping_at(5))
+        training.train(
+            class_config(tmp_path / "at", **sections), states(), watch=as_lines(stopping_at(5))
+        )
     run = runs.open_run(runs.find_last(str(tmp_path / "at")))
     found = slipstream.train(data=states(), resume=run.folder)
     assert found.metrics == wanted.metrics

@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 
 import slipstream
 from slipstream.runs.files import to_json
-from slipstream.runs.log import CHECKSUM, parse_line
+from slipstream.runs.log import CHECKSUM, parse_values
 
 _VALID: set[tuple[Any, ...]] = set()
 """The shapes of valid events: most events of a suite have one of a few"""
@@ -57,6 +57,6 @@ def find_log_problems(folder: Path) -> Iterator[str]:
         lines = log.read_bytes().split(b"\n") if log.is_file() else [b""]
         if CHECKSUM.encode() not in lines[0]:  # of an earlier version, or of a test's own making
             continue
-        for number, event in enumerate(map(parse_line, lines), 1):
+        for number, event in enumerate(map(parse_values, lines), 1):
             if event is not None:
                 yield from (f"{log}:{number}: {one}" for one in find_problems(event))

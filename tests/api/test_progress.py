@@ -56,7 +56,7 @@ def test_events_are_frozen_and_typed(watched):
 
 def test_watched_events_are_those_of_the_log(watched):
     result, seen = watched
-    logged = [parse_event(event) for event in runs.read_events(Run(result.run))]
+    logged = list(runs.read_events(Run(result.run)))
     passed = [event for event in seen if not isinstance(event, events.Step)]
     assert [(type(one), one.at_s) for one in passed] == [(type(one), one.at_s) for one in logged]
     assert [one for one in passed if isinstance(one, events.Epoch)] == result.history

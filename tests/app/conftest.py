@@ -22,6 +22,7 @@ from slipstream.app.jobs import DeviceLock, JobStore, find_default_device
 from slipstream.app.security import Access, Security
 from slipstream.app.workspace import Workspace
 from slipstream.base.web_server import bind
+from slipstream.events import Epoch, Start
 
 TOKEN = "a-token-of-the-tests"
 
@@ -127,9 +128,12 @@ def write_run(out: Path, name: str, *, finished: bool = True, test: float = 1.0)
     run = runs.create_run(name, out=str(out), files={"config.toml": runs.format_config(config)})
     folder = run.folder.rename(out / name)
     run = runs.Run(folder)
-    run.append("start", run=str(folder), epochs=2, windows={"train": 1})
+    facts: Any = {"series": 1, "parameters": 1, "plan": {}, "notes": [], "expected_s": 1.0}
+    windows = {"train": 1}
+    run.append(Start(run=str(folder), epochs=2, steps_per_epoch=1, windows=windows, **facts))
     for epoch in (1, 2):
-        run.append("epoch", epoch=epoch, step=epoch, train_loss=1.0 / epoch, val_loss=2.0 / epoch)
+        losses = {"train_loss": 1.0 / epoch, "val_loss": 2.0 / epoch}
+        run.append(Epoch(epoch=epoch, step=epoch, best=True, **losses))
     if finished:
         (folder / "model").mkdir()
         (folder / "model" / "weights.bin").write_bytes(b"1234")

@@ -8,6 +8,8 @@ from typing import Any
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.events import SearchStart, TrialEnd
+from tests.logs import read_lines
 
 SPACE = {
     "train.lr": {"low": 1e-4, "high": 1e-2, "log": True},
@@ -29,19 +31,25 @@ def write_search(out: Path, name: str = "job-1", *, space: Any = SPACE, **tune: 
     run = runs.create_run(name, out=str(out), files={"config.toml": runs.format_config(config)})
     folder = run.folder.rename(out / name)
     run = runs.Run(folder)
-    run.append("search", run=str(folder), trials=4, parallel=2, space=list(space), done=0)
+    run.append(make_start(folder, space=list(space)))
     return folder
+
+
+def make_start(folder: Path, *, trials: int = 4, **values: Any) -> SearchStart:
+    """The event with which a search starts or resumes."""
+    facts: dict[str, Any] = {"parallel": 2, "space": [], "windows": {}, "device": "cpu", "done": 0}
+    return SearchStart(run=str(folder), trials=trials, **(facts | values))
 
 
 def add_trial(folder: Path, number: int, value: float | None, **about: Any) -> None:
     """Log the end of a trial."""
     values: dict[str, Any] = {"state": "finished", "params": PARAMS, "epochs": 3.0}
-    runs.Run(folder).append("trial", trial=number, value=value, **(values | about))
+    runs.Run(folder).append(TrialEnd(trial=number, value=value, **(values | about)))
 
 
 def finish_search(folder: Path, **more: Any) -> None:
     """Write what a search without retraining ends with."""
-    events = runs.read_events(runs.Run(folder))
+    events = read_lines(runs.Run(folder))
     trials = [
         {key: event[key] for key in ("trial", "state", "value", "params", "epochs")}
         for event in events

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream import runs
 from slipstream.app.live import Feed
 from slipstream.app.workspace import Workspace
+from slipstream.events import Epoch, Log
 from slipstream.runs import log as tail
 from slipstream.runs.log import LOG_START, read_chunk
 from tests.app.conftest import TOKEN, write_run
@@ -25,7 +26,7 @@ def read_all(log, last=LOG_START):
         chunk = read_chunk(log, last)
         if chunk.is_reset:
             events, resets = [], resets + 1
-        events += [event["step"] for event in chunk.events]
+        events += [event.step for event in chunk.events]
         if chunk.position == last:
             return events, resets, last
         last = chunk.position
@@ -40,7 +41,7 @@ def test_a_reader_always_ends_with_what_the_log_has(tmp_path_factory, actions):
             content = log.read_bytes() if log.exists() else b""
             if not content.endswith(b"\n") and content:  # as a resumed run does
                 os.truncate(log, content.rfind(b"\n") + 1)
-            runs.add_event(log, {"event": "log", "at_s": float(step), "step": step})
+            runs.add_event(log, Log(at_s=float(step), step=step))
         elif action == "cut" and log.exists():
             lines = log.read_bytes().splitlines(keepends=True)
             log.write_bytes(b"".join(lines[: len(lines) // 2]))
@@ -51,7 +52,7 @@ def test_a_reader_always_ends_with_what_the_log_has(tmp_path_factory, actions):
             chunk = read_chunk(log, last)
             if chunk.is_reset:
                 seen = []
-            seen += [event["step"] for event in chunk.events]
+            seen += [event.step for event in chunk.events]
             last = chunk.position
     complete, _, _ = read_all(log)
     assert seen == complete
@@ -60,13 +61,13 @@ def test_a_reader_always_ends_with_what_the_log_has(tmp_path_factory, actions):
 def test_a_log_that_was_cut_and_grew_past_the_old_end_is_sent_anew(tmp_path):
     log = tmp_path / "events.jsonl"
     for step in range(10):
-        runs.add_event(log, {"event": "log", "at_s": 1.0, "step": step})
+        runs.add_event(log, Log(at_s=1.0, step=step))
     _, _, last = read_all(log)
     os.truncate(log, len(log.read_bytes()) // 2)
     lines = log.read_bytes()
     log.write_bytes(lines[: lines.rfind(b"\n") + 1])
     for step in range(100, 120):
-        runs.add_event(log, {"event": "log", "at_s": 1.0, "step": step})
+        runs.add_event(log, Log(at_s=1.0, step=step))
     events, resets, _ = read_all(log, last)
     assert resets == 1
     assert events[-1] == 119
@@ -77,7 +78,7 @@ def test_a_log_in_several_messages_is_complete(tmp_path, monkeypatch):
     monkeypatch.setattr(tail, "MAX_BYTES", 200)
     log = tmp_path / "events.jsonl"
     for step in range(50):
-        runs.add_event(log, {"event": "log", "at_s": 1.0, "step": step})
+        runs.add_event(log, Log(at_s=1.0, step=step))
     assert read_all(log)[0] == list(range(50))
 
 
@@ -149,6 +150,6 @@ def test_a_tab_that_connects_again_gets_the_rest(site):
     folder = write_run(site.workspace.folder, "job-1", finished=False)
     first = next(one for one in read_stream(site, "run=job-1", 1) if "id" in one)
     assert [event["event"] for event in json.loads(first["data"])] == ["start", "epoch", "epoch"]
-    runs.Run(folder).append("epoch", epoch=3, step=3, train_loss=1.0, val_loss=1.0)
+    runs.Run(folder).append(Epoch(epoch=3, step=3, train_loss=1.0, val_loss=1.0, best=True))
     rest = next(one for one in read_stream(site, f"run=job-1&last={first['id']}", 1) if "id" in one)
     assert [event["epoch"] for event in json.loads(rest["data"])] == [3]

@@ -15,12 +15,14 @@ from slipstream import runs
 from slipstream.app import searches, settings
 from slipstream.app.searches import describe_search
 from slipstream.config import Config, search_space
+from slipstream.events import End
 from tests.app.conftest import write_run
 from tests.app.searches import (
     PARAMS,
     SPACE,
     add_trial,
     finish_search,
+    make_start,
     write_journal,
     write_search,
 )
@@ -291,7 +293,7 @@ def test_the_best_settings_are_those_that_retraining_chose(site):
         {"trial": None, "what": "default", "params": None, "chosen": False} | losses,
     ]
     finish_search(folder, retrained=retrained)
-    runs.Run(folder).append("end", seconds=3.0)
+    runs.Run(folder).append(End(seconds=3.0))
     assert (describe_search(folder)["best"], describe_search(folder)["chosen"]) == (0, 1)
     assert "trial 1 (chosen)" in site.get("/search/job-1").text
 
@@ -307,7 +309,7 @@ def test_a_resumed_search_goes_on_with_the_trials_it_had(site):
     assert job.command[-2:] == ("--set", "tune.trials=6")
     assert "already" in site.post("/api/search/resume/job-1", {"trials": 6}).json["error"]
     runs.remove_manifest(runs.Run(folder))
-    runs.Run(folder).append("resume", trials=6, parallel=2, space=[], done=1)
+    runs.Run(folder).append(make_start(folder, is_resumed=True, trials=6, done=1))
     add_trial(folder, 1, 0.25)
     search = describe_search(folder)
     assert (search["total"], search["ended"], search["best"]) == (6, 2, 1)
@@ -333,7 +335,7 @@ DATABASE = "postgresql://me:***@db/studies"
 def test_a_search_in_a_database_is_resumed_where_the_environment_names_it(site, monkeypatch):
     monkeypatch.delenv("SLIPSTREAM_STORAGE", raising=False)
     folder = write_search(site.workspace.folder)
-    runs.Run(folder).append("resume", trials=4, done=0, storage=DATABASE)
+    runs.Run(folder).append(make_start(folder, is_resumed=True, storage=DATABASE))
     command = f"slipstream tune --resume {folder} --storage URL"
     answer = site.post("/api/search/resume/job-1", {})
     assert f"its study is in {DATABASE}" in answer.json["error"]
@@ -354,7 +356,7 @@ def test_a_search_in_a_database_is_resumed_where_the_environment_names_it(site, 
 def test_a_search_in_a_journal_is_resumed_where_the_file_is(site, tmp_path, monkeypatch):
     monkeypatch.delenv("SLIPSTREAM_STORAGE", raising=False)
     folder, journal = write_search(site.workspace.folder), tmp_path / "several.log"
-    runs.Run(folder).append("resume", trials=4, done=0, storage=f"journal:{journal}")
+    runs.Run(folder).append(make_start(folder, is_resumed=True, storage=f"journal:{journal}"))
     page = site.get("/search/job-1").text
     assert "which does not exist here" in page
     assert f"optuna-dashboard {journal}" in page
@@ -370,7 +372,7 @@ def test_a_search_in_a_journal_is_resumed_where_the_file_is(site, tmp_path, monk
 @pytest.mark.parametrize("storage", ["journal:", "journal:/nowhere\0", "journal:~nobody/x", 3])
 def test_a_storage_that_cannot_be_does_not_break_the_page(site, storage):
     folder = write_search(site.workspace.folder)
-    runs.Run(folder).append("resume", trials=4, done=0, storage=storage)
+    runs.Run(folder).append(make_start(folder, is_resumed=True, storage=storage))
     assert site.get("/search/job-1").status == 200
     assert site.post("/api/search/resume/job-1", {}).status == 400
 

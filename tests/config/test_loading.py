@@ -15,7 +15,7 @@ from slipstream.config import Config, Data, Train
 from slipstream.config.base import read_descriptions
 from slipstream.config.train import upgrade_plan
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def message(settings, *overrides) -> str:

@@ -22,6 +22,7 @@ from slipstream.data.splits import WindowRanges
 from slipstream.inference import trained
 from slipstream.scoring import baselines
 from tests.conftest import small_config, small_dataset, waves
+from tests.logs import read_lines
 
 ESTIMATE = {"horizon": 0, "targets": ["c"]}
 GONE = [50, 51, 52, 130, 300, 301, 330, 390]
@@ -246,7 +247,7 @@ def test_windows_that_pad_a_batch_need_no_target(tmp_path, sections):
     data = ESTIMATE | {"path": str(path)} | sections.get("data", {})
     result = train(small_config(tmp_path, **sections | {"data": data}), quiet=True)
     assert np.isfinite(result.metrics["test"]["mae"])
-    assert "recovery" not in {event["event"] for event in runs.read_events(runs.Run(result.run))}
+    assert "recovery" not in {event["event"] for event in read_lines(runs.Run(result.run))}
     for one in filter(None, result.baselines.values()):
         assert np.isfinite(one["metrics"]["test"]["mae"])
 

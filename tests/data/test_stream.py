@@ -107,7 +107,7 @@ def test_pieces_hold_every_window_once_whatever_their_size(path, shape, rows):
 
 def epoch_of(home, epoch, *, at=0):
     """Steps of one epoch: inputs and weights of each pass."""
-    home.start_epoch(epoch, at=at)
+    home.start_epoch(epoch, step=at)
     steps = []
     advance = home.wrap_program(
         lambda: steps.append([(s.batch.inputs.clone(), s.weights.clone()) for s in home.buffers])

@@ -11,6 +11,7 @@ from slipstream import runs
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint, CheckpointWriter
 from tests.conftest import small_config, waves
+from tests.logs import as_lines, read_lines
 
 
 def a_state(step, **facts):
@@ -28,7 +29,7 @@ class Slow:
 
 
 def checkpoints_logged(run):
-    return [event["step"] for event in runs.read_events(run) if event["event"] == "checkpoint"]
+    return [event["step"] for event in read_lines(run) if event["event"] == "checkpoint"]
 
 
 def test_a_checkpoint_is_logged_when_it_is_on_disk(tmp_path):
@@ -82,7 +83,7 @@ def fail_in_other_threads(fsync):
 
 def test_what_a_disk_refuses_is_told_once_and_not_logged(tmp_path):
     told = []
-    run = runs.create_run("a", out=str(tmp_path), watch=told.append)
+    run = runs.create_run("a", out=str(tmp_path), watch=as_lines(told.append))
     run.checkpoints.touch()  # a file where the folder should be
     with CheckpointWriter(run, background=True) as writer:
         writer.save(a_state(1), best_step=0)
@@ -94,7 +95,7 @@ def test_what_a_disk_refuses_is_told_once_and_not_logged(tmp_path):
 
 def test_an_error_that_ends_the_run_is_not_hidden_by_that_of_a_checkpoint(tmp_path):
     told = []
-    run = runs.create_run("a", out=str(tmp_path), watch=told.append)
+    run = runs.create_run("a", out=str(tmp_path), watch=as_lines(told.append))
 
     def fail():
         with CheckpointWriter(run, background=True) as writer:

@@ -25,6 +25,7 @@ from tests.conftest import KINDS, close, slow, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, CUDA, MIXED, MODES, configured, lanes_of
 from tests.engine.steps import make_task
 from tests.limits import FaultyDevice, hooked_models
+from tests.logs import as_lines, read_lines
 
 EVERYTHING = (
     {"train": {"epochs": 3, "lr": 0.01}},
@@ -55,14 +56,14 @@ def alone(lane, dataset, tmp_path, watch=None):
     count = dataset.num_windows | {name: len(starts) for name, starts in lane.starts.items()}
     dataset = replace(dataset, memory=memory, num_windows=count)
     chosen = make_plan(lane.config, data_bytes=0)
-    run = runs.create_run("alone", out=str(tmp_path), watch=watch)
+    run = runs.create_run("alone", out=str(tmp_path), watch=as_lines(watch))
     with chosen.flags(), torch.random.fork_rng():
-        (result,) = loop.fit_task(make_task(lane.config, dataset, chosen, run), chosen).lanes
+        (result,) = loop.fit_single(make_task(lane.config, dataset, chosen, run), chosen).lanes
     return result
 
 
 def trained(some, dataset, tmp_path, mode="together", *, watch=None, room=(), **how):
-    run = runs.create_run("pack", out=str(tmp_path), watch=watch)
+    run = runs.create_run("pack", out=str(tmp_path), watch=as_lines(watch))
     config = some[0].config
     engine = config.engine.model_copy(update={"capture": config.engine.device == "cuda"})
     chosen = make_plan(config.model_copy(update={"engine": engine}), data_bytes=0)
@@ -115,7 +116,7 @@ def test_every_lane_ends_as_it_would_alone(tmp_path, mode, device):
     for one, lane in zip(fits, some, strict=True):
         assert one.lane is lane
         same_end(one, lane, dataset, tmp_path)
-    told = [event for event in runs.read_events(run) if event["event"] == "epoch"]
+    told = [event for event in read_lines(run) if event["event"] == "epoch"]
     assert {event["lane"] for event in told} == set(range(5))
 
 
@@ -234,7 +235,7 @@ def test_lanes_begin_their_low_rate_each_at_its_own_time(tmp_path):
     changes = [{"train": never}, {"seed": 1, "train": never | {"patience": 1}}, {"seed": 2}]
     some = lanes_of(changes, dataset)
     (first, second, third), run = trained(some, dataset, tmp_path)
-    begun = [event for event in runs.read_events(run) if event["event"] == "exploit"]
+    begun = [event for event in read_lines(run) if event["event"] == "exploit"]
     assert [(event["lane"], event["epoch"]) for event in begun] == [(1, 2), (0, 3)]
     assert (first.progress.epochs, second.progress.epochs) == (5, 4)
     assert first.stop_reason == "no improvement, then 2 epochs at a low rate"
@@ -276,7 +277,7 @@ def test_a_stopped_pack_ends_as_the_unbroken_one_to_the_bit(tmp_path, mode, devi
     wanted = ended(fits)
     total = max(one[1].step for one in wanted)
     for step in (1 + int(share * total) for share in shares):
-        fits, run = trained(some, dataset, tmp_path, mode, watch=stopping_at(step))
+        fits, run = trained(some, dataset, tmp_path, mode, watch=as_lines(stopping_at(step)))
         cut = [one.signal_number for one in fits if one.stop_reason == INTERRUPTED]
         assert cut
         assert set(cut) == {signal.SIGINT}
@@ -313,7 +314,7 @@ def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device, stops):
     for one, lane in zip(fits[:2], some[:2], strict=True):
         same_end(one, lane, dataset, tmp_path)
     for step in stops:
-        _, run = trained(some, dataset, tmp_path, watch=stopping_at(step))
+        _, run = trained(some, dataset, tmp_path, watch=as_lines(stopping_at(step)))
         saved, _ = checkpoint.read_newest(run)
         fits = resumed(saved, some, dataset, Run(run.folder))
         assert ended(fits) == wanted
@@ -322,7 +323,7 @@ def test_lanes_of_one_order_go_their_own_ways_too(tmp_path, device, stops):
 def test_a_checkpoint_of_other_lanes_is_refused(tmp_path):
     dataset = small_dataset(configured(), waves(300))
     some = lanes_of(EVERYTHING, dataset)
-    _, run = trained(some, dataset, tmp_path, watch=stopping_at(4))
+    _, run = trained(some, dataset, tmp_path, watch=as_lines(stopping_at(4)))
     saved, _ = checkpoint.read_newest(run)
     with pytest.raises(UserError, match=r"lane 0 has other settings than before \(seed, train"):
         resumed(saved, some[::-1], dataset, run)

@@ -12,19 +12,20 @@ from slipstream.engine import loop
 from slipstream.engine.planning import make_plan
 from tests.conftest import small_config, small_dataset, waves
 from tests.engine.steps import make_task
+from tests.logs import as_lines, read_lines
 
 
 def fit(tmp_path, watch=None, table=None, change=None, **sections):
     config = small_config(tmp_path, **sections)
     dataset = small_dataset(config, table)
     chosen = make_plan(config, data_bytes=0)
-    run = runs.create_run("t", out=str(tmp_path), watch=watch)
+    run = runs.create_run("t", out=str(tmp_path), watch=as_lines(watch))
     with chosen.flags():
         task = make_task(config, dataset, chosen, run)
         if change:
             change(task.model)
-        (result,) = loop.fit_task(task, chosen).lanes
-    return result, list(runs.read_events(run)), run, task.model
+        (result,) = loop.fit_single(task, chosen).lanes
+    return result, list(read_lines(run)), run, task.model
 
 
 def of_kind(events, kind):
@@ -59,11 +60,11 @@ def test_the_log_of_a_run_that_stops_early_goes_on_as_if_unbroken(tmp_path, step
 
     whole = runs.open_run(slipstream.train(config, table).run)
     with pytest.raises(slipstream.Interrupted):
-        training.train(config, table, watch=stop)
+        training.train(config, table, watch=as_lines(stop))
     stopped = runs.open_run(runs.find_last(config.out))
     slipstream.train(data=table, resume=stopped.folder)
     expected, log = (
-        [(one["step"], one["loss"]) for one in of_kind(runs.read_events(run), "log")]
+        [(one["step"], one["loss"]) for one in of_kind(read_lines(run), "log")]
         for run in (whole, stopped)
     )
     assert [number for number, _ in expected] == [1, 10, 20, 33]
@@ -153,7 +154,7 @@ def test_an_interrupt_finishes_the_step_and_saves(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT)
-    result, _, _, _ = fit(tmp_path, watch=press, train={"epochs": 100})
+    result, _, _, _ = fit(tmp_path, watch=as_lines(press), train={"epochs": 100})
     assert result.signal_number == signal.SIGINT
     assert result.stop_reason == "interrupted"
     assert signal.getsignal(signal.SIGINT) is before
@@ -169,7 +170,7 @@ def test_a_scheduler_that_repeats_its_signal_does_not_cost_the_checkpoint(tmp_pa
             signal.raise_signal(signal.SIGTERM)
 
     before = signal.getsignal(number)
-    result, _, _, _ = fit(tmp_path, watch=send, train={"epochs": 100})
+    result, _, _, _ = fit(tmp_path, watch=as_lines(send), train={"epochs": 100})
     assert result.signal_number == number
     assert signal.getsignal(number) is before
     assert list(tmp_path.glob("*/checkpoints/step-19/manifest.json"))

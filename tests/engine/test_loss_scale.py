@@ -26,6 +26,7 @@ from slipstream.engine.planning import make_plan
 from slipstream.engine.single import SingleProgram
 from tests.conftest import close, small_config, small_dataset
 from tests.engine.steps import make_task
+from tests.logs import as_lines, read_lines
 
 FINE, HUGE = 2.0**10, 2.0**40
 """Loss scales to begin with: no gradient overflows, and all of them do until it is halved often"""
@@ -46,7 +47,7 @@ def fit(tmp_path, watch=None, resume=None, **sections):
     sections = {"model": MODEL, "engine": {"log_every": 4}} | sections
     config = small_config(tmp_path, **sections)
     chosen = make_half_plan(config)
-    run = resume or runs.create_run("half", out=str(tmp_path), watch=watch)
+    run = resume or runs.create_run("half", out=str(tmp_path), watch=as_lines(watch))
     task = make_task(config, small_dataset(config), chosen, run)
     with chosen.flags(), catch_signals() as stop:
         lane, events = task.build_lane(), LaneEvents(run, single=True)
@@ -60,7 +61,7 @@ def fit(tmp_path, watch=None, resume=None, **sections):
 
 
 def of_kind(run, kind):
-    return [event for event in runs.read_events(run) if event["event"] == kind]
+    return [event for event in read_lines(run) if event["event"] == kind]
 
 
 @pytest.mark.parametrize("home", ["device", "loader"])

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from slipstream import runs
 from slipstream.base.nvml import THROTTLE_REASONS, open_gpu
 from slipstream.engine import monitor
 from slipstream.engine.monitor import HostSampler, Monitor, compare_with_estimate, summarize
+from slipstream.events import Estimate, Log, MachineSample, Start, format_event
 from tests.conftest import small_config, waves
 
 CPU = torch.device("cpu")
@@ -25,16 +27,17 @@ def run(tmp_path):
 
 
 def samples(run):
-    return [event for event in runs.read_events(run) if event["event"] == "monitor"]
+    return [event for event in runs.read_events(run) if isinstance(event, MachineSample)]
 
 
 def test_a_short_run_is_sampled_once_at_its_end(run):
     with Monitor(run, CPU):
         pass
     (sample,) = samples(run)
-    assert sample["rss_bytes"] > 1e7
-    assert sample["cpu_percent"] >= 0
-    assert not any(name.startswith(("gpu", "power", "energy")) for name in sample)
+    assert sample.rss_bytes > 1e7
+    assert sample.cpu_percent >= 0
+    names = format_event(sample)
+    assert not any(name.startswith(("gpu", "power", "energy")) for name in names)
 
 
 def test_only_the_training_thread_writes(run, monkeypatch):
@@ -100,9 +103,9 @@ def test_a_machine_without_nvml_has_no_card():
 
 
 def test_figures_are_weighted_by_time():
-    first = {"event": "monitor", "seconds": 1.0, "cpu_percent": 100.0, "rss_bytes": 5}
-    second = first | {"seconds": 3.0, "cpu_percent": 20.0, "rss_bytes": 4}
-    found = summarize([{"event": "log"}, first, second])
+    first = MachineSample(seconds=1.0, cpu_percent=100.0, rss_bytes=5)
+    second = MachineSample(seconds=3.0, cpu_percent=20.0, rss_bytes=4)
+    found = summarize([Log(step=1), first, second])
     assert (found["samples"], found["seconds"]) == (2, 4.0)
     assert found["cpu_percent_mean"] == pytest.approx(40.0)
     assert found["rss_peak_bytes"] == 5
@@ -110,18 +113,28 @@ def test_figures_are_weighted_by_time():
     assert found["throttled"] == {}
     gpu = {"power_w": 300.0, "energy_j": 1800.0, "gpu_utilisation": 90, "temperature_c": 50}
     warm = gpu | {"temperature_c": 70, "throttled": ["thermal", "power cap"]}
-    found = summarize([first | gpu | {"throttled": []}, second | warm])
+    found = summarize([replace(first, **gpu, throttled=[]), replace(second, **warm)])
     assert found["energy_wh"] == pytest.approx(1.0)
     assert found["temperature_max_c"] == 70
     assert found["throttled"] == {"power cap": 0.75, "thermal": 0.75}
-    assert summarize([{"event": "log"}]) is None
+    assert summarize([Log(step=1)]) is None
 
 
 def test_estimates_are_held_against_the_steps_that_ran():
-    start = {"event": "start", "expected_s": 50.0, "expected_is": "measured"}
-    start |= {"steps_per_epoch": 10, "epochs": 10}
-    early = {"event": "estimate", "step": 14, "trained_s": 12.0, "ms_per_step": 500.0}
-    later = start | {"expected_s": 9.0}
+    start = Start(
+        run="a",
+        windows={},
+        series=1,
+        parameters=1,
+        plan={},
+        notes=[],
+        expected_s=50.0,
+        expected_is="measured",
+        steps_per_epoch=10,
+        epochs=10,
+    )
+    early = Estimate(step=14, trained_s=12.0, ms_per_step=500.0, expected_s=55.0)
+    later = replace(start, expected_s=9.0)
     found = compare_with_estimate([start, early, later], steps=54, took_s=30.0)
     assert found["before_s"] == pytest.approx(27.0)
     assert found["before_ratio"] == pytest.approx(0.9)
@@ -147,13 +160,13 @@ def test_nvml_tells_of_the_device_that_trains(run):
     found = samples(run)
     assert len(found) >= 2
     for sample in found:
-        assert sample["gpu_memory_bytes"] > 2**30
-        assert sample["power_w"] > 0
-        assert sample["energy_j"] > 0
-        assert 0 < sample["temperature_c"] < 120
-        assert sample["clock_mhz"] > 0
-        assert set(sample["throttled"]) <= set(THROTTLE_REASONS)
-    assert found[-1]["gpu_utilisation"] > 0
+        assert sample.gpu_memory_bytes > 2**30
+        assert sample.power_w > 0
+        assert sample.energy_j > 0
+        assert 0 < sample.temperature_c < 120
+        assert sample.clock_mhz > 0
+        assert set(sample.throttled) <= set(THROTTLE_REASONS)
+    assert found[-1].gpu_utilisation > 0
 
 
 @pytest.mark.gpu
@@ -170,7 +183,7 @@ def test_a_run_on_a_gpu_is_sampled_and_captured(tmp_path):
 
 def test_power_cores_and_memory_of_several_workers_add_up():
     def sample(worker, **values):
-        return {"event": "monitor", "at_s": 0.0, "seconds": 2.0, "worker": worker} | values
+        return MachineSample(at_s=0.0, seconds=2.0, worker=worker, **values)
 
     both = [
         sample(worker, power_w=100.0, energy_j=200.0, cpu_percent=90.0, rss_bytes=1000)

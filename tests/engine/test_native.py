@@ -14,6 +14,7 @@ from slipstream.kernels import find_library
 from tests.conftest import close, merged, slow, small_config, small_dataset, waves
 from tests.engine.lanes.test_pack import BASE, MIXED, lanes_of, packed, same_as_alone, train
 from tests.engine.steps import make_task, run_steps
+from tests.logs import as_lines
 
 pytestmark = pytest.mark.usefixtures("native_kernels")
 OWN, TORCH = ({"engine": {"rnn": name}} for name in ("slipstream", "torch"))
@@ -94,6 +95,6 @@ def test_a_run_resumed_after_its_last_step_is_scored_by_the_same_layers(tmp_path
     config, table = small_config(tmp_path / "cut", **sections), waves()
     whole = slipstream.train(small_config(tmp_path / "whole", **sections), table)
     with pytest.raises(Interrupted):
-        training.train(config, table, watch=interrupt)
+        training.train(config, table, watch=as_lines(interrupt))
     resumed = slipstream.train(None, table, resume=runs.find_last(tmp_path / "cut"))
     assert resumed.summary["metrics"] == whole.summary["metrics"]

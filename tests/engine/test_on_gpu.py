@@ -27,6 +27,7 @@ from slipstream.tools.bench.cases import get_preset
 from tests.conftest import HUNG_S, KINDS, close, small_config, small_dataset, waves
 from tests.engine.steps import make_task, run_steps
 from tests.labelled import NAMES, class_config, states
+from tests.logs import as_lines, read_lines
 from tests.training.test_resume import ended, interrupted
 
 pytestmark = pytest.mark.gpu
@@ -180,7 +181,7 @@ def test_real_memory_that_runs_out_is_survived_with_the_same_losses(tmp_path):
     def losses():
         config = cuda_config(tmp_path, engine={"log_every": 1}, **sections)
         seen = []
-        result = training.train(config, table, watch=seen.append)
+        result = training.train(config, table, watch=as_lines(seen.append))
         del result
         gc.collect()
         torch.cuda.empty_cache()
@@ -250,12 +251,12 @@ def test_a_poisoned_fp16_run_leaves_fp16(tmp_path):
             with torch.no_grad():
                 task.model.core.head.linear.bias.fill_(torch.nan)
 
-    run = runs.create_run("t", out=str(tmp_path), watch=spoil)
+    run = runs.create_run("t", out=str(tmp_path), watch=as_lines(spoil))
     task = make_task(config, dataset, chosen, run)
     with chosen.flags():
-        fit = loop.fit_task(task, chosen)
+        fit = loop.fit_single(task, chosen)
     (result,) = fit.lanes
-    found = [event for event in runs.read_events(run) if event["event"] == "recovery"]
+    found = [event for event in read_lines(run) if event["event"] == "recovery"]
     assert [event["remedy"] for event in found] == ["fp32 instead of fp16"]
     assert found[0]["step"] < spoilt[0]
     assert fit.plan.precision == "fp32"
@@ -346,10 +347,10 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
         raise ValueError("out of resource: shared memory")
 
     monkeypatch.setattr(fused, "launch", refuse)
-    result = loop.fit_task(task, plan)
+    result = loop.fit_single(task, plan)
     assert result.plan.rnn == ("cudnn",) * len(plan.rnn)
     assert "shared memory" in result.plan.reasons["rnn"]
-    assert any(event["event"] == "fallback" for event in runs.read_events(run))
+    assert any(event["event"] == "fallback" for event in read_lines(run))
     assert result.lanes[0].weights
 
 
@@ -415,7 +416,7 @@ def test_a_short_job_in_fp16_ends_where_fp32_does(tmp_path, repeats):
         engine = {"precision": how, "rnn": "cudnn"}
         config = cuda_config(tmp_path / how, engine=engine, **sections)
         result = slipstream.train(config, waves(1800))
-        events = runs.read_events(runs.Run(result.run))
+        events = read_lines(runs.Run(result.run))
         losses[how] = [e["val_loss"] for e in events if e["event"] == "epoch"]
         assert result.summary["repeated_steps"] >= 0
     close(losses["fp16"], losses["fp32"], rel=0.015)

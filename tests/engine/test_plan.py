@@ -12,6 +12,7 @@ from slipstream.engine.plan import NUM_TRIED, Plan, ThreadReview, plan_review
 from slipstream.engine.planning import make_plan
 from tests.conftest import small_config, small_dataset
 from tests.engine.steps import make_task
+from tests.logs import read_lines
 
 BUSY, IDLE = CpuLoad(1.9, 2, 2), CpuLoad(0.0, 2, 2)
 OPEN = {"threads": "auto", "plan": "measure"}
@@ -99,9 +100,9 @@ def test_training_goes_on_with_the_reviewed_threads_and_records_them(
     before = torch.get_num_threads()
     with chosen.flags():
         task = make_task(config, small_dataset(config), chosen, run)
-        ran = loop.fit_task(task, chosen).plan
+        ran = loop.fit_single(task, chosen).plan
     assert torch.get_num_threads() == before
-    reviews = [event for event in runs.read_events(run) if event["event"] == "review"]
+    reviews = [event for event in read_lines(run) if event["event"] == "review"]
     saved, _ = checkpoint.read_newest(run)
     recorded = [runs.read_json(run.folder / "plan.json"), saved.metadata["plan"]]
     if threads == "auto":

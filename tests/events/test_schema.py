@@ -11,9 +11,9 @@ from jsonschema import Draft202012Validator
 
 import slipstream
 from slipstream import runs
-from slipstream.events.parsing import list_keys
 from slipstream.runs.log import SCHEMA
 from tests.conftest import small_config, waves
+from tests.logs import read_lines
 from tests.validation import find_problems
 
 ROOT = Path(__file__).parents[2]
@@ -47,10 +47,9 @@ def test_a_log_states_the_version_once_and_is_valid(log):
 
 def test_a_resumed_log_states_it_again(tmp_path):
     run = runs.create_run("a", out=str(tmp_path))
-    run.append("resume", step=0, differs="", spent_s=0.0)
+    run.append(slipstream.events.Resume(step=0, differs="", spent_s=0.0))
     (event,) = runs.read_events(run)
-    assert event["schema"] == SCHEMA
-    assert slipstream.events.parse_event(event).schema == SCHEMA
+    assert event.schema == SCHEMA
 
 
 @pytest.mark.parametrize(
@@ -114,20 +113,18 @@ def test_a_parsed_event_is_formatted_as_the_line_it_came_from(log):
     assert not [event for event in parsed if isinstance(event, slipstream.events.Other)]
     for line, event in zip(log, parsed, strict=True):
         again = slipstream.events.format_event(event)
-        known = {"event", *list_keys(type(event))}  # progress has fields that no class has
-        written = {key: line[key] for key in line if key in known and line[key] is not None}
+        written = {key: value for key, value in line.items() if value is not None and key != "crc"}
         assert {key: value for key, value in again.items() if value is not None} == written
         assert next(iter(again)) == "event"
 
 
-def test_an_event_object_is_logged_as_its_fields_were(tmp_path):
+def test_an_event_is_logged_with_the_fields_that_it_has(tmp_path):
     run = runs.create_run("a", out=str(tmp_path))
-    run.append("recovery", what="out of memory", remedy="half", why="full")
     run.append(slipstream.events.Recovery(what="out of memory", remedy="half", why="full"))
     run.append(slipstream.events.TrialEnd(trial=0, state="failed", value=None, params={}))
-    first, second, trial = runs.read_events(run)
-    assert list(first) == list(second)
-    assert first | {"at_s": 0} == second | {"at_s": 0}
+    recovery, trial = read_lines(run)
+    assert list(recovery) == ["event", "at_s", "what", "remedy", "why"]
+    assert recovery["event"] == "recovery"
     assert trial["value"] is None  # a field that every such event has
     assert "worker" not in trial
     unknown = {"event": "later", "at_s": 1.0, "size": 7}

@@ -7,8 +7,8 @@ import torch
 from torch.nn import functional as F
 
 from slipstream.kernels import linear as through_lanes
-from slipstream.kernels import vmap
-from slipstream.kernels.linear import _Linear
+from slipstream.kernels.layers import _Linear
+from slipstream.kernels.operands import call_under_vmap
 from tests.conftest import close
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -40,7 +40,7 @@ def of_each(given, grad):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients(shape, device):
     given, grad = drawn(shape, device)
-    out = torch.func.vmap(lambda *one: vmap.call_under_vmap(_Linear.apply, *one))(*given)
+    out = torch.func.vmap(lambda *one: call_under_vmap(_Linear.apply, *one))(*given)
     found = with_gradients(out, given, grad)
     for one, wanted in zip(found, of_each(given, grad), strict=True):
         assert one.dtype == torch.float32
@@ -52,7 +52,7 @@ def test_what_all_lanes_share(shared):
     given, grad = drawn(SHAPES[0], "cpu")
     given[shared] = given[shared][0].detach().clone().requires_grad_()
     dims = tuple(None if i == shared else 0 for i in range(3))
-    out = torch.func.vmap(lambda *one: vmap.call_under_vmap(_Linear.apply, *one), dims)(*given)
+    out = torch.func.vmap(lambda *one: call_under_vmap(_Linear.apply, *one), dims)(*given)
     wanted = torch.func.vmap(F.linear, dims)(*given)
     pairs = (with_gradients(one, given, grad) for one in (out, wanted))
     for one, other in zip(*pairs, strict=True):

@@ -10,6 +10,7 @@ from torch import nn
 import slipstream
 from slipstream import UserError, runs
 from tests.conftest import close, waves
+from tests.logs import read_lines
 from tests.models.nets import Deciding, Dropping, Mixer, Normed, Remembering
 
 WHERE = "tests.models.nets"
@@ -33,7 +34,7 @@ def job(tmp_path, **changed):
 
 
 def losses(run):
-    return [e["val_loss"] for e in runs.read_events(runs.Run(run)) if e["event"] == "epoch"]
+    return [e["val_loss"] for e in read_lines(runs.Run(run)) if e["event"] == "epoch"]
 
 
 def test_it_trains_and_predicts(tmp_path):

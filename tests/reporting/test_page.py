@@ -11,6 +11,7 @@ import pytest
 import slipstream
 from slipstream import UserError, runs
 from slipstream.base.text import format_number
+from slipstream.events import Log
 from slipstream.reporting.page import read_plot_events
 from tests.cli.test_cli import invoke
 from tests.conftest import small_config, waves
@@ -260,11 +261,14 @@ def test_lines_of_version_0_1_with_other_keys_are_left_out(copy):
     """They have no checksum; what curves need must be there."""
     run = runs.open_run(copy)
     lines = ['{"event": "epoch", "at_s": 1.0, "epoch": 1, "val_lozz": 0.5, "train_loss": 0.5}']
-    lines.append('{"event": "epoch", "at_s": 1.0, "epoch": "x", "val_loss": 0, "train_loss": 1}')
-    lines.append('{"event": "log", "at_s": 1.0, "epoch": 1, "loss": 0.5, "lr": 0.1}')
+    lines.append(
+        '{"event": "epoch", "at_s": 1.0, "epoch": "x", "step": 1, "val_loss": 0, '
+        '"train_loss": 1, "best": true}'
+    )
+    lines.append('{"event": "log", "at_s": 1.0, "step": 9, "epoch": 1, "loss": 0.5, "lr": 0.1}')
     run.log.write_text("\n".join(lines) + "\n")
     events, _ = read_plot_events(run)
-    assert [event["event"] for event in events] == ["log"]
+    assert [type(event) for event in events] == [Log]
 
 
 def test_a_run_that_goes_on_has_other_sums_in_the_end(copy):

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rich.console import Console
 import slipstream
 from slipstream import UserError, runs
 from slipstream.base.text import format_number
+from slipstream.events import Log, TrialEnd
 from slipstream.reporting.terminal.progress import SearchDisplay
 from slipstream.reporting.terminal.results import print_search
 from slipstream.reporting.wording import (
@@ -119,9 +121,9 @@ def test_a_terminal_gets_a_table_that_goes_away(searched):
         for event in runs.read_events(runs.open_run(run)):
             display.last_draw = 0.0
             display.show(event)
-            if event["event"] == "trial" and display.progress.num_ended == 3:
+            if isinstance(event, TrialEnd) and display.progress.num_ended == 3:
                 display.last_draw = 0.0
-                display.show({"event": "log", "step": 5, "losses": {"3": 0.2, "4": 0.3}})
+                display.show(Log(step=5, losses={3: 0.2, 4: 0.3}))
                 at_three = out.getvalue()
     assert "3 of 5 done: 3 finished, 0 pruned, 0 failed" in at_three
     assert re.search(r"[\d,]+ trials an hour, ~\d+\.\d s left", at_three)
@@ -144,7 +146,7 @@ def test_a_resumed_search_counts_what_was_done(searched):
     first, *rest = runs.read_events(runs.open_run(run))
     display = SearchDisplay(quiet=False)
     display.console = Console(file=io.StringIO(), width=120)
-    display.show(first | {"event": "resume", "done": 2, "trials": 7})
+    display.show(replace(first, is_resumed=True, done=2, trials=7))
     for event in rest[:4]:
         display.show(event)
     said = display.console.file.getvalue()

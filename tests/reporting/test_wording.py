@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slipstream.base.statistics import BETTER, NO_DIFFERENCE, WORSE, combine_verdicts
 from slipstream.engine.monitor import summarize
 from slipstream.reporting import wording
@@ -10,11 +12,11 @@ from slipstream.reporting.wording import (
     format_energy,
     judge,
 )
-from tests.reporting.monitor_sample import SAMPLE
+from tests.reporting.monitor_sample import ON_CPU, SAMPLE
 
 
 def test_a_run_reports_its_energy_and_utilisation():
-    found = summarize([SAMPLE] * 411 + [SAMPLE | {"throttled": ["power cap"]}])
+    found = summarize([SAMPLE] * 411 + [replace(SAMPLE, throttled=["power cap"])])
     summary = {"seconds": 412.4, "monitor": found}
     assert format_energy(summary) == "38 Wh"
     assert list(describe_usage(summary)) == [
@@ -23,12 +25,13 @@ def test_a_run_reports_its_energy_and_utilisation():
     ]
     assert format_energy(summary | {"seconds": 30.0}) == "38 Wh since the run began"
     assert (
-        format_energy(summary | {"monitor": summarize([SAMPLE | {"energy_j": 9e6}])}) == "2.5 kWh"
+        format_energy(summary | {"monitor": summarize([replace(SAMPLE, energy_j=9e6)])})
+        == "2.5 kWh"
     )
-    capped = summarize([SAMPLE, SAMPLE, SAMPLE | {"throttled": ["thermal"]}])
+    capped = summarize([SAMPLE, SAMPLE, replace(SAMPLE, throttled=["thermal"])])
     _, throttled = describe_usage({"monitor": capped})
     assert throttled == "the GPU was throttled for 33 % of the time: thermal"
-    on_cpu = summarize([{key: SAMPLE[key] for key in list(SAMPLE)[:4]}])
+    on_cpu = summarize([ON_CPU])
     assert format_energy({"seconds": 9, "monitor": on_cpu}) == ""
     assert list(describe_usage({"monitor": on_cpu})) == ["1.0 CPU cores busy, 1.2 GB peak memory"]
     assert not list(describe_usage({"monitor": None, "repeated_steps": 0}))

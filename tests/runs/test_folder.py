@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from slipstream import UserError, runs
+from slipstream.events import End, Log
+from tests.logs import as_lines, read_lines
 
 
 def test_two_runs_of_one_second_get_two_folders(tmp_path):
@@ -25,12 +27,13 @@ def test_an_output_folder_that_cannot_be_made(tmp_path):
 
 def test_events_read_back_in_order_and_are_watched(tmp_path):
     seen = []
-    run = runs.create_run("a", out=str(tmp_path), watch=seen.append)
-    run.append("log", loss=0.5)
-    run.append("end", loss=math.nan)
-    found = list(runs.read_events(run))
+    run = runs.create_run("a", out=str(tmp_path), watch=as_lines(seen.append))
+    run.append(Log(step=1, loss=0.5))
+    run.append(End(seconds=math.nan))
+    assert [type(event) for event in runs.read_events(run)] == [Log, End]
+    found = read_lines(run)
     assert [event["event"] for event in found] == ["log", "end"]
-    assert found[1]["loss"] is None
+    assert found[1]["seconds"] is None
     assert [event["event"] for event in seen] == ["log", "end"]
 
 

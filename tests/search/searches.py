@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
+import slipstream
 from slipstream import config as configs
 from slipstream.config import Config
-from slipstream.runs import Event, Run
+from slipstream.events.parsing import name_event
+from slipstream.runs import Run
 from slipstream.search import api, sharing
 from slipstream.search.storage import NOTES
 from slipstream.search.study import open_study
@@ -24,6 +26,7 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.workers import SearchTask
 from slipstream.workers.launcher import Message, Outcome, WorkerProcess
 from tests.conftest import HUNG_S, small_config, waves
+from tests.logs import Line, as_lines
 
 
 def make_config(folder: Path, *, trials: int = 6, epochs: int = 2, **tune: Any) -> Config:
@@ -85,10 +88,10 @@ def make_trial(
     return trial
 
 
-def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Event]]:
+def run_search(settings: Any, **how: Any) -> tuple[FinishedSearch, list[Line]]:
     """Return the study, and the events of the search."""
-    events: list[Event] = []
-    return api.tune(settings, watch=events.append, **how), events
+    events: list[Line] = []
+    return api.tune(settings, watch=as_lines(events.append), **how), events
 
 
 def get_trials(study: FinishedSearch) -> list[FrozenTrial]:
@@ -140,7 +143,7 @@ class WorkerGroup:
             worker, received = self.events.get(timeout=max(until - time.monotonic(), 0.1))
             if worker != index:
                 continue
-            name = received.get("event") if isinstance(received, dict) else None
+            name = name_event(received) if isinstance(received, slipstream.events.Event) else None
             has_ended = isinstance(received, Outcome)
             if has_ended if event is None else name == event:
                 return

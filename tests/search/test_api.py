@@ -15,6 +15,7 @@ from slipstream.engine import checkpoint
 from slipstream.search import api
 from slipstream.search.api import count_parallel_trials
 from tests.conftest import close
+from tests.logs import as_lines
 from tests.search.searches import check_same_results, get_trials, make_settings, run_search
 
 
@@ -58,7 +59,7 @@ def test_an_interrupted_search_resumes_to_the_same_end(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted) as stopped:
-        api.tune(settings, watch=stop_once)
+        api.tune(settings, watch=as_lines(stop_once))
     assert "slipstream tune --resume" in str(stopped.value)
     (folder,) = (tmp_path / "runs").iterdir()
     study, _ = run_search(None, resume=folder)
@@ -74,7 +75,7 @@ def test_a_search_with_a_folder_begins_there_and_resumes(tmp_path):
             signal.raise_signal(signal.SIGTERM)
 
     with pytest.raises(Interrupted):
-        api.tune(settings, watch=stop, folder=folder)
+        api.tune(settings, watch=as_lines(stop), folder=folder)
     study = slipstream.tune(settings, folder=folder)
     assert study.run == folder
     assert study.summary["trials"]["finished"] == 3
@@ -99,7 +100,7 @@ def test_a_search_interrupted_between_folds_keeps_the_finished_ones(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        api.tune(settings, watch=stop_once)
+        api.tune(settings, watch=as_lines(stop_once))
     (folder,) = (tmp_path / "runs").iterdir()
     (newest,) = folder.glob("packs/*")
     saved, _ = checkpoint.read_newest(runs.Run(newest))

@@ -17,6 +17,7 @@ from slipstream.search import ensemble
 from tests.cli.test_cli import invoke
 from tests.conftest import merged, small_config, waves
 from tests.labelled import CLASSIFY, states
+from tests.logs import as_lines
 
 QUICK = {"model": {"kind": "mlp"}, "train": {"epochs": 2, "lr": 0.01}}
 
@@ -281,7 +282,7 @@ def test_an_ensemble_that_is_stopped_leaves_nothing_behind(members, tmp_path, er
             raise error
 
     with pytest.raises((KeyboardInterrupt, ResumableError)):
-        ensemble.ensemble([one.run for one in members], out=tmp_path, watch=stop)
+        ensemble.ensemble([one.run for one in members], out=tmp_path, watch=as_lines(stop))
     assert list(tmp_path.iterdir()) == []
 
 

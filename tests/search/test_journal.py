@@ -18,12 +18,14 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import Interrupted
 from slipstream.config import search_space as spaces
+from slipstream.events import TrialEnd
 from slipstream.runs import Run
 from slipstream.search import api, sharing
 from slipstream.search import storage as journal
 from slipstream.search.packs import DatasetCache
 from slipstream.search.study import make_distributions, open_study
 from slipstream.search.trials import OptunaSearch
+from tests.logs import as_lines
 from tests.search.searches import make_config
 
 FLIPS = 60
@@ -138,7 +140,8 @@ def test_trials_under_way_that_are_lost_are_replaced(done):
     path = done / "study.log"
     wanted, config = results(trials_in(path)), configs.load(done / "config.toml")
     content = path.read_bytes()
-    ends = [e for e in runs.read_events(Run(done)) if e["event"] == "trial" and e["trial"] != 1]
+    events = runs.read_events(Run(done))
+    ends = [event for event in events if isinstance(event, TrialEnd) and event.trial != 1]
     try:
         path.write_bytes(content[:200])
         distributions = make_distributions(spaces.make_space(config))
@@ -191,7 +194,7 @@ def test_a_search_with_a_damaged_journal_resumes(tmp_path, done, damage):
         case "lock":
             (run / "study.log.lock").symlink_to(path)
     events = []
-    more = api.tune(resume=run, overrides=("tune.trials=4",), watch=events.append)
+    more = api.tune(resume=run, overrides=("tune.trials=4",), watch=as_lines(events.append))
     assert more.summary["trials"] == {"finished": 4, "pruned": 0, "failed": 0}
     assert results(more.study.trials)[:3] == wanted
     reasons = [e["why"] for e in events if e["event"] == "fallback"]
@@ -255,13 +258,13 @@ def test_a_pack_without_an_intact_checkpoint_trains_from_the_start(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        api.tune(config, watch=stop)
+        api.tune(config, watch=as_lines(stop))
     folder = runs.find_last(config.out)
     files = list(folder.glob("packs/*/checkpoints/*/*.safetensors"))
     assert files
     for path in files:
         path.write_bytes(b"")
     events = []
-    found = api.tune(resume=folder, watch=events.append)
+    found = api.tune(resume=folder, watch=as_lines(events.append))
     assert found.summary["trials"]["finished"] == 2
     assert any("from their start" in e["what"] for e in events if e["event"] == "fallback")

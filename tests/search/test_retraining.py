@@ -22,6 +22,7 @@ from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import open_study
 from slipstream.search.summary import describe_limits
 from tests.conftest import slow, small_config, waves
+from tests.logs import as_lines, read_lines
 from tests.search.searches import (
     check_same_results,
     get_trials,
@@ -96,7 +97,7 @@ def searched(tmp_path_factory):
         events.append(event)
         (folder / "waves.parquet").unlink(missing_ok=True)
 
-    return api.tune(settings, watch=watch), events, table
+    return api.tune(settings, watch=as_lines(watch)), events, table
 
 
 def test_nothing_is_trained_twice_and_the_data_are_loaded_once(searched):
@@ -143,13 +144,13 @@ def test_the_log_of_the_retrained_best_is_that_of_its_lanes(searched, alone):
     study, _, _ = searched
     epochs = []
     for folder in (study.run / "retrained" / "best", alone.run):
-        every = runs.read_events(runs.Run(folder))
+        every = read_lines(runs.Run(folder))
         some = [event for event in every if event["event"] == "epoch"]
         by_lane = sorted(some, key=lambda event: (event["lane"], event["epoch"]))
         epochs.append([(e["lane"], e["epoch"], e["step"], e["best"]) for e in by_lane])
     assert epochs[0] == epochs[1]
     for name in ("start", "log", "lane", "trained", "scoring", "end"):
-        assert count(runs.read_events(runs.Run(study.run / "retrained" / "best")), name), name
+        assert count(read_lines(runs.Run(study.run / "retrained" / "best")), name), name
 
 
 def test_the_retrained_best_can_be_trained_further(searched, alone):
@@ -181,7 +182,7 @@ def test_a_search_that_is_killed_after_the_retraining_trains_nothing_again(tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises((KeyboardInterrupt, Interrupted)):
-        api.tune(settings, watch=kill)
+        api.tune(settings, watch=as_lines(kill))
     folder = runs.find_last(str(tmp_path / "runs"))
     study, later = run_search(None, resume=folder)
     assert not count(later, "lane")
@@ -203,7 +204,7 @@ def test_a_damaged_lane_is_trained_again_by_the_test_run(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        api.tune(settings, watch=kill)
+        api.tune(settings, watch=as_lines(kill))
     folder = runs.find_last(str(tmp_path / "runs"))
     (folder / "retraining" / "default-1001" / "rows.safetensors").write_bytes(b"")
     study, later = run_search(None, resume=folder)
@@ -253,7 +254,7 @@ def test_the_end_of_a_search_trains_the_default_and_the_best_in_its_empty_places
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        api.tune(settings, watch=stop_once)
+        api.tune(settings, watch=as_lines(stop_once))
     study, _ = run_search(None, resume=runs.find_last(str(tmp_path / "runs")))
     check_same_results(study, whole)
     for one, other in zip(study.summary["retrained"], whole.summary["retrained"], strict=True):

@@ -22,6 +22,7 @@ from slipstream.reporting.wording import describe_search_verdict
 from slipstream.search import api
 from slipstream.search.storage import NOTES, OUT_OF_TIME
 from tests.conftest import close, slow, waves
+from tests.logs import read_lines
 from tests.search.searches import get_trials, make_settings, run_search
 
 
@@ -143,7 +144,7 @@ def check_best_is_tested(study):
     tested = slipstream.Study(**vars(study)).result
     assert tested.metrics["test"]["mae"] == study.summary["test"]["best"]["metrics"]["test"]["mae"]
     assert tested.baselines
-    ended = [e for e in runs.read_events(runs.Run(tested.run)) if e["event"] == "epoch"]
+    ended = [e for e in read_lines(runs.Run(tested.run)) if e["event"] == "epoch"]
     assert min(e["val_loss"] for e in ended) == study.summary["best"]["value"]
     assert tested.summary["parameters"] > 0
     assert (tested.run / "predictions.parquet").exists()

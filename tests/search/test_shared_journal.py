@@ -31,7 +31,7 @@ from tests.search.searches import check_that_trials_of_a_killed_worker_are_retri
 pytestmark = pytest.mark.filterwarnings("ignore:Heartbeat of storage")
 WRITER = """
     import sys, warnings, optuna
-    from slipstream.tuning.storage import shared
+    from slipstream.search import storage as shared
     url, count = sys.argv[1], int(sys.argv[2])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.simplefilter("ignore")
@@ -72,16 +72,14 @@ def read_acknowledged(*outputs: Path) -> dict[int, float]:
 @pytest.mark.slow
 def test_two_writers_lose_nothing_when_one_is_killed(url, tmp_path):
     one, other = tmp_path / "one", tmp_path / "other"
-    lasting = start_writer(url, 30, one)
-    killed = start_writer(url, 10_000, other)
-    until = time.monotonic() + HUNG_S
-    while not (other.exists() and other.read_bytes().count(b"\n") > 5):
-        assert time.monotonic() < until
-        time.sleep(0.01)
-    time.sleep(random.random() / 20)
-    killed.kill()
-    killed.wait()
-    assert lasting.wait(HUNG_S) == 0
+    with start_writer(url, 30, one) as lasting, start_writer(url, 10_000, other) as killed:
+        while other.read_bytes().count(b"\n") <= 5:
+            assert killed.poll() is None
+            time.sleep(0.01)
+        time.sleep(random.random() / 20)
+        killed.kill()
+        killed.wait()
+        assert lasting.wait(HUNG_S) == 0
     known = read_acknowledged(one, other)
     trials = load_trials(url)
     assert {number: trials[number].value for number in known} == known

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import UserError
+from slipstream.events import Fallback
 from slipstream.runs import Run
 from slipstream.search import database, sharing
 from slipstream.search import storage as shared
@@ -125,8 +126,8 @@ def test_trials_of_a_worker_without_heartbeat_are_retried_once(tmp_path):
 
 
 def read_fallbacks(search):
-    events = [event for event in runs.read_events(search.run) if event["event"] == "fallback"]
-    return [f"{event['what']}: {event['why']}" for event in events]
+    events = [event for event in runs.read_events(search.run) if isinstance(event, Fallback)]
+    return [f"{event.what}: {event.why}" for event in events]
 
 
 def test_a_worker_says_which_trials_of_others_are_silent_and_when_they_are_retried(tmp_path):
@@ -171,7 +172,7 @@ def test_a_result_that_comes_too_late_is_not_counted(tmp_path):
     age_heartbeats(slow)
     make_search(config, tmp_path, "other").ask()
     finish(slow, was, 0.125)
-    assert [event["event"] for event in runs.read_events(slow.run)] == ["fallback"]
+    assert [type(event) for event in runs.read_events(slow.run)] == [Fallback]
     assert slow.study.get_trials()[0].state == TrialState.FAIL
 
 

@@ -26,6 +26,7 @@ from slipstream.search.retraining import RetrainedConfig
 from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.summary import compare_test_errors
 from tests.conftest import slow, small_config
+from tests.logs import as_lines
 from tests.search.searches import make_settings, make_trial, run_search
 
 DIVERGING = {"lr": 1e18, "clip": "off", "optimizer": "sgd", "epochs": 2}
@@ -153,7 +154,7 @@ def test_a_search_writes_its_results_before_it_retrains_the_best(tmp_path, momen
                 signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        api.tune(settings, watch=stop)
+        api.tune(settings, watch=as_lines(stop))
     folder = runs.find_last(str(tmp_path / "runs"))
     assert pending in runs.read_json(folder / "metrics.json")["pending"]
     assert len(runs.read_json(folder / "trials.json")) == 3

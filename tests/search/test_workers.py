@@ -19,6 +19,7 @@ from slipstream.search import api, database
 from slipstream.search.budget import SearchBudget
 from slipstream.search.workers import Launcher
 from tests.conftest import close, small_config, waves
+from tests.logs import Line, as_lines, read_lines
 from tests.search.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 TRIALS, EPOCHS = 8, 100
@@ -31,9 +32,9 @@ class Violent:
     def __init__(self, number: int, *, to_worker: int | None = None) -> None:
         self.number, self.to_worker, self.sent = number, to_worker, False
         self.pids: dict[int, int] = {}
-        self.died: list[runs.Event] = []
+        self.died: list[Line] = []
 
-    def __call__(self, event: runs.Event) -> None:
+    def __call__(self, event: Line) -> None:
         if event["event"] == "worker":
             if event["what"] == "started":
                 self.pids[event["worker"]] = event["pid"]
@@ -59,29 +60,27 @@ def test_two_workers_are_stopped_resumed_and_killed_and_find_every_trial_once(tm
     config = make_config(tmp_path, trials=TRIALS, epochs=EPOCHS, parallel=4)
     stopping = Violent(signal.SIGTERM)
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume") as stopped:
-        api.tune(config, watch=stopping, workers=2)
+        api.tune(config, watch=as_lines(stopping), workers=2)
     assert stopped.value.signal_number == signal.SIGTERM
     assert set(stopping.pids) == {0, 1}
     assert not any(psutil.pid_exists(pid) for pid in stopping.pids.values())
 
     killing = Violent(signal.SIGKILL, to_worker=1)
-    found = api.tune(resume=runs.find_last(config.out), watch=killing)
+    found = api.tune(resume=runs.find_last(config.out), watch=as_lines(killing))
     assert [(e["worker"], e["remedy"]) for e in killing.died] == [(1, "started again")]
     assert "SIGKILL" in killing.died[0]["why"]
     trials = runs.read_json(found.run / "trials.json")
     assert [trial["trial"] for trial in trials] == list(range(TRIALS))
     assert {trial["epochs"] for trial in trials} == {float(EPOCHS)}
     assert found.summary["trials"] == {"finished": TRIALS, "pruned": 0, "failed": 0}
-    by = {
-        e["trial"]: e["worker"] for e in runs.read_events(Run(found.run)) if e["event"] == "trial"
-    }
+    by = {e["trial"]: e["worker"] for e in read_lines(Run(found.run)) if e["event"] == "trial"}
     assert set(by) == set(range(TRIALS))
     assert set(by.values()) == {0, 1}
     for worker in (0, 1):
         number = next(trial for trial, who in by.items() if who == worker)
         alone = spaces.apply_params(config, spaces.make_space(config), trials[number]["params"])
         run = slipstream.train(alone.model_copy(update={"out": str(tmp_path / "alone")})).run
-        losses = [e["val_loss"] for e in runs.read_events(Run(run)) if e["event"] == "epoch"]
+        losses = [e["val_loss"] for e in read_lines(Run(run)) if e["event"] == "epoch"]
         close(trials[number]["value"], min(losses))
     assert (found.run / "best" / "model" / "weights.safetensors").exists()
     assert configs.load(found.run / "best" / "config.toml").train.lr == found.best.train.lr

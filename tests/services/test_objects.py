@@ -32,6 +32,7 @@ from slipstream.data.files import read_files
 from slipstream.reporting.copies import copy_run
 from slipstream.training import train
 from tests.conftest import HUNG_S, small_config, waves
+from tests.logs import as_lines
 
 pytestmark = pytest.mark.services
 PROGRAMS = Path(sys.executable).parents[1] / "moto" / "bin"
@@ -244,7 +245,7 @@ def test_training_from_a_server_that_dies_ends_as_resumable(files, tmp_path, mon
                 process.kill()
 
         with pytest.raises(ResumableError, match=r"^s3://bucket/t.parquet: cannot be .*--resume"):
-            train(config, watch=kill)
+            train(config, watch=as_lines(kill))
     (run,) = (tmp_path / "runs").iterdir()
     with start_server(tmp_path) as (address, _):
         connect_to(address, monkeypatch)

@@ -18,6 +18,7 @@ from slipstream.search import api, database
 from slipstream.search.workers import SearchTask
 from slipstream.workers.child import format_task
 from tests.conftest import HUNG_S
+from tests.logs import as_lines
 from tests.search.searches import check_that_trials_of_a_killed_worker_are_retried, make_config
 
 pytestmark = pytest.mark.services
@@ -98,7 +99,7 @@ def test_the_password_comes_from_the_environment_and_is_in_no_list_and_no_file(
             )
 
     storage = None if place == "SLIPSTREAM_STORAGE" else url
-    found = api.tune(config, storage=storage, workers=2, watch=look)
+    found = api.tune(config, storage=storage, workers=2, watch=as_lines(look))
     assert found.summary["trials"]["finished"] == 2
     assert len(commands) == 2
     assert "s3cret" not in "".join(commands)

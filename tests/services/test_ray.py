@@ -24,6 +24,7 @@ from slipstream.runs import Run
 from slipstream.search import api, sharing
 from slipstream.workers import ray as connection
 from tests.conftest import HUNG_S, close
+from tests.logs import as_lines, read_lines
 from tests.search.searches import make_config
 from tests.training.shares.test_launcher import configured, lane_events
 
@@ -161,14 +162,12 @@ def test_workers_on_ray_find_every_trial_once_even_if_one_is_killed(tmp_path):
     def run_name():
         return runs.find_last(config.out).name
 
-    found = api.tune(config, watch=kill_once, workers=2, on="ray")
+    found = api.tune(config, watch=as_lines(kill_once), workers=2, on="ray")
     assert killed
     assert found.summary["trials"] == {"finished": 6, "pruned": 0, "failed": 0}
     trials = runs.read_json(found.run / "trials.json")
     assert [trial["trial"] for trial in trials] == list(range(6))
-    by = {
-        e["trial"]: e["worker"] for e in runs.read_events(Run(found.run)) if e["event"] == "trial"
-    }
+    by = {e["trial"]: e["worker"] for e in read_lines(Run(found.run)) if e["event"] == "trial"}
     assert set(by) == set(range(6))
     assert set(by.values()) == {0, 1}
 
@@ -186,7 +185,7 @@ def test_a_signal_stops_the_workers_on_ray_and_resume_goes_on(tmp_path):
             hold.release()
 
     with pytest.raises(Interrupted, match="resume with: slipstream tune --resume"):
-        api.tune(config, watch=stop_once, workers=2, on="ray")
+        api.tune(config, watch=as_lines(stop_once), workers=2, on="ray")
     folder = runs.find_last(config.out)
     assert list(folder.glob("workers/*/packs/*/checkpoints/step-*"))
     assert not list(folder.glob("workers/*/lock.json"))
@@ -223,11 +222,13 @@ def test_a_worker_on_a_lost_node_continues_elsewhere_from_the_files_that_were_fe
         start_node(cluster.address),
         hold.release_after(has_fetched, lambda: kill_node(lost)),
     ):
-        found = api.tune(config, watch=events.append, workers=2, on="ray", storage=postgres)
+        found = api.tune(
+            config, watch=as_lines(events.append), workers=2, on="ray", storage=postgres
+        )
         assert lost.poll() is not None
     assert found.summary["trials"] == {"finished": 2, "pruned": 0, "failed": 0}
     assert not any(map(sharing.is_retry, found.study.get_trials()))  # so none was lost
-    what = [e for e in runs.read_events(Run(found.run)) if e["event"] == "worker"]
+    what = [e for e in read_lines(Run(found.run)) if e["event"] == "worker"]
     died = [e for e in what if e["what"] == "died"]
     assert [(e["worker"], e["remedy"]) for e in died] == [(get_hidden_worker(), "started again")]
     second = [e for e in events if e.get("worker") == get_hidden_worker() and "pid" in e][1]
@@ -253,7 +254,7 @@ def test_shares_on_ray_end_as_lanes_of_one_process_although_a_node_is_lost(tmp_p
         start_node(cluster.address, tmp_path / "runs") as lost,
         hold.release_after(has_fetched, lambda: kill_node(lost)),
     ):
-        spread = training.train(config, watch=events.append, workers=2, on="ray")
+        spread = training.train(config, watch=as_lines(events.append), workers=2, on="ray")
         assert lost.poll() is not None
     check_same(spread.run, one.run)
     assert [e["remedy"] for e in events if e.get("what") == "died"] == ["started again"]
@@ -275,12 +276,12 @@ def test_a_signal_stops_the_shares_on_ray_and_resume_continues_there(tmp_path):
             hold.release()
 
     with pytest.raises(Interrupted, match="resume with: slipstream train --resume"):
-        training.train(config, watch=stop_once, workers=2, on="ray")
+        training.train(config, watch=as_lines(stop_once), workers=2, on="ray")
     folder = runs.find_last(config.out)
     assert list(folder.glob("workers/*/checkpoints/step-*"))
     assert not list(folder.glob("workers/*/lock.json"))
     events = []
-    found = training.train(resume=folder, watch=events.append)
+    found = training.train(resume=folder, watch=as_lines(events.append))
     assert {e["node"] for e in events if e["event"] == "worker"} == {platform.node()}
     check_same(found.run, one.run)
 

@@ -19,6 +19,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.runs import Run
 from tests.conftest import HUNG_S
+from tests.logs import read_lines
 from tests.services.test_ray import MEMORY, kill_node
 from tests.training.shares.test_launcher import configured
 
@@ -68,7 +69,7 @@ class Machine:
         return self.call("-m", "slipstream", "train", str(job), "--on", "ray", **env)
 
     def read_last(self) -> list[dict]:
-        return list(runs.read_events(Run(runs.find_last(self.folder / "runs"))))
+        return list(read_lines(Run(runs.find_last(self.folder / "runs"))))
 
     @contextmanager
     def start_cluster(self) -> Iterator[str]:

@@ -10,6 +10,7 @@ import pytest
 
 from slipstream import runs
 from tests.conftest import close, waves
+from tests.logs import read_lines
 from tests.services.slurm import PROGRAMS, Slurm, start_slurm, wait_until
 
 pytestmark = pytest.mark.services
@@ -154,7 +155,7 @@ def test_an_array_searches_together_and_a_last_job_retrains(slurm, here):
     done = []
     for number in (0, 1):
         folder = here / "search" / f"worker-{number}"
-        events = runs.read_events(runs.Run(folder))
+        events = read_lines(runs.Run(folder))
         done += [event["trial"] for event in events if event["event"] == "trial"]
         assert not (folder / "retrained").exists()
     assert len(done) == len(set(done)) == 8

@@ -23,9 +23,11 @@ from pyarrow import csv
 import slipstream
 from slipstream import runs
 from slipstream.base.errors import ResumableError
+from slipstream.events import Resume
 from slipstream.reporting.tracking.follower import follow
 from slipstream.runs.watching import EXTRAS
 from tests.conftest import HUNG_S, small_config, waves
+from tests.logs import read_lines
 from tests.reporting.tracking.reading import logged_points, to_single
 from tests.reporting.tracking.test_follow import follow_by
 
@@ -161,7 +163,7 @@ def test_mlflow_has_every_point_once_after_a_kill_and_a_resume(run, server, monk
     with pytest.raises(KeyboardInterrupt):
         follow_by(Halting, run, server, project="killed")
     (run / "events.jsonl").write_bytes(b"".join(lines[:6]))
-    runs.Run(run).append("resume", step=4, spent_s=1.0)
+    runs.Run(run).append(Resume(step=4, spent_s=1.0))
     with (run / "events.jsonl").open("ab") as log:
         log.write(b"".join(lines[6:]))
     follow_by(Halting, run, server, project="killed")
@@ -301,7 +303,7 @@ def has_checkpoints(folder: Path, wanted: int) -> bool:
 
 
 def count_epochs(folder: Path) -> int:
-    epochs = [event["epoch"] for event in runs.read_events(runs.Run(folder)) if "epoch" in event]
+    epochs = [event["epoch"] for event in read_lines(runs.Run(folder)) if "epoch" in event]
     return int(max(epochs)) + 1
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import UserError, runs
 from tests.conftest import merged, small_config, waves
+from tests.logs import read_lines
 
 CARRIED = {"model": {"layers": 2}, "train": {"state": "carried", "batch": 4, "epochs": 3}}
 
@@ -48,7 +49,7 @@ def test_evaluate_gives_the_figures_of_training(result, which):
 def test_the_validation_loss_is_that_of_the_deployed_model(result):
     best = min(
         event["val_loss"]
-        for event in runs.read_events(runs.open_run(result.run))
+        for event in read_lines(runs.open_run(result.run))
         if event["event"] == "epoch"
     )
     assert result.summary["scaled"]["val"]["mse"] == pytest.approx(best, rel=1e-5)

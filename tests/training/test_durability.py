@@ -24,7 +24,9 @@ from slipstream import UserError, runs, training
 from slipstream.base import storage
 from slipstream.base.errors import ResumableError
 from slipstream.engine import checkpoint
+from slipstream.events import End
 from tests.conftest import HUNG_S, slow, small_config, waves
+from tests.logs import as_lines, read_lines
 from tests.soak import Soak
 from tests.training.test_resume import configured, ended, interrupted
 
@@ -87,10 +89,10 @@ def test_a_lock_of_another_machine_is_left_alone(tmp_path):
 
 def test_a_log_line_is_written_whole_or_not_at_all(tmp_path):
     run = runs.create_run("a", out=str(tmp_path))
-    run.append("end", seconds=1.0)
+    run.append(End(seconds=1.0))
     with run.log.open("a") as log:
         log.write('{"event": "cut o')
-    assert [event["event"] for event in runs.read_events(run)] == ["end"]
+    assert [event["event"] for event in read_lines(run)] == ["end"]
 
 
 def test_a_fault_of_our_own_leaves_its_traceback_and_a_run_that_goes_on(tmp_path):
@@ -102,7 +104,7 @@ def test_a_fault_of_our_own_leaves_its_traceback_and_a_run_that_goes_on(tmp_path
             raise ZeroDivisionError("by accident")
 
     with pytest.raises(ZeroDivisionError):
-        training.train(configured(tmp_path / "b"), table, watch=fail)
+        training.train(configured(tmp_path / "b"), table, watch=as_lines(fail))
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     assert "ZeroDivisionError: by accident" in (run.folder / "crash.txt").read_text()
     slipstream.train(data=table, resume=run.folder)
@@ -118,7 +120,7 @@ def test_a_folder_removed_under_our_feet_does_not_stop_training(tmp_path):
             shutil.rmtree(runs.find_last(str(tmp_path)), ignore_errors=True)
 
     result = training.train(
-        configured(tmp_path, engine={"async_checkpoints": False}), table, watch=remove
+        configured(tmp_path, engine={"async_checkpoints": False}), table, watch=as_lines(remove)
     )
     troubles = [event["what"] for event in told if event["event"] == "trouble"]
     assert any("events.jsonl cannot be written" in text for text in troubles)

@@ -15,6 +15,7 @@ from slipstream.engine.optim import is_encoder_weight
 from slipstream.search import packs
 from tests.conftest import close, merged
 from tests.labelled import class_config, states
+from tests.logs import read_lines
 
 BARS = {
     "data": {
@@ -149,7 +150,7 @@ def test_a_search_starts_from_the_encoder(tmp_path, pretrained):
     best = configs.load(study.run / "best.toml")
     assert best.model == configs.load(pretrained.run / "config.toml").model
     again = slipstream.train(best)
-    events = runs.read_events(runs.open_run(again.run))
+    events = read_lines(runs.open_run(again.run))
     losses = [event["val_loss"] for event in events if event["event"] == "epoch"]
     close(study.summary["best"]["value"], min(losses), rel=1e-4)
 

@@ -33,6 +33,7 @@ from tests.cli.test_cli import invoke, sets
 from tests.conftest import close, merged, slow, small_config, waves
 from tests.engine.steps import make_task
 from tests.limits import CrowdedDevice, FaultyDevice, allocate_lanes, run_out_of_memory
+from tests.logs import as_lines, read_lines
 
 SMALL = {"model": {"kind": "mlp"}, "train": {"epochs": 4, "lr": 0.01}}
 FOLDS = {"data": {"split": {"walk_forward": 3, "purge": 2}}}
@@ -354,7 +355,7 @@ def test_where_memory_runs_out_fewer_train_at_a_time(tmp_path, repeated):
         result = slipstream.train(config, waves(600))
     assert device.num_failures == 2  # of 3 lanes, then of 2
     assert result.summary["pack"]["places"] == 1
-    told = [e for e in runs.read_events(runs.open_run(result.run)) if e["event"] == "recovery"]
+    told = [e for e in read_lines(runs.open_run(result.run)) if e["event"] == "recovery"]
     assert told[-1]["remedy"] == "1 lane at a time, from the start"
     for lane, wanted in zip(result.summary["lanes"], repeated[1].summary["lanes"], strict=True):
         same_figures(lane["metrics"]["test"], wanted["metrics"]["test"])
@@ -369,7 +370,7 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
     config = configured(tmp_path, train={"repeats": 3}, seed=5, engine={"log_every": 7})
     if resumed:
         with pytest.raises(Interrupted):
-            train(config, waves(600), watch=stopping_at(3))
+            train(config, waves(600), watch=as_lines(stopping_at(3)))
     with CrowdedDevice(holds=holds, since=10 if resumed else 31) as device:
         if resumed:
             resumed_run = runs.open_run(runs.find_last(config.out)).folder
@@ -377,7 +378,7 @@ def test_lanes_that_no_longer_fit_go_on_later_from_where_they_were(
         else:
             result = slipstream.train(config, waves(600))
     assert device.num_failures == recoveries
-    events = list(runs.read_events(runs.open_run(result.run)))
+    events = list(read_lines(runs.open_run(result.run)))
     told = [event["remedy"] for event in events if event["event"] == "recovery"]
     lanes = "1 lane" if holds == 1 else f"{holds} lanes"
     assert told[-1] == f"{lanes} at a time, from step {29 if resumed else 30}"
@@ -443,7 +444,7 @@ def ended(run):
     kept = ("event", "lane", "epoch", "step", "losses", "train_loss", "val_loss", "stopped")
     log = [
         {key: event[key] for key in kept if key in event}
-        for event in runs.read_events(run)
+        for event in read_lines(run)
         if event["event"] in ("log", "epoch", "lane")
     ]
     figures = runs.read_json(run.folder / "metrics.json")
@@ -468,12 +469,12 @@ def test_a_stopped_run_goes_on_to_the_same_end(tmp_path, monkeypatch, places, lo
         config = configured(tmp_path / f"at{log}", **sections)
         told = r"of 6 lanes done; .*; resume with: slipstream train --resume"
         with pytest.raises(Interrupted, match=told) as caught:
-            train(config, waves(400), watch=stopping_at(log, number))
+            train(config, waves(400), watch=as_lines(stopping_at(log, number)))
         assert caught.value.signal_number == number
         run = runs.open_run(runs.find_last(config.out))
         assert not (run.folder / "metrics.json").exists()
         with pytest.raises(Interrupted):
-            train(data=waves(400), resume=run.folder, watch=stopping_at(2))
+            train(data=waves(400), resume=run.folder, watch=as_lines(stopping_at(2)))
         slipstream.train(data=waves(400), resume=run.folder, overrides=("engine.monitor=false",))
         for mine, theirs in zip(ended(run), wanted, strict=True):
             assert mine == theirs
@@ -518,7 +519,7 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, logs,
         def watch(event):
             now[0] += event["event"] == "log"  # a second for each look at the losses
 
-        result = train(configured(tmp_path / "cut", **limited), waves(400), watch=watch)
+        result = train(configured(tmp_path / "cut", **limited), waves(400), watch=as_lines(watch))
     run = runs.open_run(result.run)
     told = result.summary["lanes"]
     assert len(told) == 6
@@ -542,7 +543,7 @@ def test_a_run_that_breaks_off_anywhere_goes_on(tmp_path):
 
     config = configured(tmp_path / "broken", **sections)
     with pytest.raises(RuntimeError, match="broken"):
-        train(config, waves(400), watch=broken)
+        train(config, waves(400), watch=as_lines(broken))
     run = runs.open_run(runs.find_last(config.out))
     assert (run.folder / "crash.txt").exists()
     assert "a_predicted" in slipstream.predict(run.folder, waves(400)).column_names
@@ -612,7 +613,7 @@ def test_what_cannot_share_a_program_trains_one_model_after_another(tmp_path, mo
     for log in (2, 7):
         config = configured(tmp_path / f"cut{log}", **repeats)
         with pytest.raises(Interrupted, match="of 3 lanes done"):
-            train(config, watch=stopping_at(log))
+            train(config, watch=as_lines(stopping_at(log)))
         run = runs.open_run(runs.find_last(config.out))
         slipstream.train(resume=run.folder)
         for mine, theirs in zip(ended(run), wanted, strict=True):

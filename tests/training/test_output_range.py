@@ -10,6 +10,7 @@ import pytest
 import slipstream
 from slipstream import runs
 from tests.conftest import small_config, waves
+from tests.logs import read_lines
 
 LOW, HIGH = 9.8, 10.3
 """Within the range of column `a`"""
@@ -59,7 +60,7 @@ def test_training_sees_none_of_it(limited, tmp_path):
     epochs = [
         [
             [event[key] for key in keys]
-            for event in runs.read_events(runs.open_run(one.run))
+            for event in read_lines(runs.open_run(one.run))
             if event["event"] == "epoch"
         ]
         for one in (limited, free)

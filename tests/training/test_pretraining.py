@@ -29,6 +29,7 @@ from slipstream.models.forecaster import build
 from slipstream.models.noise import SequenceLayout, augment
 from slipstream.training import encoder
 from tests.conftest import SMALL, close, merged, slow, waves
+from tests.logs import as_lines, read_lines
 from tests.training.test_resume import ended, same, stopping_at
 
 ENCODER = {"data": {"context": 24}, "model": {"hidden": 12, "layers": 2}}
@@ -87,7 +88,7 @@ def test_an_encoder_fills_in_better_than_what_needs_no_learning(pretrained):
 
 def _best_loss(run):
     """Over standardised columns, the loss is the scaled error."""
-    events = runs.read_events(runs.open_run(run))
+    events = read_lines(runs.open_run(run))
     return min(event["val_loss"] for event in events if event["event"] == "epoch")
 
 
@@ -231,7 +232,7 @@ def test_pretraining_is_resumed_to_the_same_encoder(tmp_path, table, engine):
     wanted = ended(runs.open_run(whole.run))
     asked = settings(tmp_path / "b", PRETRAIN, often)
     with pytest.raises(Interrupted):
-        training.train(asked, table, pretrain=True, watch=stopping_at(13))
+        training.train(asked, table, pretrain=True, watch=as_lines(stopping_at(13)))
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     slipstream.pretrain(data=table, resume=run.folder)
     exact = 2 if "device" in engine else None  # sums of a GPU's figures come in any order
@@ -309,7 +310,7 @@ def kept_by_epoch(asked, table):
 
     engine = {"async_checkpoints": False, "checkpoint_minutes": 1e-9}
     asked = merged(asked, {"engine": engine})
-    return training.train(asked, table, watch=watch), dict(found)
+    return training.train(asked, table, watch=as_lines(watch)), dict(found)
 
 
 @pytest.mark.slow
@@ -327,7 +328,7 @@ def test_an_encoder_is_frozen_then_trained(tmp_path, pretrained, table):
     assert told["matched"] == sorted(name for name in begins if optim.is_encoder_weight(name))
     assert told["new"] == ["core.head.linear.weight", "core.head.linear.bias"]
     assert "token" in told["unused"]
-    events = [event["event"] for event in runs.read_events(runs.open_run(result.run))]
+    events = [event["event"] for event in read_lines(runs.open_run(result.run))]
     assert events.count("thaw") == events.count("init") == 1
     assert any(
         "10 weights" in note or "weights matched" in note for note in result.summary["notes"]
@@ -374,7 +375,7 @@ def test_a_stop_before_or_after_the_thaw_changes_nothing(tmp_path, pretrained, r
     for step in (3, steps - 3) if repeats == 1 else (steps // 2 + 2,):
         asked = tuned(tmp_path / f"at{step}", pretrained, often)
         with pytest.raises(Interrupted):
-            training.train(asked, table, watch=_stop(step, repeats))
+            training.train(asked, table, watch=as_lines(_stop(step, repeats)))
         run = runs.find_last(asked["out"])
         result = slipstream.train(data=table, resume=run)
         assert result.metrics == whole.metrics
@@ -471,7 +472,7 @@ def test_on_a_gpu_the_thaw_is_captured_too(tmp_path, pretrained, table, repeats)
         part = {"engine": engine, "train": {"repeats": repeats}}
         result = slipstream.train(tuned(tmp_path, pretrained, part), table)
         assert result.summary["plan"]["capture"] is capture
-        events = runs.read_events(runs.open_run(result.run))
+        events = read_lines(runs.open_run(result.run))
         losses.append([event["val_loss"] for event in events if event["event"] == "epoch"])
     close(losses[0], losses[1])
 

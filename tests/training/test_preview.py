@@ -19,6 +19,7 @@ from slipstream.scoring import ensemble, predict
 from slipstream.training import preview
 from tests.conftest import small_config, small_dataset, waves
 from tests.labelled import NAMES, class_config, states
+from tests.logs import read_lines
 
 
 def train(config, table, *, watched=True):
@@ -80,7 +81,7 @@ def test_it_shows_the_validation_rows_and_what_the_model_says_of_them(pair):
 def test_the_log_says_how_losses_become_errors_in_the_unit_of_a_single_target(tmp_path):
     data = {"targets": ["a"], "inputs": ["a", "b"]}
     run = train(small_config(tmp_path, data=data, train={"epochs": 1}), waves())
-    events = list(runs.read_events(runs.Run(run)))
+    events = list(read_lines(runs.Run(run)))
     (scale,) = (event["scale"] for event in events if event["event"] == "start")
     (loss,) = (event["val_loss"] for event in events if event["event"] == "epoch")
     assert (scale["target"], scale["train"], scale["val"]) == ("a", "mse", "mse")

@@ -19,6 +19,7 @@ from slipstream.base.phases import PARTS
 from slipstream.engine import checkpoint, loop
 from tests.conftest import slow, small_config, waves
 from tests.limits import hooked_models
+from tests.logs import as_lines, read_lines
 
 EVERYTHING = {"engine": {"log_every": 4, "checkpoint_minutes": 1e-9}}
 JOBS = {
@@ -73,7 +74,7 @@ def ended(run):
     kept = ("event", "step", "epoch", "loss", "lr", "train_loss", "val_loss", "best")
     log = [
         {key: event[key] for key in kept if key in event}
-        for event in runs.read_events(run)
+        for event in read_lines(run)
         if event["event"] in ("log", "epoch", "recovery")
     ]
     last = run.checkpoints / f"step-{checkpoint.list_steps(run)[-1]}"
@@ -94,7 +95,7 @@ def same(one, other):
 def interrupted(config, table, step, number=signal.SIGINT):
     verb = "pretrain" if config.masked else "train"
     with pytest.raises(Interrupted, match=rf"resume with: slipstream {verb} --resume"):
-        training.train(config, table, watch=stopping_at(step, number))
+        training.train(config, table, watch=as_lines(stopping_at(step, number)))
     return runs.open_run(runs.find_last(config.out))
 
 
@@ -123,10 +124,12 @@ def test_several_stops_in_one_run(tmp_path):
     run = interrupted(configured(tmp_path / "b", "lstm, dropout"), table, 5)
     for step in (6, 14, 30):
         with pytest.raises(Interrupted):
-            training.train(data=table, resume=run.folder, watch=stopping_at(step, signal.SIGTERM))
+            training.train(
+                data=table, resume=run.folder, watch=as_lines(stopping_at(step, signal.SIGTERM))
+            )
     result = slipstream.train(data=table, resume=run.folder, overrides=("engine.monitor=false",))
     same(ended(run), wanted)
-    assert [event["event"] for event in runs.read_events(run)].count("estimate") == 1
+    assert [event["event"] for event in read_lines(run)].count("estimate") == 1
     assert result.summary["estimate"]["after_ten_steps_s"] > 0
 
 
@@ -228,12 +231,12 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, 
     with monkeypatch.context() as patch:
         limited = by_epochs | {"minutes": (cut - 0.5) / 60}
         config = configured(tmp_path / "b", job, train=limited)
-        result = training.train(config, table, watch=Clock(patch))
+        result = training.train(config, table, watch=as_lines(Clock(patch)))
     run = runs.open_run(result.run)
     assert result.summary["stopped"] == "train.minutes have passed"
     assert result.summary["steps"] == cut
     assert result.summary["epochs"] == pytest.approx(cut / 9)
-    last = [event for event in runs.read_events(run) if event["event"] == "epoch"][-1]
+    last = [event for event in read_lines(run) if event["event"] == "epoch"][-1]
     assert (last["step"], last["epoch"]) == (cut, pytest.approx(cut / 9))
     assert result.summary["best_epoch"] > 0
     slipstream.train(data=table, resume=run.folder, overrides=("train.minutes=60",))
@@ -241,7 +244,7 @@ def test_a_run_out_of_time_goes_on_where_it_was_cut(tmp_path, monkeypatch, job, 
 
 
 def list_rates(run):
-    return [event["lr"] for event in runs.read_events(run) if event["event"] == "log"]
+    return [event["lr"] for event in read_lines(run) if event["event"] == "log"]
 
 
 @pytest.mark.slow
@@ -250,14 +253,16 @@ def test_a_cosine_ends_when_the_time_does_and_rises_again_with_more_of_it(tmp_pa
     table, minutes = waves(400), 20 / 60
     with monkeypatch.context() as patch:
         config = configured(tmp_path, train={"minutes": minutes})
-        run = runs.open_run(training.train(config, table, watch=Clock(patch)).run)
+        run = runs.open_run(training.train(config, table, watch=as_lines(Clock(patch))).run)
         rates = list_rates(run)
         assert len(rates) == 7
         assert rates == sorted(rates, reverse=True)
         assert rates[0] > 9e-4
         assert rates[-1] < 1e-5
         doubled = ("train.minutes=0.6666",)
-        training.train(data=table, resume=run.folder, overrides=doubled, watch=Clock(patch))
+        training.train(
+            data=table, resume=run.folder, overrides=doubled, watch=as_lines(Clock(patch))
+        )
     more = list_rates(run)
     assert more[:7] == rates
     assert 3e-4 < more[7] < 7e-4  # half of the time is left
@@ -271,16 +276,16 @@ def test_a_stopped_run_keeps_its_place_in_the_time(tmp_path, monkeypatch, step):
     table = waves(400)
     with monkeypatch.context() as patch:
         config = configured(tmp_path / "a", train={"minutes": 20 / 60})
-        whole = training.train(config, table, watch=Clock(patch))
+        whole = training.train(config, table, watch=as_lines(Clock(patch)))
     with monkeypatch.context() as patch:
         config, clock = configured(tmp_path / "b", train={"minutes": 20 / 60}), Clock(patch)
         stop = stopping_at(step)
         with pytest.raises(Interrupted):
-            training.train(config, table, watch=lambda event: (clock(event), stop(event)))
+            training.train(config, table, watch=as_lines(lambda event: (clock(event), stop(event))))
         run = runs.open_run(runs.find_last(config.out))
-        training.train(data=table, resume=run.folder, watch=clock)
-    wanted = {e["step"]: e["lr"] for e in runs.read_events(runs.open_run(whole.run)) if "lr" in e}
-    rates = {e["step"]: e["lr"] for e in runs.read_events(run) if "lr" in e}
+        training.train(data=table, resume=run.folder, watch=as_lines(clock))
+    wanted = {e["step"]: e["lr"] for e in read_lines(runs.open_run(whole.run)) if "lr" in e}
+    rates = {e["step"]: e["lr"] for e in read_lines(run) if "lr" in e}
     shared = sorted(wanted.keys() & rates.keys())
     assert shared[-1] > step
     assert [rates[at] for at in shared] == pytest.approx([wanted[at] for at in shared], rel=1e-6)
@@ -292,7 +297,7 @@ def test_more_time_than_the_epochs_take_changes_no_bit(tmp_path, monkeypatch):
     wanted = ended(runs.open_run(slipstream.train(configured(tmp_path / "a"), table).run))
     with monkeypatch.context() as patch:
         config = configured(tmp_path / "b", train={"minutes": 1})
-        run = runs.open_run(training.train(config, table, watch=Clock(patch)).run)
+        run = runs.open_run(training.train(config, table, watch=as_lines(Clock(patch))).run)
     same(ended(run), wanted)
 
 
@@ -329,7 +334,7 @@ def test_other_settings_and_other_data_are_refused_by_name(tmp_path):
         resume=run.folder,
         overrides=("train.lr=0.0005",),
         force=True,
-        watch=seen.append,
+        watch=as_lines(seen.append),
     )
     (told,) = (event for event in seen if event["event"] == "resume")
     assert "train.lr was changed" in told["differs"]
@@ -385,10 +390,10 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     damaged[-3] ^= 1
     newest.write_bytes(damaged)
     seen = []
-    training.train(data=table, resume=run.folder, watch=seen.append)
+    training.train(data=table, resume=run.folder, watch=as_lines(seen.append))
     (told,) = (event for event in seen if event["event"] == "fallback")
     assert f"{newest}: is damaged" in told["why"]
-    assert any(event["event"] == "fallback" for event in runs.read_events(run))
+    assert any(event["event"] == "fallback" for event in read_lines(run))
     same(ended(run), wanted)
 
 
@@ -418,12 +423,12 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_folder(tmp_path, section
     whole = runs.open_run(slipstream.train(configured(tmp_path / "a", **sections), table).run)
     with pytest.raises(Killed):
         training.train(
-            configured(tmp_path / "b", **sections), table, watch=killed_at("start", "log")
+            configured(tmp_path / "b", **sections), table, watch=as_lines(killed_at("start", "log"))
         )
     run = runs.open_run(runs.find_last(str(tmp_path / "b")))
     assert not checkpoint.list_steps(run)
     seen = []
-    result = training.train(data=table, resume=run.folder, watch=seen.append)
+    result = training.train(data=table, resume=run.folder, watch=as_lines(seen.append))
     assert result.run == run.folder
     assert [event["step"] for event in seen if event["event"] == "resume"] == [0]
     assert logged(run) == logged(whole)
@@ -436,17 +441,19 @@ def test_a_run_with_a_folder_begins_there_resumes_and_is_returned_when_finished(
     config, table, folder = configured(tmp_path / "a"), waves(400), tmp_path / "b" / "job"
     wanted = ended(runs.open_run(slipstream.train(config, table).run))
     with pytest.raises(Killed):
-        training.train(config, table, folder=folder, watch=killed_at("start", "log"))
+        training.train(config, table, folder=folder, watch=as_lines(killed_at("start", "log")))
     for step in (7, 30):
         with pytest.raises(Interrupted):
-            training.train(config, table, folder=folder, watch=stopping_at(step, signal.SIGTERM))
+            training.train(
+                config, table, folder=folder, watch=as_lines(stopping_at(step, signal.SIGTERM))
+            )
     first = training.train(config, table, folder=folder)
     same(ended(runs.open_run(folder)), wanted)
-    events = len(list(runs.read_events(runs.open_run(folder))))
+    events = len(list(read_lines(runs.open_run(folder))))
     again = training.train(config, table, folder=folder)
     assert (first.is_new, again.is_new) == (True, False)
     assert again.summary["metrics"] == first.summary["metrics"]
-    assert len(list(runs.read_events(runs.open_run(folder)))) == events
+    assert len(list(read_lines(runs.open_run(folder)))) == events
     with pytest.raises(UserError, match=r"other settings than it began with \(train.lr\)"):
         slipstream.train(config, table, folder=folder, overrides="train.lr=0.5")
     longer = slipstream.train(config, table, folder=folder, overrides="train.epochs=6")
@@ -464,7 +471,7 @@ def test_a_folder_with_other_files_is_not_taken_for_a_run(tmp_path):
 def test_an_inner_run_that_was_killed_early_goes_on_in_its_folder(tmp_path):
     config, table, folder = configured(tmp_path), waves(400), tmp_path / "retrained" / "best"
     with pytest.raises(Killed):
-        training.train_or_resume(folder, config, table, killed_at("start"))
+        training.train_or_resume(folder, config, table, as_lines(killed_at("start")))
     (folder / "mark").touch()
     found = training.train_or_resume(folder, config, table, None)
     assert (folder / "mark").exists()
@@ -475,7 +482,7 @@ def logged(run):
     kept = ("event", "step", "losses", "loss", "lane", "val_loss")
     return [
         {key: event[key] for key in kept if key in event}
-        for event in runs.read_events(run)
+        for event in read_lines(run)
         if event["event"] in ("start", "log", "epoch", "lane", "recovery")
     ]
 
@@ -486,7 +493,7 @@ def test_a_measured_batch_is_kept_when_a_run_begins_again(tmp_path):
     auto = {"train": {"batch": "auto", "epochs": 2}}
     config = configured(tmp_path, **auto)
     with pytest.raises(Killed):
-        training.train(config, table, watch=killed_at("log"))
+        training.train(config, table, watch=as_lines(killed_at("log")))
     run = runs.open_run(runs.find_last(str(tmp_path)))
     measured = runs.load_config(run).train.batch
     assert measured != "auto"
@@ -505,7 +512,7 @@ def test_sigterm_before_or_after_training_says_how_to_resume(tmp_path, at, job, 
     signals.raise_on_stop()
     try:
         with pytest.raises(Interrupted, match=f"resume with: slipstream {verb} ") as caught:
-            training.train(configured(tmp_path, job), table, watch=watch)
+            training.train(configured(tmp_path, job), table, watch=as_lines(watch))
     finally:
         signal.signal(signal.SIGTERM, before)
     assert caught.value.exit_code == 143
@@ -522,7 +529,7 @@ def test_an_interrupt_while_it_is_scored_says_how_to_resume(tmp_path):
 
     table = waves(400)
     with pytest.raises(Interrupted, match="resume") as caught:
-        training.train(configured(tmp_path), table, watch=watch)
+        training.train(configured(tmp_path), table, watch=as_lines(watch))
     assert caught.value.signal_number == signal.SIGINT
     run = runs.open_run(tmp_path / "last")
     assert not (run.folder / "metrics.json").exists()
@@ -534,7 +541,7 @@ def train_by_clock(monkeypatch, config, table, **options):
     with monkeypatch.context() as patch:
         clock, watch = Clock(patch), options.pop("watch", lambda _: None)
         return training.train(
-            config, table, watch=lambda event: (clock(event), watch(event)), **options
+            config, table, watch=as_lines(lambda event: (clock(event), watch(event))), **options
         ).summary
 
 
@@ -546,7 +553,7 @@ def test_the_totals_of_a_resumed_run_count_from_its_first_start(tmp_path, monkey
     for step in (12, 30):  # of which it trains the last ones twice
         earlier = {} if step == 12 else {"resume": tmp_path / "last"}
         with pytest.raises(Interrupted):
-            train_by_clock(monkeypatch, config, table, watch=stopping_at(step), **earlier)
+            train_by_clock(monkeypatch, config, table, watch=as_lines(stopping_at(step)), **earlier)
     run = runs.open_run(tmp_path / "last")
     shutil.rmtree(run.checkpoints / "step-30")
     (older,) = [step for step in checkpoint.list_steps(run)[-1:] if step < 30]

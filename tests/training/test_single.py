@@ -21,6 +21,7 @@ from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import baselines, predict
 from tests.conftest import KINDS, close, mostly_slow, real_file, slow, small_config, waves
 from tests.limits import hooked_models, run_out_of_memory, run_within
+from tests.logs import read_lines
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_the_run_folder_explains_itself(trained):
     assert Config.model_validate(written) == config
     plan = json.loads((result.run / "plan.json").read_text())
     assert plan["device"] == "cpu"
-    kinds = [event["event"] for event in runs.read_events(runs.open_run(result.run))]
+    kinds = [event["event"] for event in read_lines(runs.open_run(result.run))]
     assert kinds[0] == "start"
     assert kinds[-1] == "end"
 
@@ -185,9 +186,7 @@ def test_the_monitor_can_be_switched_off(tmp_path):
         small_config(tmp_path, train={"epochs": 1}, engine={"monitor": False}), waves()
     )
     assert result.summary["monitor"] is None
-    assert not any(
-        event["event"] == "monitor" for event in runs.read_events(runs.open_run(result.run))
-    )
+    assert not any(event["event"] == "monitor" for event in read_lines(runs.open_run(result.run)))
 
 
 def test_training_leaves_the_callers_generators_alone(tmp_path):

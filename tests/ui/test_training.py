@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from slipstream import runs
+from tests.logs import read_lines
 from tests.ui.conftest import fill
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -112,7 +113,7 @@ def test_a_page_shows_the_whole_curve_after_the_server_was_killed(page, app, bro
     page.goto(f"{app.root}/run/runs/{run.name}")
     expect(page.locator("#state")).to_have_text("finished")
     expect(page.locator("#f-epoch")).to_have_text("40 of 40")
-    lines = len(list(runs.read_events(runs.Run(run))))
+    lines = len(list(read_lines(runs.Run(run))))
     expect(page.locator("#run")).to_have_attribute("data-lines", str(lines))
     other = browser.new_context(viewport={"width": 400, "height": 800})
     tab = other.new_page()
@@ -136,7 +137,7 @@ def test_a_tab_that_lost_its_server_goes_on_where_it_was(page, folder):
         page.wait_for_timeout(500)
         page.context.set_offline(False)
         expect(page.locator("#state")).to_have_text("finished")
-        lines = len(list(runs.read_events(runs.Run(app.find_run()))))
+        lines = len(list(read_lines(runs.Run(app.find_run()))))
         expect(page.locator("#run")).to_have_attribute("data-lines", str(lines))
     finally:
         app.end()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from slipstream.events import Other
 from slipstream.workers.child import Send, WorkerTask
 
 PRINTED = '5\n{"loss": 1}\nno line break'
@@ -14,8 +15,8 @@ PRINTED = '5\n{"loss": 1}\nno line break'
 @dataclass(frozen=True)
 class NoisyTask(WorkerTask):
     def run(self, send: Send) -> None:
-        send({"event": "start"})
+        send(Other(name="begin", values={}))
         sys.stdout.write(PRINTED)
         sys.stdout.flush()
         subprocess.run([sys.executable, "-c", "print('from a program')"], check=True)
-        send({"event": "end", "what": "é"})
+        send(Other(name="finish", values={"what": "é"}))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slipstream.base.errors import Interrupted, ResumableError, UserError
-from slipstream.runs import Event
+from slipstream.events import Event, Other
 from slipstream.workers.child import Send, WorkerTask
 from slipstream.workers.launcher import (
     STDERR,
@@ -47,9 +47,9 @@ class EndingTask(WorkerTask):
             case "stop":
                 raise ResumableError("the disk is full; make room")
             case "wait":
-                send({"event": "waiting"})
+                send(Other(name="waiting", values={}))
                 time.sleep(600)
-        send({"event": "result", "index": self.index})
+        send(Other(name="result", values={"index": self.index}))
 
 
 class Record:
@@ -62,7 +62,7 @@ class Record:
 
     def add(self, worker: int, event: Event) -> None:
         self.events.append((worker, event))
-        if event["event"] == self.interrupt_at:
+        if isinstance(event, Other) and event.name == self.interrupt_at:
             signal.raise_signal(signal.SIGTERM)
 
     def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
@@ -83,7 +83,7 @@ def test_what_a_worker_prints_is_none_of_its_events(tmp_path: Path) -> None:
         workers.start(NoisyTask(str(tmp_path), 0), 0)
         messages = [message for _, message in workers.watch()]
         pid = workers.processes[0].process.pid
-    events = [{"event": "start"}, {"event": "end", "what": "é"}]
+    events = [Other(name="begin", values={}), Other(name="finish", values={"what": "é"})]
     assert messages == [Started({"pid": pid}), *events, Outcome("done")]
     printed = (tmp_path / STDERR).read_text(encoding="utf-8")
     assert printed == f"{noisy.PRINTED}from a program\n"
@@ -95,7 +95,7 @@ def test_a_worker_that_dies_is_started_again_in_its_slot(tmp_path):
     assert launch(tasks, record) == {0: Outcome("done"), 1: Outcome("done")}
     of_second = [(what, remedy) for slot, what, remedy in record.changes if slot == 1]
     assert of_second == [("started", None), ("died", "started again")] * 2 + [("started", None)]
-    assert sorted(worker for worker, event in record.events if event["event"] == "result") == [0, 1]
+    assert sorted(worker for worker, event in record.events if event.name == "result") == [0, 1]
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up_and_the_others_end(tmp_path):

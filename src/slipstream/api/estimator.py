@@ -334,6 +334,8 @@ class Forecaster:
         values = tables.place_rows(self._call(table), names, series, table.num_rows)
         for places in series:
             self._fill_start(table, places, names, values)
+            for row, repeated in places.repeated:
+                values[repeated] = values[row]
         return values
 
     def _fill_start(
@@ -443,10 +445,10 @@ def _list_inputs(
     features: Sequence[str], data: Mapping[str, Any], targets: Collection[str]
 ) -> list[str]:
     """Return the columns of X that have no other role."""
-    others = {data.get("time"), *data.get("static", ()), *data.get("ignore", ()), *targets}
+    taken = {data.get("time"), *data.get("static", ()), *data.get("ignore", ()), *targets}
     ids = data.get("id") or ()
-    others |= {ids} if isinstance(ids, str) else set(ids)
-    return [name for name in features if name not in others]
+    taken |= {ids} if isinstance(ids, str) else set(ids)
+    return [name for name in features if name not in taken]
 
 
 def _read_targets(result: Result) -> Sequence[str]:

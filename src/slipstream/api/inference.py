@@ -70,19 +70,19 @@ class Evaluation(dict[str, Any]):
     def _tabulate(self) -> tuple[str, list[str], list[list[str]]]:
         columns = CLASSES if self.get("classes") else NUMBERS
         rows = {"model": self["metrics"]}
-        rows |= {name: one["metrics"] for name, one in streaming.list_unfiltered(self)}
-        rows |= {name: one["metrics"] for name, one in wording.list_members(self)}
-        for name, one in (self.get("baselines") or {}).items():
-            if one:
-                rows[name] = one.get("metrics", one)
+        rows |= {name: result["metrics"] for name, result in streaming.list_unfiltered(self)}
+        rows |= {name: result["metrics"] for name, result in wording.list_members(self)}
+        for name, result in (self.get("baselines") or {}).items():
+            if result:
+                rows[name] = result.get("metrics", result)
         targets = {} if self.get("classes") else self["detail"]["per_target"]
         if len(targets) > 1 and len(rows) + len(targets) <= MAX_ROWS + 1:
-            rows |= {f"model, {name}": one for name, one in targets.items()}
+            rows |= {f"model, {name}": result for name, result in targets.items()}
         windows = format_count(self["windows"], "window")
         title = f"Evaluation on {self['on']}: {windows}; {self['model']}"
         cells = [
-            [name, *(format_number(one.get(key), 4 if key == "r2" else 8) for key in columns)]
-            for name, one in rows.items()
+            [name, *(format_number(result.get(key), 4 if key == "r2" else 8) for key in columns)]
+            for name, result in rows.items()
         ]
         return title, ["", *columns.values()], cells
 

@@ -168,17 +168,17 @@ class TrainedModel:
         ensemble = f", the mean of {len(self.members)}" if len(self.members) > 1 else ""
         kind = f"{self.config.model.kind}, {count:,} parameters on {self.device}{ensemble}"
         if self._trained is None:
-            what = "an encoder, which fills in masked rows"
+            task = "an encoder, which fills in masked rows"
         elif self.classes:
-            what = f"tells {_join(self.classes)} apart"
+            task = f"tells {_join(self.classes)} apart"
         elif self.horizon:
-            what = f"forecasts {_join(self.targets)}, {format_count(self.horizon, 'row')}"
+            task = f"forecasts {_join(self.targets)}, {format_count(self.horizon, 'row')}"
         else:
-            what = f"estimates {_join(self.targets)}"
+            task = f"estimates {_join(self.targets)}"
         reads = f"reads {_join(self.inputs)}, {format_count(self.context, 'row')}"
         if self.future and self._trained is not None:
             reads += f", and {_join(self.future)} of the rows ahead"
-        return f"TrainedModel of {self.run.name}: {kind}\n{reads}; {what}"
+        return f"TrainedModel of {self.run.name}: {kind}\n{reads}; {task}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Read the weights from the run folder again where it is unpickled."""
@@ -213,7 +213,7 @@ def load_model(
     predictors = member.trained
     models = [
         model
-        for owner in (member, *(other for other in trained.members if other is not member))
+        for owner in (member, *(extra for extra in trained.members if extra is not member))
         for model in owner.trained.models
     ]
     return TrainedModel(
@@ -241,8 +241,8 @@ def _describe_input(name: str, shape: Any, interface: Interface) -> str:
     """Say what a call takes in the place of something else."""
     shapes, columns = interface.get_input_shapes(), interface.describe()["inputs"]
     if name not in shapes:
-        what = {"static": "data.static", "future": "data.future"}[name]
-        return f"{name} is for columns of {what}, of which the model reads none; leave it out"
+        setting = {"static": "data.static", "future": "data.future"}[name]
+        return f"{name} is for columns of {setting}, of which the model reads none; leave it out"
     sizes = [str(size) for size in shapes[name][1:]]
     if name == "rows":
         carried = interface.signature.state == "carried"

@@ -6,11 +6,11 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 from slipstream.base.errors import ExplainedError, Interrupted
 from slipstream.base.signals import request_stop
-from slipstream.events import Event, parse_event
+from slipstream.events import Event
 
 if TYPE_CHECKING:
     from slipstream.reporting.terminal.progress import SearchDisplay, TrainingDisplay
@@ -35,7 +35,6 @@ def name_arguments(function: Callable[P, T]) -> Callable[P, T]:
 
 
 OnEvent = Callable[[Event], None]
-Logged = dict[str, Any]
 
 
 class EventListener:
@@ -46,11 +45,11 @@ class EventListener:
         self.function = function
         self.error: Exception | None = None
 
-    def send(self, event: Logged) -> None:
+    def send(self, event: Event) -> None:
         if self.function is None or self.error is not None:
             return
         try:
-            self.function(parse_event(event))
+            self.function(event)
         except Exception as error:
             self.error = error
             if not request_stop():
@@ -78,7 +77,7 @@ class EventListener:
 @contextmanager
 def show_progress(
     kind: Literal["training", "search"], quiet: bool, on_event: OnEvent | None
-) -> Iterator[Callable[[Logged], None]]:
+) -> Iterator[OnEvent]:
     """Yield the function to call with every logged event; it shows it and passes it on."""
     listener = EventListener(on_event)
     with listener.raise_errors():
@@ -88,7 +87,7 @@ def show_progress(
         with _make_display(kind) as display:
             display.say(f"loading {'' if 'torch' in sys.modules else 'torch and '}the data ...")
 
-            def show(event: Logged) -> None:
+            def show(event: Event) -> None:
                 display.show(event)
                 listener.send(event)
 

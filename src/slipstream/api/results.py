@@ -15,7 +15,7 @@ from slipstream.api import inference
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count, format_html_table, format_number, format_table
 from slipstream.config import Config
-from slipstream.events import Epoch, TrialEnd, parse_event
+from slipstream.events import Epoch, TrialEnd
 from slipstream.reporting import streaming, wording
 from slipstream.reporting.wording import MetricColumn, choose_layout, format_value, sort_key
 from slipstream.runs import Run
@@ -127,7 +127,7 @@ class Result(RunRecord):
 
     @cached_property
     def history(self) -> list[Epoch]:
-        events = map(parse_event, runs.read_events(Run(self.run)))
+        events = runs.read_events(Run(self.run))
         return [event for event in events if isinstance(event, Epoch)]
 
     @cached_property
@@ -148,9 +148,9 @@ class Result(RunRecord):
         import pandas as pd
 
         rows = [
-            {"name": name, "set": which, **metrics}
-            for name, one in self._list_predictors().items()
-            for which, metrics in one["metrics"].items()
+            {"name": name, "set": subset, **metrics}
+            for name, result in self._list_predictors().items()
+            for subset, metrics in result["metrics"].items()
         ]
         return pd.DataFrame(rows).set_index(["name", "set"])
 
@@ -168,18 +168,20 @@ class Result(RunRecord):
 
     def _list_predictors(self) -> dict[str, Any]:
         members = dict(wording.list_members(self.summary))
-        others = {
+        found = {
             **dict(streaming.list_unfiltered(self.summary)),
             "ensemble": self.summary.get("ensemble"),
             **members,
             **self.baselines,
         }
-        return {"model": self.summary, **{name: one for name, one in others.items() if one}}
+        return {"model": self.summary, **{name: result for name, result in found.items() if result}}
 
     def _find_best_baseline(self) -> str | None:
         headline = choose_layout(self.summary).headline
         errors = {
-            name: sort_key(_read(headline, one)) for name, one in self.baselines.items() if one
+            name: sort_key(_read(headline, result))
+            for name, result in self.baselines.items()
+            if result
         }
         return min(errors, key=lambda name: errors[name], default=None)
 
@@ -188,8 +190,8 @@ class Result(RunRecord):
         layout = choose_layout(self.summary)
         columns = layout.compact[:most]
         rows = [
-            [name, *(format_number(_read(column, one), column.decimals) for column in columns)]
-            for name, one in self._list_predictors().items()
+            [name, *(format_number(_read(column, result), column.decimals) for column in columns)]
+            for name, result in self._list_predictors().items()
         ]
         windows = self.summary["windows"][layout.subset]
         title = (
@@ -248,7 +250,7 @@ class Study(RunRecord):
 
     @cached_property
     def history(self) -> list[TrialEnd]:
-        events = map(parse_event, runs.read_events(Run(self.run)))
+        events = runs.read_events(Run(self.run))
         return [event for event in events if isinstance(event, TrialEnd)]
 
     @cached_property
@@ -364,7 +366,7 @@ class Probe(RunRecord):
 
         rows = [
             {"run": name, "seed": seed}
-            | {key: one["by_seed"][place] for key, one in way["metrics"].items()}
+            | {key: result["by_seed"][place] for key, result in way["metrics"].items()}
             for name, way in self.summary["ways"].items()
             for place, seed in enumerate(self.summary["seeds"])
         ]

@@ -11,7 +11,7 @@ import pyarrow as pa
 from slipstream.base.errors import UserError
 from slipstream.config import Data
 from slipstream.data.files import read_tables
-from slipstream.data.series import MICROSECONDS, Ints, iter_ordered, list_rows
+from slipstream.data.series import MICROSECONDS, Ints, OrderedRows, iter_ordered, list_rows
 from slipstream.data.table import to_arrow
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ def refuse_dates(table: pa.Table, name: str, *, is_index: bool) -> None:
     """Refuse an input of dates, and say what they are for; it may be the index of pandas."""
     if not pa.types.is_temporal(table.schema.field(name).type):
         return
-    what, drop = f'X has a column of dates, "{name}"', "leave it out of X"
+    dates, drop = f'X has a column of dates, "{name}"', "leave it out of X"
     if is_index:
-        what, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
+        dates, drop = "X has an index of dates", "X.reset_index(drop=True) to leave it out"
     raise EstimatorError(
-        f'{what}, which is no input; set time="{name}" to order the rows and find gaps by it, or '
+        f'{dates}, which is no input; set time="{name}" to order the rows and find gaps by it, or '
         f"{drop}"
     )
 
@@ -116,10 +116,10 @@ def add_columns(table: pa.Table, columns: dict[str, Array]) -> pa.Table:
     return table
 
 
-def _is_same(one: Array, other: Array) -> bool:
-    if one.dtype.kind in "fiu" and other.dtype.kind in "fiu":
-        return bool(np.array_equal(one.astype(float), other.astype(float), equal_nan=True))
-    return bool(one.tolist() == other.tolist())
+def _is_same(first: Array, second: Array) -> bool:
+    if first.dtype.kind in "fiu" and second.dtype.kind in "fiu":
+        return bool(np.array_equal(first.astype(float), second.astype(float), equal_nan=True))
+    return bool(first.tolist() == second.tolist())
 
 
 class SeriesPlaces(NamedTuple):
@@ -127,13 +127,30 @@ class SeriesPlaces(NamedTuple):
 
     name: str
     rows: Ints
+    repeated: tuple[tuple[int, Ints], ...] = ()
+    """Rows of one time that `data.duplicates` merges: the one of `rows` that they become, and all
+    of them"""
 
 
 def find_series(table: pa.Table, data: Data) -> list[SeriesPlaces]:
     """Return where the rows of each series are, as predictions count them."""
     whole = data.model_copy(update={"where": {}, "path": None})
     (read,) = read_tables(whole, table)
-    return [SeriesPlaces(part.name, list_rows(part.rows)) for part in iter_ordered(read, whole)]
+    series = [SeriesPlaces(part.name, list_rows(part.rows)) for part in iter_ordered(read, whole)]
+    if data.duplicates == "error":
+        return series
+    grouped = iter_ordered(read, whole.model_copy(update={"duplicates": "mean"}))
+    last = -1 if data.duplicates == "last" else 0
+    return [
+        places._replace(repeated=tuple((int(rows[last]), rows) for rows in _list_groups(part)))
+        for places, part in zip(series, grouped, strict=True)
+    ]
+
+
+def _list_groups(series: OrderedRows) -> list[Ints]:
+    """Return the rows of each time that several rows have."""
+    repeated = series.repeated
+    return [] if repeated is None else np.split(repeated.rows, repeated.begins[1:])
 
 
 def take_columns(table: pa.Table, names: Sequence[str]) -> Array:

@@ -1,4 +1,4 @@
-"""The application: one table of routes, and what happens to errors."""
+"""The application: one table of routes, and the responses to errors."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def serve(workspace: Workspace, *, host: str, port: int, browser: bool) -> None:
     url = f"{format_url(bound)}/?token={access.token}"
     os.chdir(workspace.folder)  # paths in configs are relative to it, as for the commands
     app = create_app(workspace, access)
-    state = app.app.state  # type: ignore[attr-defined]
+    state = app.app.state
     tasks = set()
 
     def announce() -> None:
@@ -173,7 +173,7 @@ def _read_ahead(workspace: Workspace) -> None:
     """Read the runs before the first page asks for them."""
     path = workspace.store.root / "rows.json"
     workspace.rows.load(path)
-    workspace.rows.list(workspace.folder, workspace.places)
+    workspace.rows.list(workspace.folder, workspace.run_folders)
     workspace.rows.save(path)
 
 
@@ -188,7 +188,7 @@ def _register_server(folder: Path, root: Path) -> Path:
 
 
 def warn_about_network(host: str) -> None:
-    """Say what another address than loopback means."""
+    """Warn that an address other than loopback can be reached from the network."""
     sys.stderr.write(
         f"slipstream: warning: {host} can be reached from the network, without encryption. Whoever "
         "has the URL with its token can read the folder's runs and data and start jobs on this "

@@ -1,6 +1,6 @@
 """The form of a config, made from pydantic's schema: one control per setting, with its help.
 
-A control holds a text, as `--set section.key=value` does: what is empty is not set.
+A control holds a text, as `--set section.key=value` does; an empty text leaves the setting unset.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from slipstream.runs import to_json
 
 TRAIN, TUNE, PRETRAIN = "train", "tune", "pretrain"
 COMMANDS = (TRAIN, TUNE, PRETRAIN)
-"""What a form starts"""
+"""The commands that a form can start"""
 PLAIN_DATA = ("name", "data.path", "data.time", "data.id")
 PLAIN_MODEL = ("model.kind", "model.hidden", "model.layers", "model.dropout")
 PLAIN_TRAIN = ("train.epochs", "train.lr", "train.batch")
@@ -46,11 +46,11 @@ HIDDEN = {
     TUNE: (*OWN, "tune.space", "pretrain"),
     PRETRAIN: (*OWN, "tune", "data.targets", "data.horizon", "data.labels", "data.static"),
 }
-"""Further ones that belong to other commands, have an editor, or are not read"""
+"""Settings without a control: they belong to other commands, have an editor, or are not read"""
 COLUMN = ("data.time", "data.id", "data.split.by")
 COLUMNS = ("data.inputs", "data.targets", "data.future", "data.static", "data.ignore")
 STEP_COLUMNS = {"columns": "columns"} | dict.fromkeys(("column", "high", "low"), "column")
-"""Keys of steps that name columns; those of a join are another table's"""
+"""Keys of steps that name columns; a join's keys name columns of another table"""
 LABELS = {
     "name": "Name",
     "data.time": "Time column",
@@ -76,7 +76,7 @@ LABELS = {
     "pretrain.length": "Rows of a patch",
     "pretrain.ratio": "Hidden fraction of rows",
 }
-"""Of the settings that are shown at once"""
+"""Labels of the settings that are shown at once"""
 TITLES = {
     "": "Run",
     "data": "Data",
@@ -112,9 +112,9 @@ class Control:
     """Whether a choice may also be typed"""
     limits: str = ""
     is_plain: bool = False
-    """Whether it is shown at once"""
+    """Whether the setting is shown at once"""
     accepts_numbers: bool = False
-    """Whether a number is one, and not a text"""
+    """Whether a text such as 3 is read as a number"""
     is_required: bool = False
 
     @property
@@ -272,7 +272,7 @@ def _format_key(key: str) -> str:
 
 
 def fill(config: Config, command: str = TRAIN) -> dict[str, str]:
-    """Return what the form holds for a config: the text of each setting that it sets."""
+    """Return the texts of a form for a config, one for each setting that the config sets."""
     values = config.model_dump(exclude_unset=True)
     texts = {}
     for control in list_controls(command):
@@ -285,7 +285,7 @@ def fill(config: Config, command: str = TRAIN) -> dict[str, str]:
 
 
 def _get(values: Any, setting: str) -> Any:
-    """Return the value of a dotted setting; None where there is none."""
+    """Return the value of a dotted setting; None without one."""
     for key in setting.split("."):
         values = values.get(key) if isinstance(values, dict) else None
     return values

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from typing import Any, Self
 import psutil
 
 from slipstream import runs
+from slipstream.base import machine
 from slipstream.base.errors import Interrupted, UserError
 from slipstream.base.phases import set_process_start
 from slipstream.runs import to_json, write_text
@@ -38,7 +40,7 @@ RESUMABLE_CODES = (75, 130, 143)
 SHOWN_LOG = 4_000
 """Bytes at the end of a job's log that an error shows"""
 MAX_RECENT = 30
-"""Jobs that are no longer open and still listed"""
+"""Ended jobs that are still listed"""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class AppJob:
     started_at: float | None = None
     ended_at: float | None = None
     position: int | None = None
-    """Its place in the queue, from 1"""
+    """The position in the queue, from 1"""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,7 +69,7 @@ class JobStore:
     """The jobs of a folder."""
 
     STOP = "stop.json"
-    """In a job's folder: somebody wants it to end"""
+    """The file in a job's folder that requests its end"""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -146,7 +148,7 @@ class JobStore:
         return True
 
     def request_stop(self, job: str) -> None:
-        """Write down that a job has to end; its worker looks when it gets a signal."""
+        """Write the request to end a job into its folder; its worker reads it upon a signal."""
         write_text(self.jobs / job / self.STOP, to_json({"at": time.time()}))
 
     def is_stop_requested(self, job: str) -> bool:
@@ -277,7 +279,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 POLL_S = 0.03
-"""Between two looks where the file system has no pipes"""
+"""Seconds between two checks where the file system has no pipes"""
 
 
 class WakePipe:
@@ -375,7 +377,7 @@ class DeviceLock:
 
 
 def announce_server(root: Path) -> Path:
-    """Write down that this process serves the folder; workers wait as long as one does."""
+    """Record that this process serves the folder; workers wait for jobs as long as one does."""
     folder = root / "servers"
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob("*.json"):
@@ -391,7 +393,7 @@ def announce_server(root: Path) -> Path:
 
 
 def announce_ready(root: Path, device: str) -> None:
-    """Write down that this process waits for jobs with everything imported."""
+    """Record that this process waits for jobs with everything imported."""
     process = psutil.Process()
     path = root / "workers" / f"{device.replace(':', '-')}.json"
     path.write_text(
@@ -419,15 +421,16 @@ def has_spare_memory() -> bool:
 
 
 SLOW_POLL_S = 0.25
+"""Seconds between two looks for the run's folder after the first ten seconds of a job"""
 CHECK_S = 1.0
-"""Between two looks at memory and servers"""
+"""Seconds between two checks of memory and servers"""
 LOCK_S = 2.0
-"""How long another process may look whether a lock is free"""
+"""How long another process may hold a lock only to test whether it is free"""
 MODULES = (
     *("slipstream.cli.commands", "slipstream.config", "slipstream.training"),
     "slipstream.reporting.page",
 )
-"""What most jobs import"""
+"""Modules that most jobs import"""
 TINY = (
     *("data.context=10", "data.stride=400", "model.hidden=8", "model.layers=1", "train.epochs=1"),
     *("train.batch=16", "engine.plan=off", "engine.monitor=false", "data.horizon=0"),
@@ -483,13 +486,13 @@ def work(folder: Path, device: str, main: Callable[[], None], *, warm: bool) -> 
     keep_warm = warm and has_server(store.root) and has_spare_memory()
     use.release()
     if keep_warm or store.list_queue(device):
-        start_worker(folder, device, warm=warm)
+        machine.disown_process(start_worker(folder, device, warm=warm))
     return code
 
 
 def warm_up(device: str, *, is_idle: bool = True) -> None:
-    """Import what jobs need and, unless one waits, train a tiny model: what is loaded or built at
-    its first use is there afterwards."""
+    """Import the modules of jobs and, unless a job waits, train a tiny model, so that everything
+    that is loaded or built at its first use is ready."""
     setting = "auto" if device == "cuda:0" else device
     try:
         for name in MODULES:
@@ -678,6 +681,7 @@ class Supervisor:
         self.store, self.warm = store, warm
         self._usual = find_default_device()
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        weakref.finalize(self, _disown_workers, self._children)
 
     def start_workers(self) -> None:
         """Start a worker for each device where jobs wait, and one that waits on the usual device.
@@ -699,6 +703,12 @@ class Supervisor:
         return all(
             DeviceLock(self.store.root, device, purpose).is_free() for purpose in ("wait", "use")
         )
+
+
+def _disown_workers(workers: dict[str, subprocess.Popen[bytes]]) -> None:
+    """Let the workers run on: their jobs do not depend on the server that started them."""
+    for process in workers.values():
+        machine.disown_process(process)
 
 
 def stop_job(store: JobStore, name: str) -> AppJob:

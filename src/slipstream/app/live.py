@@ -27,12 +27,13 @@ from slipstream.app.paths import find_run_folder
 from slipstream.app.rows import describe_row
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
+from slipstream.events import format_event
 from slipstream.reporting.run_rows import RUNNING, read_row
 from slipstream.runs.log import LOG_START, read_chunk
 
 
 def read_load(folder: Path) -> dict[str, Any]:
-    """Return the load since the last call, and what is free."""
+    """Return the load since the last call, and the free memory and disk."""
     memory = psutil.virtual_memory()
     load: dict[str, Any] = {
         "cpu_percent": psutil.cpu_percent(None),
@@ -82,14 +83,14 @@ def _read_gpus() -> list[dict[str, Any]]:
 
 POLL_S = 0.2
 FIRST_POLL_S = 0.04
-"""The same until a run has its first loss"""
+"""Seconds between two reads until a run has its first loss"""
 STATE_S = 1.0
-"""Between two looks at jobs and a run's state"""
+"""Seconds between two reads of jobs and a run's state"""
 LOAD_S = 2.0
 FIRST_S = 20.0
-"""How long a first loss is waited for like that"""
+"""How long `FIRST_POLL_S` applies to a new run"""
 ALIVE_S = 15.0
-"""Between two signs of life, by which a lost connection shows"""
+"""Seconds between two comments that reveal a lost connection"""
 MAX_PREVIEW = 1 << 20
 """Bytes of the predictions that a run shows"""
 
@@ -101,7 +102,7 @@ def format_message(kind: str, data: Any, id_: str | None = None) -> bytes:
 
 
 class Feed:
-    """What one tab is sent."""
+    """The messages for one tab."""
 
     def __init__(self, workspace: Workspace, run: str, last: str) -> None:
         self.workspace, self.run, self.last = workspace, run, last
@@ -157,7 +158,8 @@ class Feed:
             if chunk.is_reset:
                 messages.append(format_message("reset", {}, LOG_START))
             if chunk.events or chunk.is_reset:
-                messages.append(format_message("lines", chunk.events, chunk.position))
+                lines = [format_event(event) for event in chunk.events]
+                messages.append(format_message("lines", lines, chunk.position))
             if chunk.position == self.last:
                 break
             self.last = chunk.position
@@ -165,7 +167,7 @@ class Feed:
         return messages
 
     def _read_preview(self) -> list[bytes]:
-        """Return what the run predicts, if it has written that anew."""
+        """Return the run's preview of predictions, if it has changed."""
         if self._folder is None:
             return []
         path = self._folder / runs.PREVIEW

@@ -23,7 +23,7 @@ Handler = Callable[[Request], Response | Awaitable[Response]]
 
 
 class Screen(NamedTuple):
-    """A screen of the app: what it answers, and where the navigation shows it.
+    """A screen of the app: its routes, and its pages in the navigation.
 
     To add one, write a module in `screens/` that ends with its `SCREEN`, a template, a script, and
     a line in `SCREENS` (`app.py`).
@@ -32,9 +32,9 @@ class Screen(NamedTuple):
     routes: tuple[tuple[str, str, Handler], ...]
     """Method, path, function; earlier routes are matched first"""
     navigation: tuple[tuple[str, str], ...] = ()
-    """Path and title of its pages in the navigation"""
+    """Path and title of the screen's pages in the navigation"""
     section: str = ""
-    """The page of the navigation that it belongs to, where it has none of its own"""
+    """The page of the navigation that the screen belongs to, where it has none of its own"""
 
 
 class Navigation:

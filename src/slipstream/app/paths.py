@@ -1,4 +1,4 @@
-"""Paths below the folder: what a request names is looked up there, after resolving links."""
+"""Paths below the folder, where the names in a request are looked up after resolving links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HIDDEN_FOLDERS = {"__pycache__", "node_modules", "venv"}
 
 
 class MissingError(UserError):
-    """What a request names does not exist below the folder."""
+    """A file or run that a request names does not exist below the folder."""
 
 
 def resolve_below(folder: Path, relative: str) -> Path:
@@ -37,8 +37,8 @@ def resolve_below(folder: Path, relative: str) -> Path:
 
 
 def find_link_out(folder: Path, path: Path) -> Path | None:
-    """Return what a file, folder or pattern stands for that is not below the folder after resolving
-    links: itself, a match, or a link in it; None where there is nothing of that kind."""
+    """Return the first path outside the folder that a file, folder or pattern leads to after
+    resolving links: itself, a match, or a link in it; None where all are inside."""
     candidates = itertools.chain([path], find_matches(path)[1], _list_links(path))
     for number, candidate in enumerate(candidates):
         if number >= MAX_LOOKED_AT:
@@ -52,7 +52,7 @@ def find_link_out(folder: Path, path: Path) -> Path | None:
 
 
 def _list_links(folder: Path) -> Iterator[Path]:
-    """Yield the links in a folder and below it; what they lead to is not looked at."""
+    """Yield the links in a folder and below it, without following them."""
     try:
         entries = list(os.scandir(folder)) if folder.is_dir() else []
     except OSError:
@@ -99,7 +99,7 @@ def list_tables(folder: Path, endings: tuple[str, ...] = ENDINGS) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """Return what a file holds; nothing where it cannot be read."""
+    """Return the text of a file; "" where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -107,7 +107,7 @@ def read_text(path: Path) -> str:
 
 
 def list_configs(folder: Path) -> list[str]:
-    """Return the config files below the folder that are not of runs."""
+    """Return the config files below the folder, without those of runs."""
     return [
         name
         for name in list_tables(folder, (".toml",))

@@ -28,7 +28,7 @@ from slipstream.reporting.wording import format_metric
 from slipstream.runs import list_worker_folders, to_json, write_text
 
 ANNOTATIONS = "ui.json"
-"""In the run's folder: what the user wrote about it"""
+"""The file in a run's folder with the user's tags and note"""
 WATCHED = (
     "",
     "config.toml",
@@ -52,12 +52,12 @@ class RowCache:
         self._rows: dict[str, tuple[Signature, Row]] = {}
         self._lock = threading.Lock()
 
-    def list(self, root: Path, places: Iterable[Path]) -> list[Row]:
+    def list(self, root: Path, folders: Iterable[Path]) -> list[Row]:
         """Return the rows of the runs in some folders, the newest first."""
         with self._lock:
             rows: dict[str, Row] = {}
-            for place in places:
-                for folder in _list_folders(root, place):
+            for parent in folders:
+                for folder in _list_folders(root, parent):
                     if row := self._read(root, folder):
                         rows[row["id"]] = row
             for removed in self._rows.keys() - rows.keys():
@@ -95,9 +95,9 @@ class RowCache:
         return row
 
 
-def _list_folders(root: Path, place: Path) -> list[Path]:
+def _list_folders(root: Path, parent: Path) -> list[Path]:
     try:
-        with os.scandir(place) as entries:
+        with os.scandir(parent) as entries:
             folders = [
                 (Path(entry.path), entry.is_symlink())
                 for entry in entries
@@ -111,7 +111,7 @@ def _list_folders(root: Path, place: Path) -> list[Path]:
 
 
 def _sign(folder: Path) -> Signature:
-    """Return what changes when a run's small files do."""
+    """Return a value that changes whenever one of a run's small files does."""
     times = []
     for name in WATCHED:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,15 @@ from slipstream.app.paths import MissingError
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import find_kind
 from slipstream.config import Config, Range, search_space
+from slipstream.events import (
+    End,
+    Event,
+    RetrainingStart,
+    SearchEnd,
+    SearchStart,
+    TrialEnd,
+    format_event,
+)
 from slipstream.reporting.wording import get_chosen, shorten_names
 
 RANGE, CHOICES = "range", "choices"
@@ -31,8 +40,8 @@ COMMON = (
 
 
 def parse_rows(rows: Any) -> dict[str, Any]:
-    """Return the rows of the editor as `[tune.space]` has them. What is wrong in them is left to
-    the config, whose messages the command line has too."""
+    """Return the rows of the editor as `[tune.space]` has them. Mistakes are left to the config, so
+    that the messages are those of the command line."""
     if rows is None:
         return {}
     if not isinstance(rows, list) or len(rows) > MAX_ROWS:
@@ -107,7 +116,7 @@ def list_rows(space: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _format_number(value: float) -> str:
-    """Return a number as one types it: 1e-4, not 0.0001; TOML reads 1e-4 as it reads 1.0e-4."""
+    """Return a number as people type it: 1e-4, not 0.0001, which TOML reads alike."""
     if not math.isfinite(value):
         return str(value)
     if isinstance(value, float) and (0 < abs(value) < 1e-2 or abs(value) >= 1e6):
@@ -121,7 +130,7 @@ def _format_number(value: float) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a choice needs no quotes: no text, or one that cannot be read as something else."""
+    """Return whether a choice needs no quotes: it is no text, or reads as nothing else."""
     if not isinstance(value, str):
         return True
     is_simple = bool(value) and value.isprintable() and value == value.strip() and "," not in value
@@ -135,7 +144,7 @@ def _format_choice(value: Any, *, is_plain: bool) -> str:
 
 
 def list_settings() -> list[dict[str, Any]]:
-    """Return the settings that can be searched, with what the editor suggests for each."""
+    """Return the settings that can be searched, with the editor's suggestions for each."""
     controls = {control.setting: control for control in forms.list_controls(forms.TUNE)}
     names = [name for name in search_space.list_searchable() if name in controls]
     names.sort(key=lambda name: (name not in COMMON, COMMON.index(name) if name in COMMON else 0))
@@ -155,15 +164,14 @@ def list_settings() -> list[dict[str, Any]]:
 
 
 Trial = dict[str, Any]
-Event = dict[str, Any]
 KEYS = ("trial", "state", "value", "params", "epochs", "best_epoch", "seconds", "stopped")
-"""What the page shows of a trial"""
+"""Keys of a trial that the page shows"""
 IN_TRAINING, ENDED = "running", "ended"
 LOGGED = tuple(
     f'{{"event": "{name}"'.encode()
     for name in ("search", "resume", "trial", "searched", "retraining", "end")
 )
-"""How the lines of the log begin that are read"""
+"""The beginnings of the log's lines that are read"""
 CREATE_TRIAL, SET_PARAM, SET_STATE, SET_LOSS = 4, 5, 6, 7
 """Operations of Optuna's journal"""
 RUNNING_STATE = 0
@@ -186,13 +194,13 @@ def read_search_events(folder: Path) -> list[Event]:
 
 
 def read_trials(folder: Path, events: Iterable[Event]) -> list[Trial]:
-    """Return every trial that has begun, in their order."""
+    """Return every trial that has begun, in the order of their numbers."""
     trials = _read_running(folder / "study.log") | _read_running(folder / "study-shared.log")
-    for entry in [*_read_list(folder / "trials.json"), *events]:
-        number = entry.get("trial")
-        is_trial = entry.get("event", "trial") == "trial" and isinstance(entry.get("params"), dict)
-        if is_trial and isinstance(number, int) and number >= 0:
-            trials[number] = {key: entry.get(key) for key in KEYS}
+    ended = [format_event(event) for event in events if isinstance(event, TrialEnd)]
+    for trial in [*_read_list(folder / "trials.json"), *ended]:
+        number = trial.get("trial")
+        if isinstance(trial.get("params"), dict) and isinstance(number, int) and number >= 0:
+            trials[number] = {key: trial.get(key) for key in KEYS}
     return [trials[number] for number in sorted(trials)]
 
 
@@ -245,7 +253,8 @@ def _iter_journal(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse_param(value: Any, distribution: str) -> Any:
-    """Return a value from how the journal has it: a choice by its index, an integer as a float."""
+    """Return a parameter's value from the journal, which holds choices as indices and integers as
+    floats."""
     kind = json.loads(distribution)
     if kind["name"] == "CategoricalDistribution":
         return kind["attributes"]["choices"][int(value)]
@@ -253,14 +262,15 @@ def _parse_param(value: Any, distribution: str) -> Any:
 
 
 def describe_search(folder: Path) -> dict[str, Any]:
-    """Return what the page of a search draws."""
+    """Return the data of a search's page."""
     events, summary = read_search_events(folder), read_object(folder / "metrics.json")
     trials = read_trials(folder, events)
     config = _load_config(folder)
-    ended = [trial for trial in trials if trial["state"] != IN_TRAINING]
-    states = [trial["state"] for trial in trials]
-    begin, phase = _find_last(events, "search", "resume"), _find_phase(events)
-    total = begin.get("trials") or (config.tune.trials if config else len(trials))
+    ended = [one for one in trials if one["state"] != IN_TRAINING]
+    states = [one["state"] for one in trials]
+    begin, phase = _find_start(events), _find_phase(events)
+    total = begin and begin.trials
+    total = total or (config.tune.trials if config else len(trials))
     return {
         "metric": config.tune.metric if config else "loss",
         "total": total,
@@ -333,8 +343,8 @@ def _read_speed(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_best(trials: Iterable[Trial]) -> int | None:
-    """Return the trial with the lowest score, of those that `tune.minutes` cut off if no other has
-    one."""
+    """Return the trial with the lowest score. Trials that `tune.minutes` cut off count only if no
+    other trial has a score."""
     for state in ("finished", "cut off"):
         scores = [
             (trial["value"], trial["trial"])
@@ -346,26 +356,31 @@ def find_best(trials: Iterable[Trial]) -> int | None:
     return None
 
 
-def _find_last(events: Iterable[Event], *names: str) -> Event:
-    return next((event for event in reversed(list(events)) if event["event"] in names), {})
+def _find_start(events: Sequence[Event]) -> SearchStart | None:
+    """Return the last start, or resume, of a search."""
+    return next((event for event in reversed(events) if isinstance(event, SearchStart)), None)
 
 
-def _find_phase(events: Iterable[Event]) -> str:
+def _find_phase(events: Sequence[Event]) -> str:
     """Return what a search does, or did last: searching, retraining, or ended."""
-    last = _find_last(events, "search", "resume", "searched", "retraining", "end").get("event")
-    names = {"searched": "retraining", "retraining": "retraining", "end": ENDED}
-    return names.get(str(last), "searching")
+    for event in reversed(events):
+        match event:
+            case SearchStart():
+                return "searching"
+            case SearchEnd() | RetrainingStart():
+                return "retraining"
+            case End():
+                return ENDED
+    return "searching"
 
 
-def _measure_speed(events: list[Event], num_left: int) -> dict[str, Any]:
+def _measure_speed(events: Sequence[Event], num_left: int) -> dict[str, Any]:
     """Return the trials an hour since the search was started or resumed, and the time left."""
-    starts = [
-        position for position, event in enumerate(events) if event["event"] in ("search", "resume")
-    ]
-    if not starts:
+    positions = [n for n, event in enumerate(events) if isinstance(event, SearchStart)]
+    if not positions:
         return {"per_hour": None, "left_s": None}
-    times = [event.get("at_s") for event in events[starts[-1] :] if event["event"] == "trial"]
-    begin = events[starts[-1]].get("at_s")
+    start, *later = events[positions[-1] :]
+    begin, times = start.at_s, [event.at_s for event in later if isinstance(event, TrialEnd)]
     if not times or times[-1] is None or begin is None or times[-1] <= begin:
         return {"per_hour": None, "left_s": None}
     per_s = len(times) / (times[-1] - begin)

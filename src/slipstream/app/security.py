@@ -1,4 +1,4 @@
-"""Stands before every route: who asks, from which page, and how much is sent.
+"""Checks every request before its route: the token, the page it came from, and its size.
 
 A request needs the token of the printed URL, once; afterwards a cookie. `Host` and `Origin` are
 compared with their ports for every method, so that neither another site nor another server on this
@@ -22,7 +22,8 @@ from urllib.parse import parse_qsl, urlencode
 from slipstream.base.web_server import is_loopback
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+    from starlette.applications import Starlette
+    from starlette.types import Message, Receive, Scope, Send
 
 POLICY = "; ".join(
     (
@@ -74,7 +75,7 @@ class Access:
 
     @property
     def cookie_name(self) -> str:
-        """A cookie is sent to every port of a host, so its name has ours."""
+        """The cookie's name, with the port: a browser sends cookies to every port of a host."""
         return f"slipstream-{self.port}"
 
     @property
@@ -99,7 +100,7 @@ class Access:
 class Security:
     """Checks every request before the application sees it, and adds headers to every response."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: Starlette, access: Access) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,8 +137,9 @@ class Security:
             raise RefusedError(403, "requests of other sites' pages are refused")
 
     def _check_token(self, scope: Scope, headers: Mapping[str, str]) -> str:
-        """Refuse a request without token or cookie; return where to go for one whose URL has the
-        token, which then is in no address bar or history."""
+        """Refuse a request without token or cookie. For a URL with the token, return the address
+        without it to redirect to, so that the token stays out of the address bar and the
+        history."""
         pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         for name, value in pairs:
             if name == "token" and _is_equal(value, self.access.token):
@@ -163,7 +165,7 @@ def _is_equal(given: str, expected: str) -> bool:
 
 
 def _read_headers(scope: Scope) -> dict[str, str]:
-    """Return the headers; those that come twice are refused by having no value that fits."""
+    """Return the headers. A repeated header gets a value that no check accepts."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
@@ -203,7 +205,7 @@ async def _read_body(headers: Mapping[str, str], receive: Receive) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return what hands the application a body that was read."""
+    """Return a `receive` function that gives the application a body that was read already."""
     is_read = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""From a form to a config: presets, checks, and what the app refuses beyond the command line."""
+"""From a form to a config: presets, checks, and the paths and classes that the app refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATHS = ("data.path", "data.labels", "train.init_from")
 """Settings that name files or runs"""
 JOINED, TRACKER = "data.prepare", "follow.out"
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-"""How an address begins, also one of a file or a database"""
+"""The beginning of an address, also of a file or a database"""
 MLFLOW = "MLFLOW_TRACKING_URI"
 REMOTE = ("is in object storage, which this app does not read", "use the command line for")
 MAX_NAME = 200
@@ -40,18 +40,19 @@ class Preset(NamedTuple):
     title: str
     settings: dict[str, Any]
     task: str = ""
-    """The only `data.task` that it is for, if it is"""
+    """The only `data.task` that the preset is for; "" for any"""
 
 
 class Checked(NamedTuple):
-    """A form's config, or what is wrong in it by setting; "" for what concerns no single one."""
+    """A form's config, or its mistakes by setting; "" is the key of mistakes that concern
+    several."""
 
     config: Config | None
     errors: dict[str, Message]
 
     @property
     def problems(self) -> dict[str, str]:
-        """What is wrong, as a page shows it."""
+        """The mistakes by setting, as a page shows them."""
         return {setting: str(message) for setting, message in self.errors.items()}
 
 
@@ -142,8 +143,8 @@ class NamedPath(NamedTuple):
 
 
 def list_paths(config: Config) -> list[NamedPath]:
-    """Return every path and address of a config, also those among the choices of a search. `out` is
-    not among them: each job has a folder of its own."""
+    """Return every path and address of a config, including the choices of a search. `out` is left
+    out, since each job has a folder of its own."""
     named = {
         "data.path": config.data.paths,
         "data.labels": (config.data.labels,),
@@ -165,9 +166,8 @@ def _flatten(value: Any) -> list[str]:
 
 
 def refuse_path(workspace: Workspace, path: NamedPath) -> None:
-    """Refuse a path that is not below the folder, or stands for something that is not, after
-    resolving links, and any address. This is the one check of all that a form, a draft, a search
-    space or a run that is resumed may name."""
+    """Refuse any address, and a path that leads outside the folder after resolving links. Every
+    path of a form, a draft, a search space or a resumed run passes this one check."""
     name = path.text[:MAX_NAME]
     if path.text.startswith(SIMULATED) and path.setting == "data.path":
         return

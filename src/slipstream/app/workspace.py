@@ -43,7 +43,7 @@ class Workspace:
 
     @property
     def out(self) -> Path:
-        """Where new runs are written: `runs` below the folder, or the folder where runs are in it
+        """The folder of new runs: `runs` below the folder, or the folder itself where it holds runs
         already."""
         runs = self.folder / OUT
         if runs.is_dir():
@@ -57,6 +57,6 @@ class Workspace:
             return False
 
     @property
-    def places(self) -> tuple[Path, ...]:
+    def run_folders(self) -> tuple[Path, ...]:
         """The folders whose runs are listed."""
         return (self.folder / OUT, self.folder)

@@ -37,7 +37,8 @@ from slipstream.base.text import escape_controls
 EXIT_RESUMABLE = 75
 """The exit code of a run that stopped early and can be resumed"""
 WARNING: signal.Signals | None = getattr(signal, "SIGUSR1", None)
-"""With which batch systems warn of a time limit; Windows has no such signal"""
+"""The signal with which batch systems warn of a time limit; None on Windows, which does not have
+it"""
 Reader = Literal["terminal", "python"]
 """Who reads a message: the app shows the terminal's wording"""
 E = TypeVar("E", bound="ExplainedError")
@@ -87,7 +88,7 @@ class Message:
 
 
 Text = str | Message
-"""What a function takes that shows a message"""
+"""A message, or plain text, for functions that show one"""
 
 
 class _Part(Message):
@@ -216,7 +217,7 @@ def format_argument(value: object) -> str:
 
 
 def join_messages(messages: Iterable[Text], separator: str = "; ") -> Message:
-    """Return messages in a row as one."""
+    """Return several messages as one, one after the other."""
     joined = Message()
     for number, message in enumerate(messages):
         joined = joined + (separator if number else "") + message
@@ -282,7 +283,7 @@ class ExplainedError(Exception):
 
     @property
     def message(self) -> Message:
-        """All that the error says."""
+        """The whole message: the reason and the fix."""
         return self.reason if self.fix is None else self.reason + "; " + self.fix
 
     def to_json(self) -> dict[str, Any]:
@@ -356,6 +357,22 @@ def _describe_value(
 
 class DivergedError(UserError):
     """Training ended without a finite validation loss; a search records it as a failed trial."""
+
+
+class EmptyFileError(UserError):
+    """A file has no rows; among others it is left out."""
+
+
+class EncodingError(UserError):
+    """A text file is not UTF-8.
+
+    Attributes:
+        encoding: The encoding that it may have, as `data.encoding` names it.
+    """
+
+    def __init__(self, message: Text, encoding: str = "cp1252") -> None:
+        super().__init__(message, setting="data.encoding")
+        self.encoding = encoding
 
 
 class StorageError(UserError):

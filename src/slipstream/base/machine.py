@@ -1,4 +1,4 @@
-"""What this machine offers: devices, cores, memory, load, and the processes that run on it."""
+"""The machine: devices, cores, memory, load, and the processes that run on it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,7 +54,7 @@ def read_text(path: Path) -> str:
 
 
 UNLIMITED = 2**60
-"""From here on, a cgroup's limit in bytes means that there is none."""
+"""A cgroup's limit of this many bytes or more means that there is no limit"""
 
 
 class Cgroup(NamedTuple):
@@ -113,7 +114,7 @@ def get_available_memory(cgroup: Cgroup = OWN) -> int:
 
 
 def _read_address_space_left() -> Iterator[int]:
-    """Yield what `ulimit -v` leaves of this process's address space, where that is limited."""
+    """Yield the address space that `ulimit -v` leaves to this process, where it is limited."""
     try:
         import resource
     except ImportError:  # Windows has no such limits
@@ -169,8 +170,14 @@ def kill_process_group(pid: int) -> None:
     signal_process_group(pid, getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
 
 
+def disown_process(process: subprocess.Popen[Any]) -> None:
+    """Let a process outlive this one: `Popen` would warn of it, since nobody waits for its end."""
+    if process.poll() is None:
+        process.returncode = 0
+
+
 def describe_exit(code: int, stderr: str) -> str:
-    """Say how a process ended, with the last line that it wrote to stderr."""
+    """Describe how a process ended, with the last line that it wrote to stderr."""
     ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
     last = (stderr.strip().splitlines() or [""])[-1]
     return f"{ended}: {last}" if last else ended
@@ -343,9 +350,10 @@ def set_flags(
 
 
 SPARE_CORES = 0.5
-"""By how many cores threads and other processes together may exceed the cores"""
+"""The number of cores by which threads and other processes together may exceed the available
+ones"""
 MIN_INTERVAL_S = 0.1
-"""CPU time is counted in ticks of 10 ms: a shorter interval says nothing"""
+"""The shortest interval of which the load is computed: CPU time is counted in ticks of 10 ms"""
 
 
 class CpuUsage(NamedTuple):
@@ -353,23 +361,23 @@ class CpuUsage(NamedTuple):
 
     at_s: float
     all_s: float
-    """Of all processes, on the cores that this one may run on"""
+    """CPU seconds of all processes, on the cores that this process may run on"""
     own_s: float
-    """Of this process and its children"""
+    """CPU seconds of this process and its children"""
 
 
 class CpuLoad(NamedTuple):
-    """How much of the cores other processes used over an interval."""
+    """The number of cores that other processes used over an interval."""
 
     others: float
-    """Cores that they kept busy"""
+    """Cores that other processes kept busy"""
     cores: int
-    """That this process may run on"""
+    """Cores that this process may run on"""
     available: int
-    """The same, up to the container's quota"""
+    """Cores that this process may run on, up to the container's quota"""
 
     def is_busy_for(self, threads: int) -> bool:
-        """Whether so many threads of ours would have to share cores with other processes."""
+        """Return whether `threads` threads would have to share cores with other processes."""
         threads = min(threads, self.available)
         return self.others >= SPARE_CORES and threads + self.others > self.cores + SPARE_CORES
 

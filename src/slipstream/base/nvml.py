@@ -44,7 +44,7 @@ def open_nvml() -> Iterator[Any]:
 
 
 class Gpu:
-    """One GPU; what its driver does not report is None."""
+    """One GPU; readings that its driver does not report are None."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml, self._handle = nvml, handle

@@ -1,4 +1,4 @@
-"""Where the time of a run goes. Every moment belongs to one phase, so that the phases add up.
+"""The times of a run's phases. Every moment belongs to one phase, so that the phases add up.
 
 Reading files has no events yet: how far it has come is reported here, for a terminal to show.
 """
@@ -31,15 +31,16 @@ SEARCH_PARTS = {
     "scoring_s": ("scoring",),
     "report_s": ("report",),
 }
-"""Those of a search"""
+"""The parts of a search's time, and their phases"""
 EARLIER = "earlier starts"
-"""The phase of a resumed run's earlier time that is in no other"""
+"""The phase for the time before a resume that belongs to no other phase"""
 NO_SECONDS: Mapping[str, float] = MappingProxyType({})
 ShowProgress = Callable[[str, float | None], None]
-"""Takes what is being done, empty at its end, and the share that is done, None if unknown"""
+"""A function that takes a description of the current work, empty at its end, and the share that is
+done, None if unknown"""
 _show_progress: ContextVar[ShowProgress | None] = ContextVar("show_progress", default=None)
 _process_start: float | None = None
-"""Of a process that waited for its command"""
+"""The start of a process that waited for its command; None for others"""
 
 
 class PhaseTimer:
@@ -51,7 +52,7 @@ class PhaseTimer:
 
     def __init__(self, started_at: float | None = None) -> None:
         self.started_at = time.perf_counter() if started_at is None else started_at
-        """By `time.perf_counter`"""
+        """The start, by `time.perf_counter`"""
         self.seconds: dict[str, float] = {}
         self._gapless: dict[str, float] = {}
         self._since = self.started_at
@@ -71,7 +72,7 @@ class PhaseTimer:
         self._since = now
 
     def move(self, seconds: Mapping[str, float], *, source: str) -> None:
-        """Count some seconds of a phase for others."""
+        """Move seconds from one phase to others."""
         for phase, spent_s in seconds.items():
             _add(self._gapless, phase, spent_s)
             _add(self._gapless, source, -spent_s)
@@ -99,7 +100,7 @@ class PhaseTimer:
         return result | {"wall_s": sum(spent.values())}
 
     def extend(self, parts: Mapping[str, float], part: str) -> dict[str, float]:
-        """Return the parts of `summarize` with the time since then, which is another one's."""
+        """Return the parts of `summarize` with the time since then added to another part."""
         since_s = time.perf_counter() - self.started_at - parts.get("process_s", parts["wall_s"])
         sums = [part, *(name for name in ("process_s", "wall_s") if name in parts)]
         return dict(parts) | {name: parts.get(name, 0.0) + since_s for name in sums}
@@ -110,8 +111,8 @@ def _add(seconds: dict[str, float], phase: str, spent_s: float) -> None:
 
 
 def set_process_start(moment: float) -> None:
-    """Have this process count its time from a moment by `time.perf_counter`: until then it waited
-    for its command."""
+    """Set the start of this process's time, by `time.perf_counter`, for a process that waited for
+    its command until then."""
     global _process_start
     _process_start = moment
 
@@ -132,14 +133,14 @@ def find_process_start() -> float:
 
 
 def report_progress(text: str, share: float | None = None) -> None:
-    """Tell whoever listens what takes its time, and how much of it is done; "" at its end."""
+    """Report the current work and the share of it that is done to the listeners; "" ends it."""
     if (show := _show_progress.get()) is not None:
         show(text, share)
 
 
 @contextmanager
 def listen_to_progress(show: ShowProgress) -> Iterator[None]:
-    """Have a function called for every report within the block."""
+    """Call a function for every report within the block."""
     token = _show_progress.set(show)
     try:
         yield

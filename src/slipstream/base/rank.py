@@ -14,7 +14,7 @@ from slipstream.base.errors import UserError
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 RUN_ID, RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
 NO_ID = "none"
-"""torchrun's run id where none was named"""
+"""The run id of torchrun that means that the user has named none"""
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class RankPlace:
     local_rank: int
     """The number of its GPU"""
     store: str | None = None
-    """A file by which processes of this machine meet; None: by torchrun's address"""
+    """The file through which processes of this machine find each other; None to use torchrun's
+    address"""
     run_id: str = ""
-    """Of torchrun: a run that it restarts is continued"""
+    """torchrun's id of the run: a run that torchrun restarts is continued"""
     restarts: int = 0
     why: str = ""
     """Why the processes were started again"""
     announce: Callable[[Path], None] = field(default=lambda _: None)
-    """Is called with the folder of the run once it exists"""
+    """A function that is called with the run's folder once it exists"""
 
     @property
     def is_leader(self) -> bool:

@@ -13,16 +13,17 @@ OUT = "runs"
 """The default of the setting `out`"""
 LAST = "last"
 CONFIGS = ("config.toml", "labels.toml")
-"""One of these makes a folder a run; labels.toml is of a probe"""
+"""Files of which one makes a folder a run; labels.toml is that of a probe"""
 SEARCH_FILES = ("trials.json", "study.log")
 ENSEMBLE_FILE = "ensemble.json"
 EXPORT_FILE = "export.json"
-"""Makes a folder an export: a run for those who name it, but not the `last` one"""
+"""The file that makes a folder an export, which can be named like a run but is never the `last`
+one"""
 KINDS = ("train", "pretrain", "search", "probe", "ensemble")
 MAX_CANDIDATES = 10
-"""Runs that the message about an ambiguous name lists"""
+"""The number of runs that a message about an ambiguous name lists"""
 FIRST_BYTES = 4096
-"""Of a log; its first event is within them"""
+"""The number of bytes at the start of a log that contain its first event"""
 
 
 def find_run(
@@ -72,10 +73,11 @@ def _find_folder(name: str | Path, out: str | PathLike[str], kinds: Collection[s
 
 
 def find_foreign_entry(folder: Path, *, depth: int = 20) -> Path | None:
-    """Return what is no file of a run: a link that leads out of its folder, a FIFO or a device.
+    """Return the first entry that does not belong to a run: a link that leads out of its folder, a
+    FIFO or a device.
 
-    Another person's run may hold links to files of whoever reads, copies or exports it. Links that
-    stay inside, and those to nothing, as of locks, do no harm.
+    Another person's run may contain links to files of whoever reads, copies or exports it. Links
+    that stay inside do no harm, nor do broken ones, such as those of locks.
     """
     try:
         root = folder.resolve()
@@ -150,7 +152,7 @@ def is_run(folder: Path) -> bool:
 
 
 def find_kind(folder: Path) -> str:
-    """Return what a run is, from its small files: one of KINDS."""
+    """Return the kind of a run, one of KINDS, from its small files."""
     if not (folder / "config.toml").exists() and (folder / "labels.toml").exists():
         return "probe"
     if (folder / ENSEMBLE_FILE).exists():
@@ -171,7 +173,8 @@ def suggest_resume(folder: Path) -> Command:
 
 
 def _logs_search(folder: Path) -> bool:
-    """Whether a run's log begins as that of a search; with a database it has no other mark."""
+    """Return whether a run's log begins like a search's; a search with a database has no other
+    mark."""
     try:
         if not (folder / "events.jsonl").is_file():
             return False
@@ -194,7 +197,8 @@ def get_start_time(folder: Path) -> float:
 
 
 def _select_kinds(folders: list[Path], kinds: Collection[str]) -> list[Path]:
-    """Return the runs of these kinds; all where there are none, so that errors can say more."""
+    """Return the runs of these kinds, or all runs if there are none, so that errors can say
+    more."""
     return [folder for folder in folders if not kinds or find_kind(folder) in kinds] or folders
 
 

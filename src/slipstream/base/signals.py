@@ -18,7 +18,7 @@ from slipstream.base.errors import EXIT_RESUMABLE, WARNING, Interrupted
 
 CTRL_C = signal.SIGINT
 REPEAT_S = 0.02
-"""How long after it a signal that came during an import is repeated"""
+"""The interval after which a signal that arrived during an import is repeated"""
 
 
 def list_stop_signals() -> list[signal.Signals]:
@@ -103,13 +103,13 @@ def accept_ctrl_c() -> None:
 
 
 def leave_on_warning() -> None:
-    """Have a warning end this process from now on with its exit code, not as killed."""
+    """Let a warning signal end this process with its exit code, instead of killing it."""
     if WARNING in list_stop_signals():
         signal.signal(WARNING, leave)
 
 
 def raise_on_stop() -> None:
-    """Have the signals raise `Interrupted` from now on."""
+    """Install handlers that raise `Interrupted`."""
     for number in list_stop_signals():
         signal.signal(number, raise_interrupted)
 
@@ -136,7 +136,7 @@ _THREAD = _ThreadStops()
 
 
 def request_stop(number: int = signal.SIGINT) -> bool:
-    """Stop what this thread trains as a signal would; return whether there is something."""
+    """Stop the innermost training of this thread as a signal would; return whether there is one."""
     if not _THREAD.stops:
         return False
     _THREAD.stops[-1].signal_number = int(number)

@@ -22,8 +22,9 @@ LEVEL = 0.95
 BETTER, WORSE, NO_DIFFERENCE = "better", "worse", "no difference shown"
 HIGHER_IS_BETTER = {"r2", "accuracy", "balanced_accuracy", "f1_macro", "auc"}
 NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 20
+"""The number of bootstrap resamples, and of those drawn at a time, to limit memory"""
 MIN_BLOCKS = 5
-"""Blocks of windows that share no rows, from which on an interval says something"""
+"""The minimum number of blocks of windows without shared rows for a meaningful interval"""
 
 
 class Interval(NamedTuple):
@@ -34,7 +35,7 @@ class Interval(NamedTuple):
     high: float
 
     def judge(self, *, higher_is_better: bool) -> str:
-        """Say whether a difference is an improvement; an interval that holds 0 shows none."""
+        """Return the verdict on a difference; an interval that contains 0 shows none."""
         above, below = (BETTER, WORSE) if higher_is_better else (WORSE, BETTER)
         return above if self.low > 0 else below if self.high < 0 else NO_DIFFERENCE
 
@@ -95,26 +96,26 @@ def _make_interval(mean: float, error: float, freedom: float) -> Interval:
 
 
 def is_better(value: float, reference: float, metric: str) -> bool:
-    """Whether a value of a metric is better than another one."""
+    """Return whether a value of a metric is better than the reference value."""
     return value > reference if metric in HIGHER_IS_BETTER else value < reference
 
 
 class WindowUnits(NamedTuple):
-    """What a predictor did on each window of a set, or on neighbours that were joined."""
+    """A predictor's sums on each window of a set, or on groups of neighbouring windows."""
 
     firsts: Array
-    """[U]: the row that each begins with"""
+    """[U]: the first row of each window or group"""
     sums: Array
-    """[U, K]: what metrics are computed from"""
+    """[U, K]: the sums that metrics are computed from"""
 
 
 class PairedComparison(NamedTuple):
-    """A predictor against others on the same windows."""
+    """A comparison of one predictor with others on the same windows."""
 
     differences: dict[str, dict[str, dict[str, Any]]]
-    """By metric and by the name of the other"""
+    """The differences, by metric and by the other predictor's name"""
     how: str
-    """How the intervals were made, or why there are none"""
+    """A description of how the intervals were computed, or why there are none"""
 
 
 def compare_predictors(
@@ -124,12 +125,13 @@ def compare_predictors(
     *,
     context: int,
 ) -> PairedComparison:
-    """Return by how much each metric of a model differs from that of others, with an interval and
-    a verdict: the one rule by which something is called better or worse.
+    """Return the difference of each metric of a model from the references, with an interval and a
+    verdict. This is the only rule by which something is called better or worse.
 
-    Windows are drawn again in blocks of neighbours, as long as those share rows, and the same ones
-    for both, so that what makes a window hard for both cancels out. A difference is better or worse
-    where the whole 95 % interval is, else it is not shown. Metrics are functions of sums [..., K].
+    Windows are resampled in blocks of neighbours that share rows, and the same blocks for both
+    predictors, so that the difficulty of a window cancels out. A difference is better or worse
+    where the whole 95 % interval is, otherwise it is not shown. Metrics are functions of sums [...,
+    K].
     """
     import numpy as np
 
@@ -186,14 +188,14 @@ def _compare_pair(
 
 
 def combine_verdicts(verdicts: Iterable[str]) -> str:
-    """Return the verdict on a model from those against each baseline: worse than one of them is
-    worse, and better is better than all."""
+    """Return the verdict on a model from its verdicts against each baseline: worse than any of them
+    is worse, and better means better than all."""
     outcomes = set(verdicts)
     return WORSE if WORSE in outcomes else BETTER if outcomes == {BETTER} else NO_DIFFERENCE
 
 
 def estimate_block_length(starts: Array, context: int) -> int:
-    """Return how many consecutive windows share rows with the first of them, typically."""
+    """Return the typical number of consecutive windows that share rows with the first of them."""
     import numpy as np
 
     ordered = np.sort(starts)
@@ -202,7 +204,8 @@ def estimate_block_length(starts: Array, context: int) -> int:
 
 
 def draw_counts(num_windows: int, block: int) -> Iterator[Array]:
-    """Yield how often each window is drawn, [R, N], some resamples at a time, from a fixed seed."""
+    """Yield the number of times that each window is drawn, [R, N], several resamples at a time,
+    from a fixed seed."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -216,7 +219,7 @@ def draw_counts(num_windows: int, block: int) -> Iterator[Array]:
 
 
 def compute_percentile_interval(samples: npt.NDArray[Any]) -> list[float] | None:
-    """Return what the middle share of bootstrap samples lies within; None if all are NaN."""
+    """Return the interval of the middle share of bootstrap samples; None if all are NaN."""
     import numpy as np
 
     known = samples[~np.isnan(samples)]
@@ -257,11 +260,9 @@ class Moments:
 
 
 def find_median(quantiles: Sequence[float]) -> tuple[int, int, float]:
-    """Return between which of some quantiles, which increase, the median lies, and how far it is
-    from the first of them to the second: 0.5 between 0.1 and 0.9.
-
-    Where 0.5 is among them, or all lie to one side of it, that is the nearest one, and no way.
-    """
+    """Return the positions of the two increasing quantiles around the median, and the median's
+    relative position between them: 0.5 between 0.1 and 0.9. Where 0.5 is among the levels, or all
+    lie to one side of it, both positions are the nearest level's and the relative position is 0."""
     nearest = min(range(len(quantiles)), key=lambda i: abs(quantiles[i] - 0.5), default=0)
     above = next((i for i, level in enumerate(quantiles) if level > 0.5), 0)
     if not above or 0.5 in quantiles:
@@ -272,7 +273,8 @@ def find_median(quantiles: Sequence[float]) -> tuple[int, int, float]:
 
 def select_median(values: Any, quantiles: Sequence[float]) -> Any:
     """Return the point prediction [...] from quantiles [..., Q], an array or a tensor: the median,
-    or what lies between the quantiles around it. Without quantiles, the last axis has one value."""
+    or an interpolation between the quantiles around it. Without quantiles, the last axis has one
+    value."""
     low, high, share = find_median(quantiles)
     if not share:
         return values[..., low]

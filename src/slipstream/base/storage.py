@@ -23,9 +23,9 @@ that is read in the same way"""
 CANONICAL = {"gcs": "gs", "abfs": "az", "abfss": "az"}
 WILDCARD = re.compile(r"[*?[]")
 CONNECT_S, REQUEST_S, ATTEMPTS = 5.0, 15.0, 3
-"""How long a storage that does not answer is waited for"""
+"""The timeouts of a connection and of a request, and the number of attempts"""
 BLOCK_BYTES, PARALLEL = 8 << 20, 8
-"""What one request brings, and how many requests there are at a time"""
+"""The size of one request, and the number of parallel requests"""
 NO_ACCESS = re.compile(
     r"ACCESS_DENIED|Access ?Denied|InvalidAccessKeyId|INVALID_ACCESS_KEY|SIGNATURE|TOKEN|Forbidden|"
     r"INVALID_CLIENT|EXPIRED|PERMISSION_DENIED|UNAUTHENTICATED|Unauthorized|credential|\b40[13]\b",
@@ -52,7 +52,8 @@ ENDPOINTS = {
 
 
 class ObjectStatus(NamedTuple):
-    """What changes when an object is replaced; named as in `os.stat_result`."""
+    """The size and time of an object, which change when it is replaced; named as in
+    `os.stat_result`."""
 
     st_size: int
     st_mtime_ns: int
@@ -60,13 +61,14 @@ class ObjectStatus(NamedTuple):
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """An object, or a folder of objects. Travels to worker processes, which connect anew."""
+    """An object, or a folder of objects. It can be sent to worker processes, which open connections
+    of their own."""
 
     scheme: str
     key: str
     """Bucket and name, without a slash at either end but the first one of `file://`"""
     status: ObjectStatus | None = field(default=None, compare=False)
-    """Of a listed object"""
+    """The status from the listing of a folder; None for other paths"""
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.key}"
@@ -114,7 +116,7 @@ class ObjectPath:
         return self.status is not None or self._look_up().type.name != "NotFound"
 
     def stat(self) -> ObjectStatus:
-        """Return size and time: those of the listing, or those of now."""
+        """Return the size and time from the listing, or else the current ones."""
         if self.status is not None:
             return self.status
         info = self._look_up()
@@ -148,7 +150,8 @@ class ObjectPath:
         return [ObjectPath(self.scheme, info.path) for info in infos]
 
     def find_matches(self) -> tuple[ObjectPath, list[ObjectPath]]:
-        """Return the folder that a pattern begins with, and what matches below it, by name."""
+        """Return the folder that a pattern begins with, and the paths below it that match, by
+        name."""
         parts = self.pure.parts
         first = next((i for i, part in enumerate(parts) if WILDCARD.search(part)), None)
         if first is None:
@@ -167,7 +170,8 @@ class ObjectPath:
             return self.connect().open_input_file(self.key)
 
     def pin(self) -> ObjectPath:
-        """Return the path with its present status; `open_unchanged` then refuses another one."""
+        """Return the path with its current status; `open_unchanged` refuses an object that differs
+        from it."""
         return ObjectPath(self.scheme, self.key, self.stat())
 
     def open_unchanged(self) -> Any:
@@ -212,7 +216,7 @@ AnyPath = Path | ObjectPath
 
 
 def to_pure(path: AnyPath) -> PurePath:
-    """Return a path's names alone, by which files are sorted."""
+    """Return the path without its scheme, by which files are sorted."""
     return path if isinstance(path, Path) else path.pure
 
 
@@ -294,8 +298,8 @@ def _connect(scheme: str, bucket: str, _: int) -> Any:
 
 
 def _configure_s3(bucket: str) -> dict[str, Any]:
-    """Return the options of Amazon's storage and of those that speak its language. Arrow takes
-    credentials from the environment and from profiles, but no endpoint."""
+    """Return the options of Amazon's storage and of compatible ones. Arrow takes credentials from
+    the environment and from profiles, but no endpoint."""
     from pyarrow import fs
 
     options: dict[str, Any] = {
@@ -352,7 +356,7 @@ def _read_first(*names: str) -> str | None:
 
 @contextmanager
 def explain_failures(path: ObjectPath) -> Iterator[None]:
-    """Raise what Arrow reports about an object as a UserError with the path and the fix."""
+    """Turn Arrow's errors about an object into a UserError with the path and the fix."""
     try:
         yield
     except FileNotFoundError:
@@ -362,7 +366,7 @@ def explain_failures(path: ObjectPath) -> Iterator[None]:
 
 
 def explain(path: ObjectPath, error: Exception) -> StorageError:
-    """Say why an object cannot be read or written."""
+    """Return the error that explains why an object cannot be read or written."""
     reason = re.sub(r"\s+", " ", str(error)).strip()
     reason = re.sub(r"^When .*?: (?=AWS Error)", "", reason)
     reason = SIGNED.sub(r"\1", reason)[:300]
@@ -377,7 +381,8 @@ def explain(path: ObjectPath, error: Exception) -> StorageError:
 
 MANIFEST = "manifest.json"
 END_BYTES = 1 << 16
-"""Of each end of a file: two files that differ there need not be read as a whole"""
+"""The number of bytes compared at each end of two files; files that differ there need not be read
+as a whole"""
 
 
 def read_verified(folder: Path) -> dict[str, bytes]:

@@ -94,7 +94,8 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_speedup(competitor: str, other_ms: float, ms: float) -> str:
-    """Say how many times as fast a step is as another; the ratio follows from the figures."""
+    """Describe how many times as fast a step is as a competitor's; the ratio is that of the printed
+    figures."""
     figures = [format_number(value, figures=3) for value in (other_ms, ms)]
     slow, fast = (float(figure.replace(",", "")) for figure in figures)
     ratio = format_number(slow / fast, figures=3)
@@ -115,7 +116,7 @@ SQLITE_FILE = re.compile(
 HARMLESS = ("sslmode", "connect_timeout", "timeout", "mode", "cache", "uri")
 """Options of a URL whose values are no secrets"""
 MASKED = ("password", "sslpassword", "passfile", "user", "host", "odbc_connect")
-"""Options whose name is kept and whose value is masked"""
+"""Options of a URL whose name is kept and whose value is masked"""
 NOT_SECRET = (
     *(*HARMLESS, "user", "host", "passfile", "application_name", "target_session_attrs"),
     *("sslrootcert", "sslcert", "sslkey", "driver", "charset"),
@@ -153,7 +154,7 @@ def _mask_query(query: str | None) -> str:
 
 
 def holds_secret(url: str) -> bool:
-    """Whether the URL contains a password, or something that may be one."""
+    """Return whether the URL contains a password, or something that may be one."""
     return any(True for _ in _find_secrets(url))
 
 

@@ -22,8 +22,11 @@ from slipstream.base.errors import UserError
 HEADERS_S = 10.0
 """How long a client may take to send a request's headers"""
 KEEP_ALIVE_S = 30
+"""How long a connection may stay idle between two requests"""
 BACKLOG = 1024
+"""The number of connections that may wait to be accepted"""
 MAX_CONNECTIONS = 2_000
+"""With more connections at a time, requests are answered with 503"""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -48,7 +51,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine's own programs reach an address."""
+    """Return whether an address can be reached from this machine only."""
     if host == "localhost":
         return True
     with contextlib.suppress(ValueError):
@@ -70,7 +73,7 @@ def run_server(
     stop_s: int = 30,
     headers_s: float = HEADERS_S,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then finish what is running, for at most `stop_s`.
+    """Serve until SIGTERM or SIGINT, then finish the running requests, for at most `stop_s`.
 
     Connections that are without a request's headers for `headers_s` are closed.
 
@@ -110,7 +113,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.announce, self.stop, self.headers_s = announce, stop, headers_s
         self.incomplete: dict[Any, float] = {}
-        """When a connection was first seen without a complete request"""
+        """The time at which each connection was first seen without a complete request"""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -118,7 +121,8 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn, which afterwards raises the signal again: that would end us as killed."""
+        """Capture signals as uvicorn does, but do not raise them again afterwards: that would end
+        the process as killed."""
         before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield

@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _load_app(command: list[str]) -> Callable[[], None]:
-    """Return the application with all commands or, of a server, with this one: it starts faster."""
+    """Return the application with all commands; for a server only with its own, to start faster."""
     if command == [startup.SERVER]:
         from slipstream.cli.options import create_app
         from slipstream.cli.serving import serve

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from slipstream.config import Config
 
 LONGEST_SUMMARY = 1_000
-"""Characters of a command's first sentence; it is never longer"""
+"""The largest number of characters in a command's first sentence"""
 
 
 def parse_path(text: str) -> Path:
@@ -129,7 +129,7 @@ def list_overrides(set_: Sequence[str] | None, out: Path | None) -> tuple[str, .
 
 
 def refuse_several_folders(folder: Path | None, resume: str | None, out: Path | None) -> None:
-    """Raise a UserError where `--folder` has company."""
+    """Raise a UserError where `--folder` is combined with further folders."""
     from slipstream.base.errors import UserError
 
     for name, value in (("--resume", resume), ("--out", out)):

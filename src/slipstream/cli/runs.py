@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from slipstream.reporting.runs import RunTable
 
 LOW_PRIORITY = 10
-"""What is added to the niceness of a follower"""
+"""The niceness that a follower adds"""
 
 
 def evaluate(
@@ -208,7 +208,7 @@ def follow(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Send what a run logs to a tracker, while it trains or afterwards.
+    """Send a run's log to a tracker, while it trains or afterwards.
 
     Training is not touched: this process reads the run's log. It ends with the run; run it again
     after a resume, and it goes on where it was.

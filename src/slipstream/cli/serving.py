@@ -32,7 +32,7 @@ def serve(
         typer.Option(
             parser=parse_path,
             metavar="FILE",
-            help="Save streams to this file at the end, and go on with those that it holds.",
+            help="Load streams from this file, if it exists, and save them there at the end.",
         ),
     ] = None,
     max_body_mb: Annotated[float, typer.Option(min=0.001, help="The largest body.")] = 8.0,

@@ -62,7 +62,7 @@ def _prepare_device(setting: str) -> None:
 
 @contextmanager
 def record_exit_code() -> Iterator[None]:
-    """Have the process end with the exit code of what runs within."""
+    """Make the process end with the exit code of the commands inside."""
     global _exit_code
     try:
         yield
@@ -75,7 +75,7 @@ def record_exit_code() -> Iterator[None]:
 
 
 def _leave() -> None:
-    """End the process, once every other thing that waits for its end is done."""
+    """End the process after everything else that was registered for its end."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()
@@ -84,7 +84,7 @@ def _leave() -> None:
 
 @contextmanager
 def import_modules() -> Iterator[None]:
-    """Import what a command needs: without pandas, and without looking for garbage among it."""
+    """Import a command's modules without pandas and without garbage collection."""
     from slipstream.data.table import avoid_pandas
 
     avoid_pandas()
@@ -93,6 +93,6 @@ def import_modules() -> Iterator[None]:
 
 
 def retain_modules() -> None:
-    """Collect garbage from here on, among what is made from here on."""
+    """Exclude everything that exists now from later garbage collections."""
     gc.freeze()
     gc.enable()

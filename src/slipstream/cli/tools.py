@@ -1,4 +1,4 @@
-"""Commands that measure the machine: doctor, profile and bench."""
+"""Commands of the tools, and export: doctor, profile, bench, inspect, export."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="JOB",
-            help="A TOML file: also look at its data and settings, and try what often helps.",
+            help="A TOML file: also check its data and settings, and try changes that often help.",
         ),
     ] = None,
     as_json: Json = False,
@@ -46,8 +46,8 @@ def doctor(
 ) -> None:
     """Check the machine, or a job too, and suggest fixes for problems.
 
-    Tries every technique that training may use, and times it. Of a job, it checks the data and the
-    settings, and trains with what often helps for a few seconds each.
+    Tries every technique that training may use, and times it. For a job, it also checks the data
+    and the settings, and tries changes that often help for a few seconds each.
     """
     with handle_errors(as_json, quiet):
         with TrainingDisplay(quiet) as display:
@@ -77,7 +77,7 @@ def profile(
 ) -> None:
     """Show where a training step spends its time.
 
-    Also measures what would make it faster.
+    Also measures changes that would make it faster.
     """
     with handle_errors(as_json, quiet), TrainingDisplay(quiet) as display:
         display.say(LOADING)
@@ -144,7 +144,7 @@ def parity(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare the accuracy with that of a naive loop, seed by seed."""
+    """Compare the accuracy with a naive loop, seed by seed."""
     options = {"seeds": seeds, "margin": margin / 100, "minutes": minutes, "out": out}
     _run_bench("parity", as_json, quiet, config, set_, **options)
 
@@ -178,7 +178,7 @@ def compare(
 ) -> None:
     """Show the changes between two result folders.
 
-    Only those that exceed the spread of the measurements count.
+    Only changes beyond the spread of the measurements count.
     """
     with handle_errors(as_json, quiet):
         from slipstream.tools.bench import commands
@@ -223,10 +223,10 @@ def inspect(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what files contain, what is suspicious, and a config to try.
+    """Describe data files, list their problems, and propose a config.
 
-    --set takes what says how files are read: data.encoding, data.decimal, data.skip_rows,
-    data.sheet, data.variable.
+    --set takes the settings that say how files are read: data.encoding, data.decimal,
+    data.skip_rows, data.sheet, data.variable.
     """
     with handle_errors(as_json, quiet):
         if write is not None and write.exists() and not force:

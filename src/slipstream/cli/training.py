@@ -40,6 +40,7 @@ from slipstream.cli.output import (
     write_stdout,
 )
 from slipstream.cli.startup import import_modules, prepare_device
+from slipstream.events import Epoch, Event
 from slipstream.reporting.terminal.progress import LOADING, SearchDisplay, TrainingDisplay
 from slipstream.reporting.terminal.results import (
     print_ensemble,
@@ -52,7 +53,6 @@ from slipstream.reporting.terminal.streams import SafeStream
 
 if TYPE_CHECKING:
     from slipstream.config import Config
-    from slipstream.runs import Event
     from slipstream.training import FinishedRun
 
 KINDS = ["train", "pretrain"]
@@ -65,7 +65,7 @@ def train(
     ] = None,
     advise: Annotated[
         bool,
-        typer.Option("--advise", help="Then try what often helps, for a few seconds each."),
+        typer.Option("--advise", help="Then try changes that often help, for a few seconds each."),
     ] = False,
     resume: Resume = None,
     force: Force = False,
@@ -329,7 +329,7 @@ def _train_share(
     output: Output,
     options: dict[str, Any],
 ) -> None:
-    """Train one share of a run; what is left of it is for others."""
+    """Train one share of a run; other shares train the remaining models."""
     timer = PhaseTimer(find_process_start())
     number, _, of = text.partition("/")
     if not (number.isdecimal() and of.isdecimal() and 0 < int(number) <= int(of)):
@@ -354,7 +354,7 @@ def _train_share(
 
 
 def _describe_share(result: dict[str, Any]) -> str:
-    """Say what a share has trained, and what is left to do."""
+    """Describe the models that a share has trained, and the models that remain."""
     from slipstream import runs
 
     trained = format_count(len(result["lanes"]), "model")
@@ -369,7 +369,8 @@ def _describe_share(result: dict[str, Any]) -> str:
 
 
 def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> dict[str, Any]:
-    """Measure what may help; the run is complete by then, so an interrupt only leaves this out."""
+    """Measure changes that may help. The run is complete by then, so an interrupt only skips
+    this."""
     from slipstream import runs
     from slipstream.training import advice
 
@@ -414,13 +415,13 @@ REPORTING = "slipstream.reporting.page"
 def show_event(event: Event, display: TrainingDisplay | SearchDisplay, has_classes: bool) -> None:
     """Show an event; from the first epoch on, prepare the command's end."""
     display.show(event)
-    if event["event"] == "epoch" and REPORTING not in sys.modules:
+    if isinstance(event, Epoch) and REPORTING not in sys.modules:
         threading.Thread(target=_prepare_end, args=(has_classes,), daemon=True).start()
 
 
 def _prepare_end(has_classes: bool) -> None:
-    """Import what fits baselines and draws the report, and compile its templates, while the model
-    trains."""
+    """Import the modules of baselines and report, and compile the report's templates, while the
+    model trains."""
     with suppress(Exception):  # who needs it raises it again
         importlib.import_module(REPORTING)
         if has_classes:
@@ -467,8 +468,8 @@ def finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = N
 
 
 def _draw_report(summary: dict[str, Any], timer: PhaseTimer | None) -> DrawnReport:
-    """Draw the report, and count its time. The run is complete by then, so an interrupt only leaves
-    the report out."""
+    """Draw the report and add its time. The run is complete by then, so an interrupt only skips the
+    report."""
     from slipstream import runs
 
     folder = Path(summary["run"])

@@ -1,7 +1,17 @@
 """The config: one pydantic model per section. Does not import torch."""
 
 from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
-from slipstream.config.data import SIMULATED, Data, Signature, Split, find_matches
+from slipstream.config.data import (
+    ALL_ROWS,
+    SERIES_COLUMN,
+    SIMULATED,
+    VALUE_COLUMN,
+    WILDCARD,
+    Data,
+    Signature,
+    Split,
+    find_matches,
+)
 from slipstream.config.errors import ConfigError, find_step
 from slipstream.config.loading import (
     format_setting,
@@ -29,9 +39,13 @@ from slipstream.config.train import (
 )
 
 __all__ = [
+    "ALL_ROWS",
     "CLASS_LOSSES",
     "PRETRAIN_OVERRIDE",
+    "SERIES_COLUMN",
     "SIMULATED",
+    "VALUE_COLUMN",
+    "WILDCARD",
     "Augment",
     "Config",
     "ConfigError",

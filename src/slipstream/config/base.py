@@ -15,8 +15,8 @@ from slipstream.base.errors import Text
 
 
 def _parse_infinity(value: Any) -> Any:
-    """Return the number that the text "inf" stands for in JSON, which has no other way to write it;
-    any other value as it is."""
+    """Return infinity for the text "inf", because JSON has no such number, and any other value
+    unchanged."""
     return math.inf if isinstance(value, str) and value == "inf" else value
 
 
@@ -25,10 +25,11 @@ Scalar = str | int | float | bool
 Scalars = Annotated[tuple[Scalar, ...], Field(strict=False)]
 Marks = Annotated[tuple[str | int | float, ...], Field(strict=False)]
 MAX_COUNT = 1_000_000_000
-"""Of rows and epochs: more than anybody has, and few enough to be computed with"""
+"""The largest number of rows or epochs that is accepted: more than anybody has, and small enough to
+compute with"""
 MAX_WIDTH, MAX_LAYERS = 65_536, 1_000
 MAX_MODELS = 10_000
-"""That a run trains: repeats, folds, retrained trials"""
+"""The most models that a run trains: repeats, folds, retrained trials"""
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Width = Annotated[int, Field(ge=1, le=MAX_WIDTH)]
@@ -40,10 +41,10 @@ Weights = Annotated[tuple[PositiveFloat, ...], Field(strict=False, min_length=2)
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Interval = Annotated[tuple[Finite, Finite], Field(strict=False)]
-"""From, to"""
+"""The lower and the upper bound"""
 
 PATTERN_WORDS: dict[str, str] = {}
-"""What texts of a pattern are, for messages"""
+"""The description of each pattern's texts, for messages"""
 
 
 def match_pattern(pattern: str, words: str) -> Any:
@@ -56,7 +57,7 @@ CLASS_LOSSES = ("cross_entropy", "focal")
 
 
 def to_plain(value: Any) -> Any:
-    """Return a path, or what stands for one, as text, and a number of numpy as Python's."""
+    """Return a path as text and a number of numpy as Python's; other values unchanged."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, (list, tuple)):

@@ -5,7 +5,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainSerializer,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from slipstream.base.errors import Setting
 from slipstream.config.base import (
@@ -20,11 +28,15 @@ from slipstream.config.base import (
     Scalars,
     Section,
 )
-from slipstream.config.prepare import LabelStep, PrepareStep, name_step, parse_steps
+from slipstream.config.prepare import LabelStep, PadStep, PrepareStep, name_step, parse_steps
 
 SIMULATED = "simulated:"
 """Paths that start so name an embedded data set instead of a file."""
 WILDCARD = re.compile(r"[*?\[]")
+SERIES_COLUMN, VALUE_COLUMN = "series", "value"
+"""Columns that a table with a series per row or per column gets when it is made long"""
+CASE_ENDINGS = (".ts", ".arff")
+"""Endings of files that have a series per row by their format"""
 WALK_FORWARD_SHARES = {"val": 0.1, "test": 0.2}
 """Default shares of each series that `walk_forward` sets aside, as in the default split"""
 
@@ -42,7 +54,8 @@ def check_encoding(name: str) -> str:
 
 
 def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
-    """Return the folder that a pattern begins with, and what matches below it, in order of name."""
+    """Return the folder that a pattern begins with, and the paths below it that match, in order of
+    name."""
     first = next((i for i, part in enumerate(pattern.parts) if WILDCARD.search(part)), None)
     if first is None:
         return pattern, []
@@ -50,15 +63,39 @@ def find_matches(pattern: Path) -> tuple[Path, list[Path]]:
     return folder, sorted(folder.glob("/".join(pattern.parts[first:])))
 
 
+def _has_cases(path: Any) -> bool:
+    """Return whether a path names files that have a series per row, perhaps compressed."""
+    name = str(path).lower().removesuffix(".gz").removesuffix(".zip")
+    return name.endswith(CASE_ENDINGS)
+
+
+ALL_ROWS = 0
+"""`data.context = "all"`, until the series are read and it is a number of rows"""
+
+
+def _parse_context(value: Any, parse_rows: ValidatorFunctionWrapHandler) -> Any:
+    return ALL_ROWS if value == "all" else parse_rows(value)
+
+
+Context = Annotated[
+    int,
+    Field(ge=1, le=10_000_000),
+    WrapValidator(_parse_context),
+    PlainSerializer(lambda rows: rows or "all"),
+]
+"""A number of rows, or ALL_ROWS"""
+
+
 class Split(Section):
     """Which rows are for training, validation and test. Give one of the six forms."""
 
     train: Fraction | Scalars | None = None
     """Fraction of each series, from its start (0.7); with `by`, the values that train (default: the
-    rest)."""
+    rest), also as patterns (`"*US06*"`)."""
     val: Fraction | Scalars | None = None
-    """Fraction of each series after the training rows; with `by`, the values that validate. With
-    `walk_forward`, every fold's fraction (default 0.1)."""
+    """Fraction of each series after the training rows; with `by`, the values that validate, as
+    names or patterns, or a fraction of the values that no list has (with `by = "file"`, of their
+    series). With `walk_forward`, every fold's fraction (default 0.1)."""
     test: Fraction | Scalars | None = None
     """Fraction of each series after the validation rows, optional only in pre-training; with `by`,
     the values that test. With `walk_forward`, the fraction of all test blocks together (default
@@ -67,7 +104,8 @@ class Split(Section):
     """Training, validation and test rows of each series, in that order; later rows are unused."""
     by: str | None = None
     """A column whose value assigns a row to a set; `"series"` means the series' name where no
-    column has that name."""
+    column has that name. `"file"` is a row's file, where `id` or `layout` makes one table of
+    several files."""
     folders: bool = False
     """The folders train/, val/ and test/ below `data.path` hold the sets."""
     stratified: bool = False
@@ -119,6 +157,13 @@ class Split(Section):
         self._check_sets()
         return self
 
+    @property
+    def draws_series(self) -> bool:
+        """Whether a set is a fraction of the series, or of the values of `by`."""
+        return self.by is not None and any(
+            isinstance(share, float) for share in (self.train, self.val, self.test)
+        )
+
     def _check_walk(self) -> None:
         if self.train is not None:
             raise ValueError(
@@ -137,14 +182,15 @@ class Split(Section):
     def _check_sets(self) -> None:
         shares = (self.train, self.val, self.test)
         if self.by is not None:
-            if isinstance(self.val, float) or isinstance(self.test, float):
-                raise ValueError(
-                    f'data.split: with by = "{self.by}", val and test are lists of its values, as '
-                    'in val = ["a"]'
-                )
             if not self.val or not self.test:
                 raise ValueError(
-                    f'data.split: with by = "{self.by}", list the values of both val and test'
+                    f'data.split: with by = "{self.by}", list the values of both val and test, as '
+                    'in val = ["a"], or give a fraction of them'
+                )
+            if sum(share for share in shares if isinstance(share, float)) > 1 + 1e-9:
+                raise ValueError(
+                    f'data.split: with by = "{self.by}", the fractions of train, val and test add '
+                    "up to more than 1"
                 )
         elif self.rows is not None or self.folders:
             if any(share is not None for share in shares):
@@ -179,6 +225,14 @@ class Data(Section):
     or MATLAB, also compressed (`.csv.gz`, or a `.zip` with one of them inside). A file is one
     series unless `id` names a column. `"simulated:cell"` and `"simulated:bars"` are embedded: a
     battery, a market."""
+    layout: Literal["long", "wide", "columns"] = "long"
+    """The shape of the table. `"long"`: a row per time. `"wide"`: a series per row, its values side
+    by side; the default for `.ts` and `.arff` files. `"columns"`: a series per column. Both become
+    a long table with the columns `series` (unless `id` names one) and `value`."""
+    values: str | Names | None = None
+    """With another layout than `"long"`: the columns that hold the values, by name or by number
+    from 1 on: a range (`"V2:"`, `"V2:V700"`, `"2:"`) or a list. Default: every numeric column that
+    no other setting names."""
     task: Literal["regress", "classify"] = "regress"
     """`"regress"` predicts numbers; `"classify"` predicts one of several classes (the target is a
     column of integers or text, or comes from `labels`)."""
@@ -234,8 +288,10 @@ class Data(Section):
     """Numeric columns that are constant within a series; they are added at the model's head."""
     ignore: Names = ()
     """Columns that are never inputs, for use with the default `inputs`."""
-    context: Annotated[int, Field(ge=1, le=10_000_000)] = 96
-    """Rows that the model sees."""
+    context: Context = 96
+    """Rows that the model sees. `"all"`: each series is one window, for `horizon` 0; its length is
+    that of the longest series, shorter ones are padded at the front (a step `pad`), and fractions
+    of `split` are shares of the series. The run's config has the number."""
     horizon: Annotated[int, Field(ge=0, le=1_000_000)] = 24
     """Rows to forecast; 0, the default for classes, estimates the targets at the window's last
     row."""
@@ -258,6 +314,10 @@ class Data(Section):
     that would predict them are left out and counted."""
     unsorted: Literal["error", "sort"] = "error"
     """Rows whose time runs backwards: raise an error, or sort each series by time."""
+    duplicates: Literal["error", "first", "last", "mean"] = "error"
+    """Rows of a series with the same time: raise an error, keep the first or the last of them, or
+    average their numbers (text and labels are those of the first). Where `resample` is the first
+    step of `prepare`, the rows of a bin may share times without this setting."""
     gap_tolerance: PositiveOrInf = 0.5
     """A time step that differs from the series' usual one by more than this fraction of it is a
     gap, and no window crosses it. `inf`: rows are always consecutive."""
@@ -267,6 +327,11 @@ class Data(Section):
     """Steps that run on the rows of the file before windows are cut, in order: `resample`,
     `filter`, `formula`, `calendar`, `join`, `label`, `unit`, `pad`, `clip`, `outliers`. Each is a
     table `[[data.prepare]]`; docs/data.md explains them. `predict` and `evaluate` repeat them."""
+    undecided: dict[str, str] = Field(default={})
+    """Questions that `slipstream inspect` found no answer to, by name. Training refuses until each
+    is answered: change the setting that it names and remove the line, or list it in `accept`."""
+    accept: Names = ()
+    """Names in `undecided` that are right as they are (`["date format"]`)."""
     period: Count | None = None
     """Rows of one season, for the seasonal baseline. Default: a day, week or year, by the time
     column's step."""
@@ -291,7 +356,11 @@ class Data(Section):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        return (self.id,) if isinstance(self.id, str) else self.id or ()
+        """The columns that identify a series, in a long table or in one that was made long."""
+        named = (self.id,) if isinstance(self.id, str) else self.id or ()
+        if self.layout == "columns" or (self.layout == "wide" and not named):
+            return (*named, SERIES_COLUMN)
+        return named
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -301,6 +370,33 @@ class Data(Section):
     @classmethod
     def _parse_prepare(cls, entries: Any) -> Any:
         return parse_steps(entries)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_layout(cls, settings: Any) -> Any:
+        path = settings.get("path") if isinstance(settings, dict) else None
+        paths = (path,) if isinstance(path, str) else path or ()
+        if paths and all(_has_cases(entry) for entry in paths):
+            return {"layout": "wide"} | settings
+        return settings
+
+    @model_validator(mode="after")
+    def _check_layout(self) -> Self:
+        if self.layout == "long" and self.values is not None:
+            raise ValueError(
+                "data.values names the columns of a table with a series per row or per column; "
+                "set "
+                + Setting({"data.layout": "wide"})
+                + ' or "columns", or use data.inputs for a long table'
+            )
+        if self.context == ALL_ROWS:
+            self._check_whole()
+        if self.layout == "wide" and self.time is not None:
+            raise ValueError(
+                'data.layout = "wide" has no column of times: the values of a row follow each '
+                "other in the order of the columns; remove data.time"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -396,6 +492,29 @@ class Data(Section):
                     "remove it from data.inputs and data.static"
                 )
         return self
+
+    def _check_whole(self) -> None:
+        if self.horizon:
+            raise ValueError(
+                'data.context = "all" reads a whole series, after which there is nothing to '
+                f"forecast, but data.horizon is {self.horizon}; set "
+                + Setting({"data.horizon": 0})
+                + ", or data.context to a number of rows"
+            )
+        if self.labels is not None:
+            raise ValueError(
+                'data.context = "all" makes each series one window, but data.labels defines '
+                "windows; remove it, or set data.context to a number of rows"
+            )
+        if self.split.rows is not None or self.split.walk_forward is not None:
+            raise ValueError(
+                'data.context = "all" makes each series one window, which data.split.rows and '
+                "walk_forward would cut; use fractions, by or folders"
+            )
+        if any(isinstance(step, PadStep) for step in self.prepare):
+            raise ValueError(
+                'data.context = "all" pads series itself; remove the step pad from data.prepare'
+            )
 
     def _check_future(self) -> None:
         if self.future and not self.horizon:

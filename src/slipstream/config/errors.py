@@ -1,4 +1,5 @@
-"""What is wrong in a config: which setting, its value, what it takes, and where it was set.
+"""Messages about wrong configs: which setting, its value, the values that it takes, and where it
+was set.
 
 Pydantic reports types; a user wrote TOML. So a tuple is a list here, True is true, and a setting is
 named with the file and line, or the option, that it comes from.
@@ -21,7 +22,7 @@ from slipstream.base.text import find_nearest
 from slipstream.config.base import PATTERN_WORDS, Section
 
 MAX_CHARACTERS = 200
-"""The part of a value that a message shows"""
+"""The number of a value's characters that a message shows"""
 TYPES = {
     "int": "an integer",
     "float": "a number",
@@ -33,7 +34,7 @@ TYPES = {
     "model": "a section of settings, as in [section] or { key = value }",
     "finite_number": "a finite number",
 }
-"""What pydantic's errors of the form `int_type` and `int_parsing` ask for"""
+"""The words for the types of pydantic's errors such as `int_type` and `int_parsing`"""
 BOUNDS = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
 SYNONYMS = {
     "learning_rate": "lr",
@@ -124,12 +125,12 @@ class Origin:
     """The option or argument of each override, by its setting"""
 
     def format_problems(self, problems: Sequence[SettingProblem]) -> Message:
-        """Return one line per problem, each with the place to correct."""
+        """Return one line per problem, each with the file and line, or the option, to correct."""
         lines = (Message(self._locate(problem), ": ", problem.message) for problem in problems)
         return join_messages(lines, "\n  ")
 
     def _locate(self, problem: SettingProblem) -> Text:
-        """Name the override, or the file and line, that sets what is wrong."""
+        """Return the override, or the file and line, that sets the wrong setting."""
         text = str(problem.message)
         named = [tuple(name.split(".")) for name in DOTTED.findall(text)]
         for path in (problem.path, *named):
@@ -173,7 +174,8 @@ def _split_key(text: str) -> list[str]:
 
 
 def explain(error: ValidationError, root: type[Section]) -> list[SettingProblem]:
-    """Return what is wrong, the alternatives of one setting joined into one message."""
+    """Return the problems of a validation error; alternatives of one setting are joined into one
+    problem."""
     grouped: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for item in error.errors():
         path, _ = _locate(item["loc"], root)
@@ -203,7 +205,7 @@ def _explain_setting(
 
 
 def _get_message(error: ValueError) -> Text:
-    """Return what a validator raised, with its parts."""
+    """Return the message of a validator's exception, with its parts."""
     return error.args[0] if isinstance(error.args[0], Message) else str(error)
 
 
@@ -212,7 +214,7 @@ def _find_index(loc: Sequence[int | str]) -> int | None:
 
 
 def describe_mismatch(items: Sequence[Mapping[str, Any]]) -> str:
-    """Return the value and what it should be, from errors about one value."""
+    """Return a description of a value and of the accepted values, from all errors about it."""
     value = items[0]["input"]
     if items[0]["type"] == "missing":
         return "missing"
@@ -234,7 +236,7 @@ def _find_choice(value: str, choices: Sequence[str]) -> str | None:
 
 
 def _suggest_form(text: str, expected: Sequence[str]) -> str:
-    """Return how to write a text as the number or the list that it should be."""
+    """Return the spelling of a text as the number or the list that it should be."""
     if re.fullmatch(r"[+-]?[\d.]+", text) and {"an integer", "a number"} & set(expected):
         return f"; write {text} without quotes"
     if expected == ["a list"]:
@@ -244,7 +246,7 @@ def _suggest_form(text: str, expected: Sequence[str]) -> str:
 
 
 def _list_expected(item: Mapping[str, Any]) -> list[str]:
-    """Return what one alternative of a setting takes."""
+    """Return the values that one alternative of a setting takes, in words."""
     kind, context = item["type"], item.get("ctx", {})
     if kind == "literal_error":
         return [f'"{choice}"' for choice in re.findall(r"'([^']*)'", context["expected"])]
@@ -262,7 +264,7 @@ def _list_expected(item: Mapping[str, Any]) -> list[str]:
 
 
 def format_value(value: Any) -> str:
-    """Format a value as TOML does, cut to what a message has room for."""
+    """Format a value as TOML does, shortened to fit into a message."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     try:
@@ -273,7 +275,7 @@ def format_value(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Cut a value to what a message has room for."""
+    """Shorten a value to fit into a message."""
     if len(text) <= MAX_CHARACTERS:
         return text
     return f"{text[:MAX_CHARACTERS]}... ({len(text):,} characters)"
@@ -319,7 +321,7 @@ def _iter_sections(root: type[Section]) -> Iterator[tuple[str, type[Section]]]:
 
 
 def explain_toml(path: str, text: str, message: str) -> str:
-    """Return what is wrong with a text that is not TOML: the file, the line and a fix."""
+    """Return a message about a text that is not TOML: the file, the line, the problem and a fix."""
     match = TOML_POSITION.search(message)
     problem = message[: match.start()] if match else message
     problem = problem[:1].lower() + problem[1:]

@@ -1,4 +1,4 @@
-"""Load a config from TOML, a mapping and `section.key=value`; explain what is wrong in it."""
+"""Load a config from TOML, a mapping and `section.key=value`, with explained errors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ PATHS = (("data", "path"), ("data", "labels"))
 ENCODER = (("train", "init_from"),)
 """The setting that names a run"""
 NONFINITE_TEXT = re.compile(r'("*)(?:-?inf|nan)\1')
-"""How JSON has a number that is not finite, and with quotes a text that reads so"""
+"""The texts of numbers that are not finite in JSON, and quoted ones, which are texts that look
+alike"""
 
 
 def load(source: Config | str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
@@ -123,7 +124,7 @@ def replace_settings(
 
 
 def _keep_notes(old: Config, new: Config) -> None:
-    """Give a config that is made from another the other's notes on old names."""
+    """Copy the notes on old names from a config to the config made from it."""
     if notes := tuple(dict.fromkeys((*old.engine.notes, *new.engine.notes))):
         new.engine.__dict__["notes"] = notes
 
@@ -182,10 +183,10 @@ def to_toml(config: Config, *, only_set: bool = False) -> str:
 
 
 def to_json_values(value: Any) -> Any:
-    """Return settings, or one of their values, as strict JSON can have them.
+    """Return settings, or one value, as values of strict JSON.
 
-    A number that is not finite becomes its text in TOML ("inf", "-inf", "nan"); a text that reads
-    so gets quotes. `from_json_values` returns exactly what there was, but tuples as lists.
+    A number that is not finite becomes its text in TOML ("inf", "-inf", "nan"); a text that looks
+    the same gets quotes. `from_json_values` restores the settings exactly, with lists for tuples.
     """
     if isinstance(value, Section):
         value = value.model_dump(exclude_unset=True)
@@ -218,7 +219,7 @@ def _join_lines(array: re.Match[str]) -> str:
 
 
 def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
-    """Read a config file; its paths are found from there on."""
+    """Read a config file; relative paths in it are resolved against its folder."""
     if path.suffix.lower() in TABLES:
         raise UserError(
             f"{path}: is a table, not a config; write a TOML file that says [data] path = "
@@ -260,12 +261,12 @@ def _read_toml(path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _make_absolute(path: str) -> str:
-    """Return a path that means the same from any folder; one in object storage does."""
+    """Return the absolute path; an address in object storage is returned unchanged."""
     return str(parse_path(path) if is_url(path) else Path(path).absolute())
 
 
 def _exists(path: Path) -> bool:
-    """Return whether there is such a file or folder, or any that matches a pattern."""
+    """Return whether the file or folder exists, or for a pattern any match."""
     return path.exists() or bool(find_matches(path)[1])
 
 
@@ -402,8 +403,8 @@ def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str,
 
 
 def list_unused(config: Config) -> list[str]:
-    """Say of each setting that differs from its default and has no effect why it has none, and of
-    each that was given by an older name what it is now."""
+    """List the settings without effect that differ from their defaults, with the reason, and the
+    settings given by an older name, with the new name."""
     unused = [*_find_in_train(config), *_find_in_data(config)]
     if "model.kind" not in config.tune.space:
         unused = [*_find_in_model(config), *unused]
@@ -499,7 +500,7 @@ def _find_in_train(config: Config) -> Iterator[tuple[str, str]]:
 def _find_in_data(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
     if data.time_column is None:
-        for name in ("time_format", "gap_tolerance", "unsorted"):
+        for name in ("time_format", "gap_tolerance", "unsorted", "duplicates"):
             yield f"data.{name}", "it is about data.time, which is not set"
     if not data.horizon and not config.masked:
         yield "data.period", "it is for the seasonal baseline, which forecasts"

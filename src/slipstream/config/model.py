@@ -27,7 +27,7 @@ from slipstream.config.base import (
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """What is true of every model of a kind, whatever its settings."""
+    """The properties of a kind of model, whatever its settings."""
 
     network: str
     """Path of its PyTorch module's class, `module:Class`"""
@@ -50,7 +50,7 @@ class ModelSpec:
     can_pad: bool = True
     """Units of zero weights change nothing, so models of several widths can train in one pack"""
     knows_positions: bool = False
-    """Its encoder has weights for each place in the context"""
+    """Its encoder has weights for each position in the context"""
     settings: tuple[str, ...] = ()
     """Settings of `[model]` that it has beside the common ones; they shape its encoder"""
     width_divisor: str | None = None
@@ -58,13 +58,13 @@ class ModelSpec:
     search: tuple[str, ...] = ()
     """Integer settings that a search without a space varies, beside width and dropout"""
     calls_per_layer: int = 1
-    """GPU kernels of a layer that follow each other, roughly; of a recurrent one, per token"""
+    """The rough number of consecutive GPU kernels of a layer; for a recurrent layer, per token"""
     onednn_on_arm: bool = False
     """oneDNN has a layer of this kind that is the fastest on Arm while it is small"""
 
     @property
     def flattens(self) -> bool:
-        """Whether it reads a window as one row."""
+        """Whether the model reads a window as one row."""
         return not (self.is_sequential or self.is_custom)
 
     @property
@@ -75,7 +75,7 @@ class ModelSpec:
         return ("hidden", "layers", *self.settings, "patch", "normalize")
 
     def count_calls(self, tokens: int) -> int:
-        """GPU kernels of a layer that follow each other, roughly."""
+        """Return the rough number of consecutive GPU kernels of a layer."""
         return self.calls_per_layer * (tokens if self.is_recurrent else 1)
 
 
@@ -126,7 +126,7 @@ CUSTOM = ModelSpec(
     can_pad=False,
     settings=("options",),
 )
-"""Of `model.kind = "nets:Mixer"`"""
+"""The spec of a user's own class, `model.kind = "nets:Mixer"`"""
 
 
 def list_kinds(setting: str) -> list[str]:
@@ -192,12 +192,12 @@ class Model(Section):
 
     @property
     def spec(self) -> ModelSpec:
-        """What is true of every model of this kind."""
+        """The properties of this kind of model."""
         return CUSTOM if self.is_custom else SPECS[self.kind]
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is the user's own class."""
+        """Whether the model is a user's own class."""
         return ":" in self.kind
 
     @property

@@ -313,8 +313,17 @@ class PadStep(Section):
     step: Literal["pad"] = "pad"
     rows: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """How many rows. Default: `data.context` - 1, so that every row of a series has a context."""
+    length: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    """Instead of `rows`: the rows of each series afterwards; of longer ones, the last rows stay.
+    `data.context = "all"` sets it."""
     value: Literal["first", "zero"] = "first"
     """Values of the added rows: those of the first row, or zeros."""
+
+    @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        if self.rows is not None and self.length is not None:
+            raise ValueError("rows and length both say how many rows to add; remove one")
+        return self
 
 
 class ClipStep(Section):

@@ -33,9 +33,9 @@ INCOMPARABLE = {
     "train.repeats": "the number of models per trial; set tune.folds or tune.retrain",
     "train.batch": 'the batch size by "auto"; list numbers',
 }
-"""Settings whose trials one score cannot compare, and what they change"""
+"""Settings that a search cannot vary, because scores would not be comparable, and the reason"""
 MAX_GRID = 1_000_000
-"""Combinations of a grid"""
+"""The largest number of combinations in a grid"""
 SAME_MODEL = ("engine", "tune", "pretrain", "predict", "follow", "name", "out")
 """Settings and sections that do not change the model"""
 
@@ -232,8 +232,8 @@ def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_params(choices: Sequence[Any]) -> list[Any]:
-    """Return choices as trials have them, in Optuna's study and as JSON: one that is a list becomes
-    its JSON text, a number that is not finite "inf"."""
+    """Return choices as Optuna's study and JSON hold them: a list as its JSON text, a number that
+    is not finite as "inf"."""
     return [
         json.dumps(choice) if isinstance(choice, (list, tuple)) else configs.to_json_values(choice)
         for choice in choices

@@ -12,6 +12,7 @@ from slipstream.config.errors import format_value
 from slipstream.config.model import Model
 from slipstream.config.prepare import MAX_FILTER_ORDER, check_filter
 from slipstream.config.train import (
+    FORECAST_LOSSES,
     Augment,
     Engine,
     Pretrain,
@@ -32,7 +33,7 @@ UNCARRIED: dict[str, tuple[Any, ...]] = {
     "engine.rnn": ("auto", "cudnn", "torch"),
     "engine.recompute": (False,),
 }
-"""The values of settings that a carried state works with"""
+"""The accepted values of settings where a state is carried"""
 NAME_WORDS = (
     "made of letters, digits, dots, underscores and hyphens, and begin with a letter or digit"
 )
@@ -80,7 +81,8 @@ MAX_FILTER_ROWS = {
     "savgol": 1001,
     "butterworth": 1_000_000,
 }
-"""Shorter averages than of columns: every number of a prediction keeps as many past ones"""
+"""The longest filters of predictions, by kind. They are shorter than filters of columns, because
+every number of a prediction keeps that many past values"""
 
 
 class Predict(Section):
@@ -180,7 +182,7 @@ class Config(Section):
             return self
         classify, train = self.data.task == "classify", self.train
         if classify != (train.loss in CLASS_LOSSES):
-            fit = CLASS_LOSSES if classify else ("mse", "mae", "huber", "quantile")
+            fit = CLASS_LOSSES if classify else FORECAST_LOSSES
             raise ValueError(
                 f'train.loss = "{train.loss}" does not work with data.task = "{self.data.task}"; '
                 f"use one of {', '.join(map(format_value, fit))}"
@@ -260,7 +262,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_parallel(self) -> Self:
-        """Refuse what one model over several processes does not go together with."""
+        """Refuse settings that do not work with one model over several processes."""
         if self.engine.data_parallel == 1:
             return self
         setting = f"engine.data_parallel = {self.engine.data_parallel}"

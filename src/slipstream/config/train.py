@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
@@ -36,6 +36,8 @@ Chance = Annotated[float, Field(gt=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=1_000)]
 ColumnAmounts = dict[str, Amount]
 Amounts = Annotated[tuple[Amount, ...], Field(strict=False, min_length=1)]
+Loss = Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"]
+FORECAST_LOSSES = tuple(name for name in get_args(Loss) if name not in CLASS_LOSSES)
 KINDS = ("jitter", "scaling", "volatility", "warp", "slice", "mixup", "cutmix")
 
 
@@ -45,7 +47,7 @@ class Train(Section):
     objective: Literal["predict", "masked"] = "predict"
     """`"predict"` learns the targets; `"masked"`, set by `slipstream pretrain`, learns to fill in
     masked rows of the inputs."""
-    loss: Literal["mse", "mae", "huber", "quantile", "cross_entropy", "focal"] = "mse"
+    loss: Loss = "mse"
     """The loss, on scaled values. For classes: `"cross_entropy"` (the default there) or
     `"focal"`."""
     quantiles: Annotated[
@@ -146,7 +148,7 @@ class Train(Section):
 
     @property
     def max_epochs(self) -> int:
-        """The most epochs that training can take."""
+        """The largest number of epochs that training can take."""
         return self.epochs + (0 if self.patience == "off" else self.exploit_epochs)
 
     @model_validator(mode="after")
@@ -223,7 +225,7 @@ class Augment(Section):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that are on."""
+        """The kinds of augmentation that are on."""
         return tuple(kind for kind in KINDS if _is_on(getattr(self, kind)))
 
 
@@ -282,7 +284,7 @@ LAYER_WORDS = {
     "slipstream": "our own kernels",
     "torch": "PyTorch's layers",
 }
-"""What runs a recurrent layer, by its name in a plan"""
+"""The description of each implementation of recurrent layers, by its name in a plan"""
 
 
 class Engine(Section):
@@ -355,7 +357,7 @@ class Engine(Section):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What to tell the user about settings that were given by an older name."""
+        """Notes for the user on settings that were given by an older name."""
         return ()
 
     @model_validator(mode="wrap")
@@ -372,7 +374,7 @@ class Engine(Section):
 
 Value = Scalar | Scalars
 MAX_VALUE = 1e15
-"""Of a range: beyond it, neighbours are no longer told apart as numbers"""
+"""The largest bound of a range: beyond it, floats no longer distinguish neighbouring values well"""
 Choices = Annotated[tuple[Value, ...], Field(strict=False, min_length=1)]
 
 
@@ -549,7 +551,7 @@ def apply_defaults(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe_recurrent(model: Model) -> list[str]:
-    """Note what pre-training sets of a recurrent model by itself, and what follows from it."""
+    """Note the settings that pre-training changes for a recurrent model, and their consequences."""
     names = [name for name in RECURRENT_DEFAULTS if getattr(model, name)]
     if not (model.spec.is_recurrent and names):
         return []
@@ -584,10 +586,11 @@ def refuse_unfit(pretrain: Pretrain, data: Data, model: Model, train: Train) -> 
             f"data.context = {data.context} is less than the {fewest} rows that masking needs, as "
             "some rows must stay visible; increase it, or reduce pretrain.length"
         )
-    if train.loss not in ("mse", "mae", "huber"):
+    fitting = [name for name in FORECAST_LOSSES if name != "quantile"]
+    if train.loss not in fitting:
         raise ValueError(
-            f'train.loss = "{train.loss}" does not work in pre-training; use "mse", "mae" or '
-            '"huber"'
+            f'train.loss = "{train.loss}" does not work in pre-training; use '
+            f'{", ".join(map(format_value, fitting[:-1]))} or "{fitting[-1]}"'
         )
     if train.repeats > 1:
         raise ValueError(

@@ -20,7 +20,9 @@ Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
 MAX_VALUES = 20_000_000
+"""The number of values, over all columns, that the checks look at"""
 MAX_ROWS = 200_000
+"""The number of rows that the checks look at"""
 MAX_SERIES = 20
 """The number of series in which a target is compared with the inputs"""
 SAME = 0.99999

@@ -40,6 +40,7 @@ CERTAIN = (
 """Numbers in which MARK cannot separate thousands: 1,5 and 0,123 but not 1,199"""
 POINT = CERTAIN.replace("MARK", r"\.")
 HEAD_ROWS = 1000
+"""These first rows are tried alone: they show most text columns and decimal commas at once"""
 
 
 def find_mark(table: pa.Table) -> str | None:
@@ -130,7 +131,14 @@ PATTERNS |= dict.fromkeys(("%b", "%B", "%h", "%a", "%A", "%p"), r"\pL+\.?")
 DATES = (
     *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
+    *("%d/%b/%Y", "%d-%b-%y", "%B %d, %Y", "%d %B %Y"),
 )
+MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%b-%y", "%B %Y")
+DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+"""Formats of digits alone, by their number: 8, 10, 12 and 14"""
+BASIC = ("%Y%m%dT%H%M%S", "%Y%m%dT%H%M", "%Y%m%dT%H%M%SZ", "%d/%b/%Y:%H:%M:%S")
+"""ISO 8601 without separators, and the logs of web servers"""
+FRACTIONS = (" %H:%M:%S.%f", "T%H:%M:%S.%f", " %H:%M:%S,%f")
 ELAPSED = (
     r"(?:(?P<days>\d+) ?d(?:ays?)? )?"
     r"(?P<hours>\d+):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d(?:\.\d+)?)"
@@ -249,18 +257,25 @@ def find_formats(text: pa.ChunkedArray) -> list[str | None]:
 
 
 def _list_fitting(text: pa.ChunkedArray) -> list[str]:
+    """List the common formats that every cell has."""
     first = str(text[0]) if len(text) else ""
-    if ELAPSED_NUMBER.fullmatch(
-        first
-    ):  # 20240131 at most, and 120 formats of 1,000 columns take long
-        formats: Iterable[str] = ("%Y%m%d",)
+    if ELAPSED_NUMBER.fullmatch(first):  # a number: trying 200 formats on 1,000 columns takes long
+        formats: Iterable[str] = (
+            digits for digits in DIGITS if _count_digits(digits) == len(first)
+        )
     else:
-        formats = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
+        separated = (f"{date}{clock}" for date in DATES for clock in CLOCKS)
+        formats = (*MONTHS, *separated, *BASIC)
+        formats = (*formats, *(f"{date}{clock}" for date in DATES for clock in FRACTIONS))
     return [
         candidate
         for candidate in formats
         if _fits(text.slice(0, 1), candidate) and _fits(text, candidate)
     ]
+
+
+def _count_digits(time_format: str) -> int:
+    return 2 + 2 * time_format.count("%")  # a year has four
 
 
 def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.ChunkedArray:
@@ -311,7 +326,8 @@ def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray | None:
 
 
 LARGEST = 1e30
-"""Larger numbers are refused: their squares leave the range of float32."""
+"""Beyond it, squares leave the range of float32."""
+HOUR_US = 3_600_000_000
 PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 FIRST_SECOND, PAST_SECOND = -62_135_596_800, 253_402_300_800
 """The years 1 to 9999, in seconds from 1970 on"""
@@ -456,8 +472,10 @@ def read_times(
         values = _parse_times(table, name, values, time_format, format_setting)
         if pa.types.is_floating(values.type):
             return np.asarray(values.to_numpy(), dtype=np.float64)
-    elif _is_numeric(kind):
+    elif _is_numeric(kind) and time_format is None:
         return _read_number_times(table, name, setting)
+    elif _is_numeric(kind):  # 20240131 as a number
+        values = _parse_times(table, name, to_plain_text(values), time_format, "data.time_format")
     elif not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
         raise UserError(f'{table.name}: column "{name}" ({setting}) holds {kind}, not times')
     if values.null_count:
@@ -637,42 +655,58 @@ class _JoiningReader:
         if name != self.joined:
             return self.table.reader.get_type(name)
         first = self.table.reader.get_type(self.columns[0])
-        return pa.timestamp("us") if _is_date(first) else pa.string()
+        return pa.timestamp("us") if is_date_type(first) else pa.string()
 
     def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
         if name != self.joined:
             return self.table.reader.read(name, begin, end)
         parts = [self.table.reader.read(column, begin, end) for column in self.columns]
-        if _is_date(parts[0].type):
-            return self._add(parts)
-        return pc.binary_join_element_wise(*map(_to_text, parts), " ")
-
-    def _add(self, parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
-        """Return dates with times of day added."""
-        total = parts[0].cast(pa.timestamp("us"), safe=False).cast(pa.int64())
-        for column, part in zip(self.columns[1:], parts[1:], strict=True):
-            total = pc.add(total, self._read_clock(column, part))
-        return total.cast(pa.timestamp("us"))
-
-    def _read_clock(self, column: str, part: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return times of day in microseconds since midnight; spreadsheets write them as dates,
-        too."""
-        kind = part.type
-        if pa.types.is_duration(kind):
-            return part.cast(pa.duration("us"), safe=False).cast(pa.int64())
-        if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
-            return part.cast(pa.time64("us"), safe=False).cast(pa.int64())
-        raise UserError(
-            f'{self.table.name}: "{self.columns[0]}" holds dates, but "{column}" (data.time) holds '
-            f"{part.type}, not times of day; make both of them text"
-        )
+        try:
+            return join_columns(parts)
+        except NoClockError as error:
+            raise UserError(
+                f'{self.table.name}: "{self.columns[0]}" holds dates, but '
+                f'"{self.columns[error.number]}" (data.time) holds {parts[error.number].type}, not '
+                "times of day or hours; make both of them text"
+            ) from None
 
 
-def _is_date(kind: pa.DataType) -> bool:
+class NoClockError(ValueError):
+    """A column beside dates holds no times of day."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"column {number} holds no times of day")
+        self.number = number
+
+
+def join_columns(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return the times of several columns: dates plus times of day or hours, or else text joined
+    by blanks."""
+    if not is_date_type(parts[0].type):
+        return pc.binary_join_element_wise(*map(to_plain_text, parts), " ")
+    total = parts[0].cast(pa.timestamp("us"), safe=False).cast(pa.int64())
+    for number, part in enumerate(parts[1:], start=1):
+        total = pc.add(total, _read_clock(number, part))
+    return total.cast(pa.timestamp("us"))
+
+
+def _read_clock(number: int, part: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return microseconds since midnight; spreadsheets write times of day as dates, too."""
+    kind = part.type
+    if pa.types.is_duration(kind):
+        return part.cast(pa.duration("us"), safe=False).cast(pa.int64())
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        return part.cast(pa.time64("us"), safe=False).cast(pa.int64())
+    if pa.types.is_integer(kind):
+        return pc.multiply(part.cast(pa.int64()), HOUR_US)
+    raise NoClockError(number)
+
+
+def is_date_type(kind: pa.DataType) -> bool:
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
-def _to_text(part: pa.ChunkedArray) -> pa.ChunkedArray:
+def to_plain_text(part: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return values as text, whole numbers without a fraction."""
     if pa.types.is_floating(part.type):
         with contextlib.suppress(pa.ArrowInvalid):  # it has fractions

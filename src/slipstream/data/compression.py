@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import PARALLEL, AnyPath, ObjectPath, explain
 from slipstream.base.text import find_nearest
@@ -67,7 +67,10 @@ _unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 def restore_name(error: UserError, unpacked: UnpackedFile) -> UserError:
     """Return an error about a temporary file as one about the file that it was made from."""
     path, label = str(unpacked.path), unpacked.label
-    return UserError(error.message.map_texts(lambda text: text.replace(path, label)))
+    message = error.message.map_texts(lambda text: text.replace(path, label))
+    if isinstance(error, EncodingError):
+        return EncodingError(message, error.encoding)
+    return EmptyFileError(message) if isinstance(error, EmptyFileError) else UserError(message)
 
 
 @contextmanager
@@ -106,7 +109,7 @@ def read_head(path: Path, setting: str) -> bytes:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not head.strip():
-        raise UserError(f"{path}: the file is empty")
+        raise EmptyFileError(f"{path}: the file is empty")
     return head
 
 
@@ -117,7 +120,7 @@ def refuse_missing(path: ObjectPath, setting: str) -> None:
     except FileNotFoundError:
         raise _explain_missing(path, setting) from None
     if not size:
-        raise UserError(f"{path}: the file is empty")
+        raise EmptyFileError(f"{path}: the file is empty")
 
 
 def _explain_missing(path: AnyPath, setting: str) -> UserError:

@@ -24,6 +24,7 @@ from slipstream.data.loading import (
     find_sets,
     load_series,
     read_source,
+    refuse_undecided,
     should_stream,
 )
 from slipstream.data.prepare.chain import Replay, Source, mark_unknown_rows
@@ -37,13 +38,16 @@ from slipstream.data.scaler import (
     merge_scalers,
     scale_static,
 )
-from slipstream.data.series import Ints, SeriesIndex, Times
+from slipstream.data.series import Ints, SeriesIndex, Times, merge_on_disk
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.table import SourceFile, concatenate_tables
+from slipstream.data.times import describe_unused_time
 from slipstream.data.windows import Series, WindowChunk
 
 COUNT_ROWS = 1_000_000
+"""The number of target rows whose classes are counted at a time, to limit memory"""
 MAX_FILES = 100
+"""The number of files that a summary describes one by one"""
 
 
 @dataclass(frozen=True)
@@ -202,13 +206,24 @@ def load_dataset(
     has `num_folds`, back from the validation block; a table that stays on disk has none. `replay`
     holds the fitted ranges of the steps of `data.prepare`, where they are not to be fitted again.
     """
+    if known is None and replay is None:
+        refuse_undecided(config.data)
     source = read_source(config, table, replay=replay, num_folds=num_folds)
     if should_stream(config, source.tables, source.roles):
         dataset = _load_stream(config, source, known)
     else:
         dataset = _load_memory(config, source, known, num_folds)
-    by_window = config.data.scale_by == "window"
-    dataset = replace(dataset, limits=source.limits, latency=source.latency, by_window=by_window)
+    dataset = replace(
+        dataset,
+        limits=source.limits,
+        latency=source.latency,
+        by_window=config.data.scale_by == "window",
+        notes=(
+            *dataset.notes,
+            *describe_unused_time(source.tables[0], config.data),
+            *splits.describe_gaps(dataset.index, source.data, dataset.signature),
+        ),
+    )
     if not dataset.signature.classes:
         return dataset
     names, counts = dataset.signature.classes, dataset.count_classes()
@@ -285,6 +300,9 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
     if len(source.tables) > 1:
         table = concatenate_tables(source.tables)
         data = data.model_copy(update={"id": data.id or table.file_column})
+    merged: list[str] = []
+    if not data.prepare:  # whose steps read a table in which each time occurs once
+        table, merged = merge_on_disk(table, data)
     index, static = stream.scan_index(table, data, roles.static)
     if data.prepare:
         index = mark_unknown_rows(table, index, source.features)
@@ -319,6 +337,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         period=data.period or index.infer_period(),
         notes=(
             *source.notes,
+            *merged,
             *missing.describe_left_out(left_out, num_windows, signature),
         ),
         files=source.files,

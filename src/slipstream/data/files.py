@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
-from slipstream.base.errors import DATA_PATH, UserError
+from slipstream.base.errors import DATA_PATH, EmptyFileError, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import AnyPath, ObjectPath, name_below, parse_path, to_pure
 from slipstream.config import SIMULATED, Data, find_matches
-from slipstream.data import columns, compression
+from slipstream.data import columns, compression, melting
 from slipstream.data.compression import UnpackedFile, is_readable, restoring_name
 from slipstream.data.formats import ENDINGS, PACKED, FileFormat, find_format
 from slipstream.data.formats.isolated import stop_reading
@@ -20,6 +20,7 @@ from slipstream.data.formats.reader import InputFile, OpenTable, ReadOptions, op
 from slipstream.data.table import (
     FILE_COLUMN,
     DataTable,
+    SourceFile,
     concatenate_tables,
     read_memory,
     wrap_table,
@@ -31,6 +32,7 @@ HIDDEN = (".", "~$")
 """Beginnings of the names of hidden files, and of the lock files of workbooks that are open in
 Excel"""
 PLAIN = ReadOptions()
+EMPTY_NOTE = "has no rows; it is left out"
 
 
 def read_tables(data: Data, table: Any) -> list[DataTable]:
@@ -41,6 +43,7 @@ def read_tables(data: Data, table: Any) -> list[DataTable]:
     """
     if table is not None:
         tables = [read_memory(table, decimal=data.decimal, time=data.time_column)]
+        tables = melting.melt_tables([_mark(tables[0], data)], data)
     elif not data.paths or not all(data.paths):
         state = "not set" if not data.paths else "empty"
         raise UserError(
@@ -65,6 +68,9 @@ def read_rows(data: Data, file: Path, begin: int, end: int) -> DataTable:
     Where the format can, other rows are not read; types then follow from these rows alone. Of a
     workbook, the first sheet is read.
     """
+    if data.layout != "long":
+        (table,) = read_tables(data.model_copy(update={"path": str(file)}), None)
+        return table.slice_rows(min(begin, table.num_rows), min(end, table.num_rows))
     options = ReadOptions.from_data(data)
     with _open_source(file, file.name, "data.path") as source:
         table, first = source.format.load().read_sample(source.file, options, begin, end)
@@ -80,7 +86,7 @@ def read_rows(data: Data, file: Path, begin: int, end: int) -> DataTable:
 
 def can_sample(file: Path, data: Data) -> bool:
     """Return whether `read_rows` reads a few rows of a large file without all the others."""
-    file_format = find_format(file)
+    file_format = find_format(file) if data.layout == "long" else None
     return file_format is not None and file_format.load().can_sample(ReadOptions.from_data(data))
 
 
@@ -88,15 +94,24 @@ def _read_paths(data: Data) -> list[DataTable]:
     if data.split.folders:
         _check_folders(data)
     tables = list(read_files(data.paths, ReadOptions.from_data(data)))
+    if data.layout != "long":
+        _parse_text(tables, data)
+        tables = [columns.mark_missing(table, data.na) for table in tables]
+    tables = melting.melt_tables(tables, data)
+    if data.layout != "long" and not data.split.folders:
+        return [concatenate_tables(tables)]  # with the column that data.split.by = "file" names
     formats = {bool(table.delimiter) for table in tables}
-    if len(formats) > 1:  # the numbers of a CSV join those of other formats
+    if (
+        len(formats) > 1 and data.layout == "long"
+    ):  # the numbers of a CSV join those of other formats
         _parse_text(tables, data)
     if data.split.folders:  # a set's files stay tables of their own
         if FILE_COLUMN in data.ids:
             tables = [concatenate_tables([table]) for table in tables]
     elif data.ids and (len(tables) > 1 or FILE_COLUMN in data.ids):
         tables = [concatenate_tables(tables)]
-    _parse_text(tables, data)
+    if data.layout == "long":
+        _parse_text(tables, data)
     return tables
 
 
@@ -143,8 +158,28 @@ def read_files(paths: Iterable[str], options: ReadOptions = PLAIN) -> Iterator[D
         copied = [file for file in files if isinstance(file, ObjectPath) and not _is_remote(file)]
         if len(copied) > 1:
             compression.unpack_objects(copied)
+        last, empty = None, []
         for file in open_files(folder, files, options):
-            yield from file.read()
+            try:
+                tables = file.read()
+            except EmptyFileError:
+                if len(files) == 1:
+                    raise
+                empty.append(file.name)
+                continue
+            if last is not None:
+                yield last
+            yield from tables[:-1]
+            last = tables[-1]
+        if last is None:
+            raise EmptyFileError(f"{path}: no file has rows")
+        yield _list_empty_files(last, empty)
+
+
+def _list_empty_files(table: DataTable, names: Sequence[str]) -> DataTable:
+    """Return a table that lists files without rows beside its own, so that a note names them."""
+    bare = SourceFile("", 0, 0, delimiter=table.delimiter, notes=(EMPTY_NOTE,))
+    return replace(table, files=(*table.files, *(bare._replace(name=name) for name in names)))
 
 
 @dataclass(frozen=True)

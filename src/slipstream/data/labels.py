@@ -48,7 +48,9 @@ NO_LABEL = [text for text in NULLS if text.lower() != "none"]
 """Cells that hold no label; "none" may well be a class"""
 WHOLE = r"^(?:\+?(\d+)|(-\d+))(?:\.0*)?$"
 MAX_CLASSES = 1000
+"""A column with more different labels is refused"""
 SCAN_ROWS = 1 << 20
+"""The number of rows whose labels are read at a time, to limit memory"""
 
 
 def encode_labels(
@@ -186,11 +188,10 @@ def split_stratified(
 ) -> tuple[dict[str, Ints], Flags]:
     """Split each class's windows by shares, in time order within a series.
 
-    Return the windows by set and a mask of the training rows. A window's class is the class of its
-    first target row. Windows that share a row with a window of a later set are left out.
+    Return the windows by set and a mask of the training rows.
 
-    A window's class is that of its first target row. Windows that share a row with one of a later
-    set are left out.
+    A window's class is the class of its first target row. Windows that share a row with a window of
+    a later set are left out.
     """
     rows = splits.assign_all(index)
     ranges = splits.find_set_windows(index.breaks, rows, 0, data, signature)

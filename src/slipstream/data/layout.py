@@ -36,6 +36,7 @@ _SYMBOL = (
 UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
 """A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
 LONGEST_UNIT = 20
+"""A longer text below a name is no unit"""
 MAX_NAMED = 5
 
 
@@ -74,6 +75,37 @@ def find_layout(rows: Rows, *, search: bool = True) -> Layout | None:
             return merged
         header_row = header_row if names_row is None else names_row
     return _finish(rows, _strip(rows[header_row]), header_row, header_row + 1)
+
+
+def find_wide_layout(rows: Rows) -> Layout | None:
+    """Find the names of a table with a series per row; None where all rows are blank.
+
+    Where the first row has values itself, the names are empty. Names may be numbers, as years are,
+    if they go up in equal steps.
+    """
+    filled = [i for i, row in enumerate(rows) if _has_text(row)]
+    if not filled:
+        return None
+    first = filled[0]
+    names_row = find_names(rows)
+    if names_row is None and _is_values(_strip(rows[first])):
+        return Layout([""] * max(len(row) for row in rows), first, first, {})
+    names_row = first if names_row is None else names_row
+    width = max(len(row) for row in rows[names_row:])
+    names = _strip(rows[names_row])
+    return Layout([*names, *[""] * (width - len(names))], names_row, names_row + 1, {})
+
+
+def _is_values(cells: Sequence[str]) -> bool:
+    """Return whether a row is a series: half of its cells or more are numbers, and not such that
+    go up in equal steps."""
+    known = [cell for cell in cells if cell not in (*NULLS, "?")]
+    numbers = [float(cell.replace(",", ".")) for cell in known if is_number(cell, comma=True)]
+    if not numbers or 2 * len(numbers) < len(known):
+        return False
+    steps = {round(after - before, 9) for before, after in pairwise(numbers)}
+    is_count = len(steps) == 1 and min(steps) > 0 and all(x.is_integer() for x in numbers)
+    return not is_count
 
 
 def find_names(rows: Rows) -> int | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from slipstream.base import machine
 from slipstream.base.errors import Setting, UserError
-from slipstream.config import Config, Data, Signature
+from slipstream.config import ALL_ROWS, Config, Data, Signature, Split, replace_settings
 from slipstream.data import labels, splits
 from slipstream.data.files import read_tables
 from slipstream.data.labels import LabelIntervals
@@ -23,10 +23,12 @@ from slipstream.data.prepare.chain import (
     find_source,
     mark_source_rows,
 )
-from slipstream.data.roles import Roles, build_signature
-from slipstream.data.series import Flags, RawSeries
+from slipstream.data.roles import SERIES, Roles, build_signature
+from slipstream.data.series import Flags, RawSeries, merge_on_disk
 from slipstream.data.splits import FoldWindows, SplitAssignment
 from slipstream.data.table import DataTable, describe_files
+
+DEFAULT_SPLIT = Split(train=0.7, val=0.1, test=0.2)
 
 
 class LoadedSeries(NamedTuple):
@@ -69,6 +71,25 @@ def should_stream(config: Config, tables: list[DataTable], roles: Roles) -> bool
     return home == "stream" or (on_disk and needed_bytes > machine.get_available_memory() / 2)
 
 
+def refuse_undecided(data: Data) -> None:
+    """Refuse to train by a config in which `slipstream inspect` has left a question open."""
+    for name, question in data.undecided.items():
+        if name not in data.accept:
+            raise UserError(
+                f"data.undecided: {question} ("
+                + Setting({"data.accept": [*data.accept, name]})
+                + "); or remove the question once the settings answer it",
+                setting="data.undecided",
+            )
+    for name in data.accept:
+        if name not in data.undecided:
+            known = ", ".join(f'"{known}"' for known in data.undecided) or "empty"
+            raise UserError(
+                f'data.accept has "{name}", which is not in data.undecided ({known}); remove it',
+                setting="data.accept",
+            )
+
+
 def read_source(
     config: Config,
     table: Any = None,
@@ -92,7 +113,9 @@ def read_source(
     notes = describe_files(tables)
     roles = Roles(chain.list_inputs(tables[0]), ())
     if not in_memory and should_stream(config, tables, roles):
-        prepared = chain.stream(tables)
+        merged = [merge_on_disk(table, data) for table in tables]
+        notes += [note for _, described in merged for note in described]
+        prepared = chain.stream([table for table, _ in merged])
     elif chain.is_fitted:
         prepared = chain.apply(tables)
     else:
@@ -119,6 +142,35 @@ def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags
         index, signature = loaded.raw.index, loaded.signature
         training = folds.select_known_rows(training, first["train"], index, signature)
     return mark_source_rows(source, training, loaded.raw.index)
+
+
+def resolve_context(config: Config, table: Any = None) -> Config:
+    """Return a config whose `data.context` is a number of rows: "all" is the length of the longest
+    series of its data, or of the table passed instead.
+
+    Series that are shorter are padded, and shares of the split become shares of the series.
+    """
+    data = config.data
+    if data.context != ALL_ROWS:
+        return config
+    split = data.split if data.split.by or data.split.folders else DEFAULT_SPLIT
+    whole = data.model_copy(update={"context": 1, "split": split})
+    draft = config.model_copy(update={"data": whole})
+    index = load_series(draft, read_source(draft, table), min_rows=1).raw.index
+    lengths = np.diff(index.offsets)
+    longest = int(lengths.max())
+    if config.model.spec.is_sequential:  # patches of so many rows cover a window
+        longest = -(-longest // config.model.patch) * config.model.patch
+    settings: dict[str, Any] = {"context": longest}
+    if (lengths != longest).any():
+        steps = data.model_dump(exclude_unset=True).get("prepare", ())
+        settings["prepare"] = (*steps, {"step": "pad", "length": longest})
+    if not (data.split.by or data.split.folders):
+        shares = {name: getattr(data.split, name) for name in ("train", "val", "test")}
+        if sum(share or 0.0 for share in shares.values()) > 1 - 1e-9:
+            del shares["train"]  # the rest
+        settings["split"] = {"by": SERIES, **shares}
+    return replace_settings(config, data=settings)
 
 
 def load_series(config: Config, source: Source, *, min_rows: int | None = None) -> LoadedSeries:

@@ -210,9 +210,8 @@ def complete_scaler(
     scaler: Scaler, signature: Signature, static: Floats, trained: Flags, known: Scaler | None
 ) -> Scaler:
     """Return a scaler of streamed columns with the columns of `known`, statics and the label added.
-    Statics are fitted on the series that have a training row (`trained`).
 
-    Statics are fitted on the series of which some row is `trained` on.
+    Statics are fitted on the series that have a training row (`trained`).
     """
     parts = [scaler] if known is None else [scaler, known.select(scaler.shift)]
     parts += _fit_static(static, signature, trained, scaler.kind)

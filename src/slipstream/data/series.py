@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from slipstream.base.errors import Setting, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Data, Signature, Split
+from slipstream.config.prepare import ResampleStep
 from slipstream.data.columns import read_numbers, read_times
 from slipstream.data.roles import Roles, find_split_groups, identify_series, select_rows
 from slipstream.data.table import DataTable
@@ -30,7 +32,11 @@ CODE_DISTANCE = 0.25
 """How far from all other values, in their standard deviations, a number of CODES must be to count
 as a code"""
 MIN_REPEATED, MIN_OTHERS = 5, 20
-"""The minimum number of times that a code occurs, and of different values besides it"""
+"""How often such a code occurs at least, and how many different values there are beside it"""
+SCAN_ROWS = 1 << 18
+"""Rows of a table on disk that are looked at together"""
+MAX_LISTED = 5
+"""Series that a note names"""
 
 
 class MissingCode(NamedTuple):
@@ -130,6 +136,8 @@ Times = npt.NDArray[Any]
 """Microseconds (int64) for dates and timestamps, float64 for plain numbers."""
 MICROSECONDS = 1e6
 DAY_S = 86400.0
+MERGE_HINT = ' to average such rows, "first" or "last" to keep one of them'
+"""What an error says behind data.duplicates = "mean" """
 FUTURE = "data.future"
 """The setting that names columns known ahead"""
 
@@ -164,6 +172,8 @@ class SeriesIndex:
     a value is missing or steps of `data.prepare` look back further"""
     look_ahead: int = 0
     """The number of later rows that values may depend on, because of a step of `data.prepare`"""
+    strata: Ints | None = None
+    """[series]: the class of the last row of each, where the split draws shares of the series"""
     ahead: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     """[series] or [1]: the number of rows at a series' end where only the columns of `data.future`
     are known"""
@@ -235,6 +245,69 @@ class RawSeries:
 
 
 @dataclass(frozen=True)
+class RepeatedRows:
+    """Groups of rows that have the same time, each to be averaged into one row."""
+
+    numbers: Ints
+    """Which of the series' rows, after merging, are made from several"""
+    rows: Ints
+    """The table's rows that they are made from, group after group"""
+    begins: Ints
+    """Where each group begins among `rows`"""
+
+    def put_means(self, column: Floats, values: Floats) -> None:
+        """Write the mean of the known values of each group of a table's column into the series'
+        values."""
+        parts = column[self.rows]
+        known = ~np.isnan(parts)
+        sums = np.add.reduceat(np.where(known, parts, 0.0), self.begins)
+        counts = np.add.reduceat(known.astype(np.int64), self.begins)
+        means = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
+        values[self.numbers] = means
+
+    def cut(self, end: int) -> RepeatedRows | None:
+        """Return the groups that become rows before `end`; None where there are none."""
+        count = int(np.searchsorted(self.numbers, end))
+        bounds = np.append(self.begins, len(self.rows))
+        if not count:
+            return None
+        return RepeatedRows(self.numbers[:count], self.rows[: bounds[count]], self.begins[:count])
+
+
+def merge_repeated(rows: Ints, repeats: Flags, policy: str) -> tuple[Ints, RepeatedRows | None]:
+    """Return which of a series' rows remain where each time occurs once, and what is averaged.
+
+    `repeats` marks the rows that have the time of the row before. The `policy` is that of
+    `data.duplicates`: "first", "last" or "mean".
+    """
+    begins = np.flatnonzero(~repeats)
+    if policy == "first":
+        return begins, None
+    ends = np.append(begins[1:], len(rows))
+    if policy == "last":
+        return ends - 1, None
+    sizes = ends - begins
+    numbers = np.flatnonzero(sizes > 1)
+    in_group = np.repeat(sizes > 1, sizes)
+    group_begins = np.cumsum(sizes[numbers]) - sizes[numbers]
+    return begins, RepeatedRows(numbers, rows[in_group], group_begins)
+
+
+def describe_merged(counts: Mapping[str, int], policy: str) -> list[str]:
+    """Note how many rows of each series were merged because of their time."""
+    merged = {f'"{name}"': count for name, count in counts.items() if count}
+    if not merged:
+        return []
+    listed = ", ".join(f"{name} {count:,}" for name, count in list(merged.items())[:MAX_LISTED])
+    more = f" and {len(merged) - MAX_LISTED:,} more series" if len(merged) > MAX_LISTED else ""
+    total = format_count(sum(merged.values()), "row")
+    return [
+        f'merged {total} with the time of another row (data.duplicates = "{policy}"): '
+        f"{listed}{more}"
+    ]
+
+
+@dataclass(frozen=True)
 class _TableSeries:
     """One series of a table."""
 
@@ -255,7 +328,11 @@ class _TableSeries:
     ahead: int = 0
     """The number of rows at the end where only the columns of `data.future` are known"""
     skipped: int = 0
-    """The number of rows before `rows` that steps of `data.prepare` have cut off"""
+    """Rows before the first of `rows` that steps of `data.prepare` have cut off"""
+    repeated: RepeatedRows | None = None
+    """Which of `rows` are the mean of several rows of one time; None where none is"""
+    num_merged: int = 0
+    """Rows that were merged into another one of the same time"""
 
     def take(self, rows: Ints) -> _TableSeries:
         """Return a series of these rows, in this order; the caller has to correct the breaks."""
@@ -264,12 +341,15 @@ class _TableSeries:
         breaks, groups = self.breaks[rows], self.groups[rows]
         return replace(self, time=time, breaks=breaks, groups=groups, padded=padded)
 
-    def pick(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the values of a table's column in this series; a view where its rows are
-        contiguous."""
+    def pick(self, column: Floats, *, is_label: bool = False) -> Floats:
+        """Return the table's column at `rows`; a view where they stand together. Rows of one time
+        are averaged where they are to be, but for labels, of which the first counts."""
         if isinstance(self.rows, range):
             return column[self.rows.start : self.rows.stop]
-        return column[self.rows]
+        values: Floats = column[self.rows]
+        if self.repeated is not None and not is_label:
+            self.repeated.put_means(column, values)
+        return values
 
     def find_missing(self, column: Floats, setting: str) -> Flags:
         """Mark the missing values of a column, except in rows ahead, where values are not
@@ -298,9 +378,11 @@ def prepare_series(
     num_missing: Counter[str] = Counter()
     all_series: list[_TableSeries] = []
     steps: dict[float, list[str]] = {}
+    merged: Counter[str] = Counter()
     for table in tables:
         ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
         complete = [series for series, _ in ordered]
+        merged.update({series.name: series.num_merged for series in complete})
         if roles.future:
             rows = None if targets else data.horizon
             complete = _find_ahead(complete, inputs, observed, rows, notes)
@@ -318,7 +400,7 @@ def prepare_series(
         raise UserError(
             f"no series has the {min_rows} rows of one window; shorten data.context or data.horizon"
         )
-    notes += _describe_steps(steps)
+    notes += [*describe_merged(merged, data.duplicates), *_describe_steps(steps)]
     time = _join_times(all_series)
     groups = _concatenate([series.groups for series in all_series])
     group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
@@ -338,10 +420,14 @@ def prepare_series(
         look_ahead=max(table.look_ahead for table in tables),
         ahead=np.array([series.ahead for series in all_series], dtype=np.int64),
     )
+    read_column = partial(_read_column, all_series, settings, inputs, data)
+    if data.task == "classify" and data.split.draws_series and roles.targets:
+        last = read_column(roles.targets[0])[index.offsets[1:] - 1]
+        index = replace(index, strata=last.astype(np.int64))
     return RawSeries(
         index=index,
         column_names=tuple(settings),
-        read_column=partial(_read_column, all_series, settings, inputs, data.missing),
+        read_column=read_column,
         static=np.stack([series.static for series in all_series]),
         time=time,
         notes=tuple(notes),
@@ -356,6 +442,10 @@ class OrderedRows(NamedTuple):
     time: Times | None
     step: float | None
     """The usual step: seconds for timestamps, else in the column's own unit"""
+    repeated: RepeatedRows | None = None
+    """Which of `rows` are the mean of several rows of one time; None where none is"""
+    num_merged: int = 0
+    """Rows that were merged into another one of the same time"""
 
 
 def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
@@ -363,7 +453,8 @@ def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
     whole = data.model_copy(update={"split": Split(train=0.7, val=0.1, test=0.2)})
     for raw in _split_table(table, whole, Roles((), ()), {}):
         series, step = _order(raw, data)
-        yield OrderedRows(series.name, series.rows, series.time, step)
+        repeated, num_merged = series.repeated, series.num_merged
+        yield OrderedRows(series.name, series.rows, series.time, step, repeated, num_merged)
 
 
 def _join_times(all_series: list[_TableSeries]) -> Times | None:
@@ -398,7 +489,7 @@ def _read_column(
     all_series: list[_TableSeries],
     settings: dict[str, str],
     inputs: dict[str, str],
-    policy: str,
+    data: Data,
     name: str,
 ) -> Floats:
     """Read one column of all series, table after table; without a copy where it is one table's.
@@ -406,12 +497,13 @@ def _read_column(
     The policy decides about missing values of an input; missing values of a target stay NaN.
     """
     parts: list[Floats] = []
+    policy, is_label = data.missing, _is_label(name, settings[name], data)
     for _, of_table in groupby(all_series, key=lambda series: id(series.table)):
         table_series = list(of_table)
         read = _read_numbers if name in inputs else read_numbers
         column = read(table_series[0].table, name, settings[name])
         for series in table_series:
-            values = series.pick(column)
+            values = series.pick(column, is_label=is_label)
             if name in inputs and policy == "error":
                 _refuse_missing(series, name, series.find_missing(column, settings[name]), inputs)
             elif name in inputs and policy == "forward":
@@ -419,6 +511,11 @@ def _read_column(
             parts.append(values if series.retained is None else values[series.retained])
         del column, values
     return _concatenate(parts)
+
+
+def _is_label(name: str, setting: str, data: Data) -> bool:
+    """Return whether a column holds the numbers of classes, which cannot be averaged."""
+    return data.task == "classify" and (setting == "data.targets" or name in (data.targets or ()))
 
 
 def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -507,14 +604,124 @@ def _order(series: _TableSeries, data: Data) -> tuple[_TableSeries, float | None
         rows = list_rows(series.rows)[order]
         series, time = replace(series.take(order), rows=rows, breaks=series.breaks), time[order]
     steps = np.diff(time)
+    if len(steps) and steps.min() <= 0:
+        if steps.min() < 0 or not accepts_repeated(data):
+            _refuse_order(series, data, steps)
+        elif data.duplicates != "error":
+            series = _merge_rows(series, np.append(False, steps == 0), data.duplicates)
+            assert series.time is not None
+            time, steps = series.time, np.diff(series.time)
+        else:
+            steps = steps[steps > 0]  # the first step, which resamples, makes other rows
+            usual = find_usual_step(steps) if len(steps) else 0.0
+            return series, (usual / MICROSECONDS if is_date(time) else usual) or None
     if not len(steps):
         return series, None
-    if steps.min() <= 0:
-        _refuse_order(series, data, steps)
     usual = find_usual_step(steps)
     breaks = series.breaks.copy()
     breaks[1:] |= find_gaps(steps, usual, data)
     return replace(series, breaks=breaks), usual / MICROSECONDS if is_date(time) else usual
+
+
+def accepts_repeated(data: Data) -> bool:
+    """Return whether several rows of a series may have the same time: they are merged, or the
+    first step of `data.prepare` makes one row of all that lie in a bin."""
+    return data.duplicates != "error" or (
+        bool(data.prepare) and isinstance(data.prepare[0], ResampleStep)
+    )
+
+
+def _merge_rows(series: _TableSeries, repeats: Flags, policy: str) -> _TableSeries:
+    """Return the series with each time once."""
+    rows = list_rows(series.rows)
+    remaining, repeated = merge_repeated(rows, repeats, policy)
+    return replace(
+        series.take(remaining),
+        rows=rows[remaining],
+        breaks=np.arange(len(remaining)) == 0,
+        repeated=repeated,
+        num_merged=len(rows) - len(remaining),
+    )
+
+
+@dataclass(frozen=True)
+class MergedReader:
+    """Reads a table on disk without the rows that repeat a time, which are merged as they are
+    read; of the table, only the numbers of these rows are in memory."""
+
+    source: DataTable
+    removed: Ints
+    """The rows of the source that are merged into another, in order"""
+    policy: str
+    plain: frozenset[str]
+    """Columns that are not averaged: times, ids, labels"""
+
+    def get_type(self, name: str) -> pa.DataType:
+        return pa.float64() if self._averages(name) else self.source.reader.get_type(name)
+
+    def read(self, name: str, begin: int, end: int) -> pa.ChunkedArray:
+        if begin >= end:
+            return self.source.slice_rows(0, 0).read_column(name)
+        # before the source's row r lie r - (removed rows before r) rows of this table
+        numbers = self.removed - np.arange(len(self.removed))
+        first, past = (
+            row + int(np.searchsorted(numbers, row, side="right")) for row in (begin, end)
+        )
+        removed = self.removed[np.searchsorted(self.removed, first) :]
+        removed = removed[: np.searchsorted(removed, past)] - first
+        rows = self.source.slice_rows(first, past)
+        averages = self._averages(name)
+        if not len(removed) and not averages:
+            return rows.read_column(name)
+        remains = np.ones(past - first, dtype=bool)
+        remains[removed] = False
+        if not averages:
+            return rows.read_column(name).take(pa.array(np.flatnonzero(remains)))
+        column = read_numbers(rows, name, "data.inputs")
+        remaining, repeated = merge_repeated(np.arange(len(column)), ~remains, "mean")
+        values = column[remaining]
+        if repeated is not None and len(repeated.numbers):
+            repeated.put_means(column, values)
+        return pa.chunked_array([pa.array(values, from_pandas=True)])
+
+    def _averages(self, name: str) -> bool:
+        if self.policy != "mean" or name in self.plain:
+            return False
+        kind = self.source.reader.get_type(name)
+        return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def merge_on_disk(table: DataTable, data: Data) -> tuple[DataTable, list[str]]:
+    """Return a table on disk of which each series has each time once, and notes on that."""
+    if data.duplicates == "error" or data.time_column is None:
+        return table, []
+    parts: list[Ints] = []
+    counts: Counter[str] = Counter()
+    last: tuple[str, Any] | None = None
+    for begin in range(0, table.num_rows, SCAN_ROWS):
+        rows = table.slice_rows(begin, min(begin + SCAN_ROWS, table.num_rows))
+        times = read_times(rows, data.time_column, data.time_format)
+        codes, names = identify_series(rows, data)
+        repeats = np.append(False, (np.diff(times) == 0) & (np.diff(codes) == 0))
+        repeats[0] = last is not None and last == (names[codes[0]], times[0])
+        last = names[codes[-1]], times[-1]
+        found = np.flatnonzero(repeats)
+        counts.update(names[code] for code in codes[found])
+        # of rows that have one time, the first remains, or with "last" the last
+        parts.append(begin + found - (data.duplicates == "last"))
+    removed = np.concatenate(parts)
+    if not len(removed):
+        return table, []
+    plain = {*data.time_columns, data.time_column, *data.ids, *data.where, data.split.by or ""}
+    plain |= set(data.targets or ()) if data.task == "classify" else set()
+    merged = replace(
+        table,
+        num_rows=table.num_rows - len(removed),
+        reader=MergedReader(table, removed, data.duplicates, frozenset(plain)),
+        first_row=0,
+        row_groups=tuple(row - int(np.searchsorted(removed, row)) for row in table.row_groups),
+    )
+    return merged, describe_merged(counts, data.duplicates)
 
 
 def find_usual_step(steps: Times) -> float:
@@ -538,13 +745,17 @@ def is_date(time: Times) -> bool:
 
 
 def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
-    first = int(np.flatnonzero(steps <= 0)[0])
+    first = int(np.flatnonzero(steps < 0 if accepts_repeated(data) else steps <= 0)[0])
     here = series.table.locate_cell(int(series.rows[first + 1]), str(data.time_column))
     before = series.table.locate_row(int(series.rows[first]))
     if steps[first] == 0:
+        repeated = format_count(int((steps == 0).sum()), "row")
         raise UserError(
-            f'{here}: the same time as {before}, within series "{series.name}"; remove duplicate '
-            "rows, or name the column that tells series apart (data.id)"
+            f'{here}: the same time as {before}, within series "{series.name}", of which '
+            f"{repeated} repeat the time of another: set "
+            + Setting({"data.duplicates": "mean"})
+            + MERGE_HINT
+            + ", or name the column that tells series apart (data.id)"
         )
     raise UserError(
         f'{here}: earlier than {before}, within series "{series.name}"; sort the file, '
@@ -570,9 +781,9 @@ def _find_ahead(
     names = observed or [name for name, setting in inputs.items() if setting != FUTURE]
     ends = [0 if names else len(series.breaks) - (horizon or 0) for series in table_series]
     for name in names:
-        known = ~np.isnan(_read_numbers(table_series[0].table, name, inputs[name]))
+        column = _read_numbers(table_series[0].table, name, inputs[name])
         for i, series in enumerate(table_series):
-            known_rows = series.pick(known)
+            known_rows = ~np.isnan(series.pick(column))
             last = len(known_rows) - int(known_rows[::-1].argmax()) if known_rows.any() else 0
             ends[i] = max(ends[i], last)
     ends = [
@@ -593,7 +804,8 @@ def _leave_out_ahead(series: _TableSeries, notes: list[str]) -> _TableSeries:
     end = len(series.breaks) - series.ahead
     rows = format_count(series.ahead, "row")
     notes.append(f'"{series.name}": left out {rows} at its end, of which only data.future is known')
-    return replace(series.take(np.arange(end)), rows=series.rows[:end], ahead=0)
+    repeated = None if series.repeated is None else series.repeated.cut(end)
+    return replace(series.take(np.arange(end)), rows=series.rows[:end], ahead=0, repeated=repeated)
 
 
 def _drop_incomplete(
@@ -632,10 +844,11 @@ def _mark_unknown(table_series: list[_TableSeries], roles: Roles, data: Data) ->
         if name in roles.inputs and data.missing != "forward" and data.task == "regress":
             continue  # missing values were refused or dropped
         column = read_numbers(table_series[0].table, name, "data.targets")
-        unknown = column < 0 if data.task == "classify" else np.isnan(column)
-        if unknown.any():
+        is_label = data.task == "classify"
+        if ((column < 0) if is_label else np.isnan(column)).any():
             for i, series in enumerate(table_series):
-                rows = series.pick(unknown)
+                values = series.pick(column, is_label=is_label)
+                rows: Flags = values < 0 if is_label else np.isnan(values)
                 rows = rows if series.retained is None else rows[series.retained]
                 before = marks[i]
                 marks[i] = rows if before is None else before | rows

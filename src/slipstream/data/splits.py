@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,10 @@ import numpy.typing as npt
 
 from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest, format_count
-from slipstream.config import Data, Signature, Split
+from slipstream.config import WILDCARD, Data, Signature, Split
 from slipstream.data.roles import normalize_value
 from slipstream.data.series import Ints, SeriesIndex, Times, is_date
+from slipstream.data.table import FILE_COLUMN
 
 SETS = ("train", "val", "test")
 TRAIN, VAL, TEST = range(len(SETS))
@@ -117,6 +119,8 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
         by_group = _assign_values(index, data) if split.by is not None else _assign_folders(index)
         sets_of_runs = by_group[index.group_codes]
         groups = SplitAssignment(index.group_begins, sets_of_runs, index.num_rows)
+        if split.by == FILE_COLUMN and _list_shares(split):
+            groups = _share_series(index, groups, split)
         return _purge(index, _exclude_padding(index, groups))
     begins, sets = [], []
     for start, stop in iter_own_rows(index):
@@ -209,25 +213,90 @@ def _count_rows(data: Data, num_rows: int) -> tuple[int, int, int]:
 
 def _assign_values(index: SeriesIndex, data: Data) -> npt.NDArray[np.int8]:
     """Return the set of each group, by the values that `data.split` lists."""
-    split = data.split
+    split, known = data.split, set(index.group_names)
     listed: dict[str, int] = {}
+    by_pattern: dict[str, int] = {}
     for set_index, name in enumerate(SETS):
-        for value in getattr(split, name) or ():
+        values = getattr(split, name)
+        for value in values if isinstance(values, tuple) else ():
             text = normalize_value(value)
-            if listed.setdefault(text, set_index) != set_index:
-                raise UserError(
-                    f'data.split: "{value}" is in both {SETS[listed[text]]} and {name}',
-                    setting="data.split",
-                )
-            if text not in index.group_names:
-                nearest = find_nearest(text, index.group_names)
-                hint = f'did you mean "{nearest}"? It' if nearest else "it"
-                raise UserError(
-                    f'data.split.{name} lists "{value}", but "{split.by}" has no such value; '
-                    f"{hint} has {', '.join(index.group_names[:20])}"
-                )
-    default = UNUSED if split.train is not None else TRAIN
-    return np.array([listed.get(name, default) for name in index.group_names], dtype=np.int8)
+            matches = [text] if text in known else fnmatch.filter(index.group_names, text)
+            # a value that is listed itself belongs there, whatever pattern matches it
+            chosen = listed if text in known else by_pattern
+            for match in matches:
+                if chosen.setdefault(match, set_index) != set_index:
+                    raise UserError(
+                        f'data.split: "{match}" is in both {SETS[chosen[match]]} and {name}',
+                        setting="data.split",
+                    )
+            if not matches:
+                _refuse_value(index, split, name, str(value))
+    default = UNUSED if isinstance(split.train, tuple) else TRAIN
+    listed = by_pattern | listed
+    sets = np.array([listed.get(name, default) for name in index.group_names], dtype=np.int8)
+    if _list_shares(split) and split.by != FILE_COLUMN:
+        free = np.array([name not in listed for name in index.group_names])
+        strata = index.strata if len(sets) == len(index.series_names) else None
+        _draw_shares(sets, free, split, strata)
+    return sets
+
+
+def _refuse_value(index: SeriesIndex, split: Split, name: str, value: str) -> None:
+    """Refuse a value of the split that no row has, and name those that there are."""
+    nearest = find_nearest(value, index.group_names)
+    hint = f'did you mean "{nearest}"? It' if nearest else "it"
+    missing = "no value that matches it" if WILDCARD.search(value) else "no such value"
+    more = f" and {len(index.group_names) - 20:,} more" if len(index.group_names) > 20 else ""
+    raise UserError(
+        f'data.split.{name} lists "{value}", but "{split.by}" has {missing}; '
+        f"{hint} has {', '.join(index.group_names[:20])}{more}"
+    )
+
+
+def _list_shares(split: Split) -> dict[int, float]:
+    """Return the sets that are given as fractions of values or of series."""
+    shares = {set_index: getattr(split, name) for set_index, name in enumerate(SETS)}
+    return {number: share for number, share in shares.items() if isinstance(share, float)}
+
+
+def _share_series(index: SeriesIndex, groups: SplitAssignment, split: Split) -> SplitAssignment:
+    """Return an assignment in which shares of the training series are for the other sets."""
+    begins = np.union1d(groups.begins, index.offsets[:-1])
+    sets = groups.sets[np.searchsorted(groups.begins, begins, side="right") - 1]
+    owners = np.searchsorted(index.offsets, begins, side="right") - 1
+    by_series = np.full(len(index.series_names), TRAIN, dtype=np.int8)
+    free = np.bincount(owners[sets != TRAIN], minlength=len(by_series)) == 0
+    _draw_shares(by_series, free, split, index.strata)
+    sets = np.where(free[owners], by_series[owners], sets).astype(np.int8)
+    return SplitAssignment(begins, sets, groups.num_rows)
+
+
+def _draw_shares(
+    sets: npt.NDArray[np.int8], free: npt.NDArray[np.bool_], split: Split, strata: Ints | None
+) -> None:
+    """Assign shares of the free entries to sets, in place; those of each class, if there are
+    `strata`.
+
+    Of as many consecutive entries as a share stands for, one is drawn, so that a set covers the
+    whole order, in which files are often sorted. The draw is the same every time.
+    """
+    generator = np.random.default_rng(0)
+    shares = _list_shares(split)
+    classes = np.zeros(len(sets), dtype=np.int64) if strata is None else strata
+    for number in np.unique(classes[free]):
+        entries = np.flatnonzero(free & (classes == number))
+        total, remaining = len(entries), entries
+        for set_index, share in sorted(shares.items(), reverse=True):  # test, val, train
+            if set_index == TRAIN:
+                continue
+            count = min(round(share * total), len(remaining))
+            edges = np.linspace(0, len(remaining), count + 1)
+            drawn = np.floor(generator.uniform(edges[:-1], edges[1:])).astype(np.int64)
+            sets[remaining[drawn]] = set_index
+            remaining = np.delete(remaining, drawn)
+        if TRAIN in shares:
+            kept = min(round(shares[TRAIN] * total), len(remaining))
+            sets[remaining[kept:]] = UNUSED
 
 
 @dataclass(frozen=True)
@@ -312,7 +381,7 @@ def find_windows(
     index: SeriesIndex, data: Data, signature: Signature
 ) -> tuple[SplitAssignment, dict[str, WindowRanges]]:
     """Assign the rows to sets and find the windows of each, with or without a target; a set without
-    windows is refused. Pre-training has no test windows, so that rows for later tests stay unseen.
+    windows is refused.
 
     Pre-training has no test windows, so that rows for later tests stay unseen.
     """
@@ -327,6 +396,27 @@ def find_windows(
         if not (len(windows) or (signature.masked and name == "test")):
             raise UserError(explain_empty_set(name, index, assignment.count_rows(set_index), data))
     return assignment, ranges
+
+
+MAX_LOST = 0.05
+"""The share of windows that gaps may cost without a note"""
+
+
+def describe_gaps(index: SeriesIndex, data: Data, signature: Signature) -> list[str]:
+    """Note how many windows gaps in time cost, where they are many."""
+    window = signature.lead + signature.steps_out
+
+    def count(begins: Ints) -> int:
+        lengths = np.diff(np.append(begins, index.num_rows))
+        return int(np.maximum(lengths - window + 1, 0).sum())
+
+    possible, left = count(index.offsets[:-1]), count(np.union1d(index.breaks, index.offsets[:-1]))
+    if not data.time_columns or possible - left <= MAX_LOST * possible:
+        return []
+    return [
+        f"gaps in time leave {left:,} of {possible:,} windows: none crosses a gap; a resample step "
+        f"(data.prepare) would keep {possible:,}, and data.gap_tolerance says what a gap is"
+    ]
 
 
 def exclude_unknown(

@@ -28,6 +28,7 @@ from slipstream.data.table import DataTable
 from slipstream.data.windows import WindowChunk
 
 SCAN_ROWS = 1 << 18
+"""The number of rows that each pass over the file holds at a time"""
 
 
 def refuse_unstreamable(data: Data) -> None:
@@ -242,9 +243,18 @@ class _IndexScan:
         later = first + (0 if before else 1)  # the row that the first step leads to
         if steps.min() <= 0:
             row = later + int(np.flatnonzero(steps <= 0)[0])
+            here = rows.locate_cell(row, str(self.data.time_column))
+            if steps[row - later] < 0:
+                raise UserError(
+                    f"{here}: earlier than the row before it, within series "
+                    f'"{self.names[-1]}"; sort the file by time'
+                )
+            repeated = format_count(int((steps == 0).sum()), "row")
             raise UserError(
-                f"{rows.locate_cell(row, str(self.data.time_column))}: not later than the row "
-                f'before it, within series "{self.names[-1]}"; sort the file by time'
+                f'{here}: the same time as the row before it, within series "{self.names[-1]}" '
+                f"({repeated} repeat the time of another, up to here); set "
+                + Setting({"data.duplicates": "mean"})
+                + series.MERGE_HINT
             )
         if self.usual_step is None:  # the first rows of a series determine its usual step
             self.usual_step = series.find_usual_step(steps)

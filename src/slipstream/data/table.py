@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.storage import AnyPath, group_by_content
 from slipstream.data import layout
 
@@ -58,6 +58,21 @@ class MemoryReader:
         return self.columns[name].slice(begin, end - begin)
 
 
+class MeltedRows(NamedTuple):
+    """Where the rows of a long table come from, which was made of a file of another layout."""
+
+    runs: npt.NDArray[np.int64]
+    """[runs, 2]: a row of the long table, and the row of the file that the run begins with"""
+    is_wide: bool
+    """Whether all rows of a run are values of one row of the file"""
+
+    def find_row(self, row: int) -> tuple[int, int]:
+        """Return the row of the file, and which of its values."""
+        run = int(np.searchsorted(self.runs[:, 0], row, side="right")) - 1
+        place = row - int(self.runs[run, 0])
+        return int(self.runs[run, 1]) + (0 if self.is_wide else place), place
+
+
 class SourceFile(NamedTuple):
     """A file, or a table in memory, whose rows a table holds."""
 
@@ -79,7 +94,9 @@ class SourceFile(NamedTuple):
     scalars: tuple[str, ...] = ()
     """Columns that repeat a single value of the file; they are no inputs by default"""
     notes: tuple[str, ...] = ()
-    """Notes on parts that were left out, or read in a way that the user should know"""
+    """What was left out or read in a way that the user should know"""
+    melted: MeltedRows | None = None
+    """Where rows come from, if the file has a series per row or per column"""
 
     def summarize(self) -> dict[str, Any]:
         """Return a summary of the file, for display and for metrics.json."""
@@ -92,6 +109,10 @@ class SourceFile(NamedTuple):
         }
 
     def locate_row(self, row: int) -> str:
+        if self.melted is not None:
+            row, place = self.melted.find_row(row)
+            where = self._replace(melted=None).locate_row(row)
+            return f"{where}, value {place + 1}" if self.melted.is_wide else where
         if isinstance(self.path, Path) and self.delimiter is not None:
             line = layout.find_line(
                 self.path, self.delimiter, self.num_columns, self.header_lines, row
@@ -185,7 +206,7 @@ def make_table(
         if count > 1:
             raise UserError(f'{file.name}: {count} columns are named "{name}"; rename them')
     if not file.num_rows:
-        raise UserError(f"{file.name}: has no rows below the header")
+        raise EmptyFileError(f"{file.name}: has no rows below the header")
     table = DataTable(file.name, names, file.num_rows, reader, (file,))
     return replace(table, delimiter=file.delimiter, row_groups=row_groups)
 

@@ -215,11 +215,10 @@ def split_input_channels(
 
 
 def gather_past(series: Series, starts: Tensor, num_rows: int) -> Tensor:
-    """Gather the last context rows of the targets, [T, B, C], which a baseline may repeat. A
-    missing value is replaced by the last known one in the context; missing values at its beginning
-    stay.
+    """Gather the last context rows of the targets, [T, B, C], which a baseline may repeat.
 
-    A missing value is the last known one in the context; before any it is missing.
+    A missing value is replaced by the last known one in the context; missing values at its
+    beginning stay.
     """
     rows = series.context_rows if series.has_unknown else series.context_rows[-num_rows:]
     past = _fill_forward(series.targets[starts + rows])[-num_rows:]

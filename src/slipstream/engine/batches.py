@@ -28,6 +28,7 @@ from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.stream import StreamedSeries
 from slipstream.data.windows import Batch, Series, WindowChunk
+from slipstream.events import CopiesOnDisk
 from slipstream.models import noise
 from slipstream.models.noise import Noise
 from slipstream.runs import Run
@@ -58,7 +59,7 @@ class BatchSource(Protocol):
 
     num_steps: int
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         """Prepare an epoch; step `at` is the next one."""
 
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
@@ -103,10 +104,10 @@ class BatchShare(NamedTuple):
     def select(self, values: Tensor, windows_per_pass: int) -> Tensor:
         """Cut the passes [S, A, B] of all processes down to this one's, 0 where there is none."""
         parts, first = self.count_parts(windows_per_pass), self.rank * self.width
-        own = values[:, :, first : first + self.width].numpy()
-        missing = parts * windows_per_pass - own.shape[2]
-        padded = np.pad(own, ((0, 0), (0, 0), (0, missing)))
-        return torch.from_numpy(padded.reshape(len(own), -1, windows_per_pass))
+        share = values[:, :, first : first + self.width].numpy()
+        missing = parts * windows_per_pass - share.shape[2]
+        padded = np.pad(share, ((0, 0), (0, 0), (0, missing)))
+        return torch.from_numpy(padded.reshape(len(share), -1, windows_per_pass))
 
 
 class EpochSampler(NamedTuple):
@@ -137,21 +138,24 @@ class EpochSampler(NamedTuple):
         The windows of a step depend on `windows_per_step` alone, not on the size of a pass.
         """
         if self.share is not None:
-            batch, own = self.share.batch, self.windows_per_pass
+            batch, size_of_pass = self.share.batch, self.windows_per_pass
             first, second = self._replace(windows_per_pass=batch, share=None).sample_epoch(epoch)
-            return self.share.select(first, own), self.share.select(second, own)
-        size, (whole, rest) = self.windows_per_step, divmod(len(self.starts), self.windows_per_step)
+            return self.share.select(first, size_of_pass), self.share.select(second, size_of_pass)
+        size, (whole, remainder) = (
+            self.windows_per_step,
+            divmod(len(self.starts), self.windows_per_step),
+        )
         starts, mean = self.starts, self.seed is not None
         if self.seed is not None:
             starts = shuffle_starts(starts, seed=self.seed, epoch=epoch)
         shape = (self.num_steps, self.num_passes, self.windows_per_pass)
         weights = np.zeros((self.num_steps, self.num_passes * self.windows_per_pass), np.float32)
         weights[:whole, :size] = 1 / size if mean else 1
-        weights[whole:, :rest] = 1 / max(rest, 1) if mean else 1
+        weights[whole:, :remainder] = 1 / max(remainder, 1) if mean else 1
         rows = np.zeros(weights.shape, np.int64)
         values = starts.numpy()
         rows[:whole, :size] = values[: whole * size].reshape(whole, size)
-        rows[whole:, :rest] = values[whole * size :]
+        rows[whole:, :remainder] = values[whole * size :]
         return torch.from_numpy(rows.reshape(shape)), torch.from_numpy(weights.reshape(shape))
 
 
@@ -196,7 +200,7 @@ class DeviceSource:
         self.rows = torch.zeros(shape, dtype=torch.int64, device=device)
         self.weights = torch.zeros(shape, device=device)
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         epoch = epoch if self._prefetcher else 0  # without shuffling, all epochs are the same
         if epoch == self._loaded_epoch:
             return
@@ -206,7 +210,7 @@ class DeviceSource:
         self._loaded_epoch = epoch
 
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
-        rows, weights = (one.index_select(0, cursor)[0] for one in (self.rows, self.weights))
+        rows, weights = (values.index_select(0, cursor)[0] for values in (self.rows, self.weights))
         for i in range(self.sampler.num_passes):
             yield MicroBatch(windows.gather(self.series, rows[i]), weights[i])
 
@@ -321,8 +325,10 @@ class HostSource(BufferedSource):
         super().__init__(example, sampler.windows_per_pass, sampler.num_passes, options)
         host, device, pinned = torch.device("cpu"), options.device, options.engine.pinned
         twice = [self.buffers] * 2
-        self._staging = [[_allocate_like(b, host, pinned=pinned) for b in one] for one in twice]
-        self._incoming = [[_allocate_like(b, device) for b in one] for one in twice]
+        self._staging = [
+            [_allocate_like(b, host, pinned=pinned) for b in buffers] for buffers in twice
+        ]
+        self._incoming = [[_allocate_like(b, device) for b in buffers] for buffers in twice]
         self._copy_stream = torch.cuda.Stream(device)
         self._copied = [torch.cuda.Event() for _ in range(2)]
         self._consumed = [torch.cuda.Event() for _ in range(2)]
@@ -331,9 +337,9 @@ class HostSource(BufferedSource):
         """Return the windows of a pass, on the host."""
         return windows.gather(self.series, rows)
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         self._rows, self._weights = self.sampler.sample_epoch(epoch)
-        self._num_sent = self.next_step = at
+        self._num_sent = self.next_step = step
         # the copies below must come after all earlier work on the buffers, their zeroing included
         self._copy_stream.wait_stream(torch.cuda.current_stream(self.options.device))
         self.send_ahead()
@@ -451,24 +457,24 @@ class LoaderSource(BufferedSource):
         self._loader: Any = build_loader(dataset, options, batch_sampler=self._order)
         self._batches: Iterator[Any] = iter(())
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         rows, self._weights = self.sampler.sample_epoch(epoch)
         real = self._weights > 0
         self._order.batches = [
-            rows[step, i][real[step, i]].tolist()
-            for step in range(at, self.num_steps)
+            rows[number, i][real[number, i]].tolist()
+            for number in range(step, self.num_steps)
             for i in range(self.sampler.num_passes)
-            if real[step, i].any()
+            if real[number, i].any()
         ]
-        self.next_step = at
+        self.next_step = step
         self._batches = iter(self._loader)
 
     def receive(self) -> None:
         for buffer, weights in zip(self.buffers, self._weights[self.next_step], strict=True):
             buffer.weights.copy_(weights)
             if weights.any():
-                inputs, *rest = take_batch(self._batches)
-                self.fill(buffer, [inputs.transpose(0, 1), *rest], self.series)
+                inputs, *targets = take_batch(self._batches)
+                self.fill(buffer, [inputs.transpose(0, 1), *targets], self.series)
         self.next_step += 1
 
     def close(self) -> None:
@@ -498,26 +504,26 @@ class _Reader(IterableDataset[Windows]):
     """Yields batches of one set's windows, in one worker. The epoch is set before each pass."""
 
     def __init__(
-        self, stream: StreamedSeries, which: str, batch: int, seed: int | None, buffer_rows: int
+        self, stream: StreamedSeries, subset: str, batch: int, seed: int | None, buffer_rows: int
     ) -> None:
-        self.stream, self.which, self.batch = stream, which, batch
+        self.stream, self.subset, self.batch = stream, subset, batch
         self.seed, self.buffer_rows = seed, buffer_rows
         self.epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # seen by living workers
 
     def __iter__(self) -> Iterator[Windows]:
         worker = get_worker_info()
         index, num_workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        rest: Windows | None = None
+        incomplete: Windows | None = None
         for number, chunks in enumerate(self._plan_buffers()):
             if number % num_workers == index:
-                for batch in self._draw_batches(chunks, number, rest):
-                    rest = None
+                for batch in self._draw_batches(chunks, number, incomplete):
+                    incomplete = None
                     if batch[1].shape[0] == self.batch:
                         yield batch
                     else:
-                        rest = batch
-        if rest is not None:
-            yield rest
+                        incomplete = batch
+        if incomplete is not None:
+            yield incomplete
 
     def _make_generator(self, salt: int) -> torch.Generator:
         seed = hash_seed(self.seed or 0) * 1_000_003 + int(self.epoch)
@@ -533,26 +539,27 @@ class _Reader(IterableDataset[Windows]):
         return [chunks[i : i + count] for i in range(0, len(chunks), count)]
 
     def _draw_batches(
-        self, ranges: list[tuple[int, int]], number: int, rest: Windows | None
+        self, ranges: list[tuple[int, int]], number: int, incomplete: Windows | None
     ) -> Iterator[Windows]:
-        """Yield the buffer's windows in batches, `rest` first; the last batch may be smaller."""
-        read = (self.stream.read_chunk(self.which, begin, end) for begin, end in ranges)
+        """Yield the buffer's windows in batches, `incomplete` of an earlier one first; the last
+        batch may be smaller."""
+        read = (self.stream.read_chunk(self.subset, begin, end) for begin, end in ranges)
         chunks = [chunk for chunk in read if chunk is not None]
         if not chunks:
-            if rest is not None:
-                yield rest
+            if incomplete is not None:
+                yield incomplete
             return
         owner = torch.cat([torch.full((len(c.starts),), i) for i, c in enumerate(chunks)])
         starts = torch.cat([chunk.starts for chunk in chunks])
         if self.seed is not None:
             order = torch.randperm(len(starts), generator=self._make_generator(1 + number))
             owner, starts = owner[order], starts[order]
-        begin, num_rest = 0, 0 if rest is None else rest[1].shape[0]
-        while begin < len(starts) or rest is not None:
-            end = min(begin + self.batch - num_rest, len(starts))
+        begin, num_left = 0, 0 if incomplete is None else incomplete[1].shape[0]
+        while begin < len(starts) or incomplete is not None:
+            end = min(begin + self.batch - num_left, len(starts))
             batch = _gather(chunks, owner[begin:end], starts[begin:end])
-            yield batch if rest is None else _concatenate([rest, batch])
-            rest, num_rest, begin = None, 0, end
+            yield batch if incomplete is None else _concatenate([incomplete, batch])
+            incomplete, num_left, begin = None, 0, end
 
 
 def _gather(chunks: list[WindowChunk], owner: Tensor, starts: Tensor) -> Windows:
@@ -571,26 +578,30 @@ def _gather(chunks: list[WindowChunk], owner: Tensor, starts: Tensor) -> Windows
 
 def _concatenate(parts: list[Windows]) -> Windows:
     inputs = torch.cat([part[0] for part in parts], dim=1)
-    others = [torch.cat(same) for same in zip(*(part[1:] for part in parts), strict=True)]
-    return [inputs, *others]
+    tensors = [torch.cat(same) for same in zip(*(part[1:] for part in parts), strict=True)]
+    return [inputs, *tensors]
 
 
 class StreamSource(BufferedSource):
     """Reads the windows of a stream through DataLoader workers."""
 
     def __init__(
-        self, stream: StreamedSeries, which: str, batching: StreamBatching, options: TransferOptions
+        self,
+        stream: StreamedSeries,
+        subset: str,
+        batching: StreamBatching,
+        options: TransferOptions,
     ) -> None:
-        self.batching, self.num_windows = batching, len(stream.ranges[which])
+        self.batching, self.num_windows = batching, len(stream.ranges[subset])
         self.num_steps = -(-self.num_windows // batching.windows_per_step)
-        first = next(iter(stream.ranges[which].first.tolist()))
-        chunk = stream.read_chunk(which, first, first + 1)
+        first = next(iter(stream.ranges[subset].first.tolist()))
+        chunk = stream.read_chunk(subset, first, first + 1)
         assert chunk is not None
         self.series, size = chunk.series, batching.windows_per_pass
         example = windows.gather(chunk.series, chunk.starts[:1].repeat(size))
         super().__init__(example, size, -(-batching.windows_per_step // size), options)
         read = batching.windows_per_read or size
-        self._reader = _Reader(stream, which, read, batching.seed, options.engine.buffer_rows)
+        self._reader = _Reader(stream, subset, read, batching.seed, options.engine.buffer_rows)
         context = "spawn" if options.workers else None  # Arrow's threads do not survive a fork
         self._loader: Any = build_loader(
             self._reader, options, batch_size=None, multiprocessing_context=context
@@ -599,17 +610,17 @@ class StreamSource(BufferedSource):
         self._rest: Windows | None = None
         """Windows of the last batch that were not needed yet"""
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         self._reader.epoch.fill_(epoch)
         self._batches, self._rest = iter(self._loader), None
-        self.next_step = at
-        self._skip(at * self.batching.windows_per_step)  # what was trained on already
+        self.next_step = step
+        self._skip(step * self.batching.windows_per_step)  # what was trained on already
 
     def _next_batch(self) -> Windows:
         """Return the rest of the last batch, or the next one."""
-        rest, self._rest = self._rest, None
-        if rest is not None:
-            return rest
+        incomplete, self._rest = self._rest, None
+        if incomplete is not None:
+            return incomplete
         batch: Windows = take_batch(self._batches)
         return batch
 
@@ -704,8 +715,9 @@ def prepare_copies(config: Config, dataset: Dataset, run: Run) -> AugmentedCopie
     size = sum(4 * int(np.prod(shape)) for shape in shapes.values())
     folder = runs.get_cache_folder() / "augmented" / _compute_key(config, dataset)
     intact = _is_intact(folder)
-    what = "reading" if intact else "writing"
-    run.append("cache", what=what, copies=settings.cache, bytes=size, folder=str(folder))
+    activity = "reading" if intact else "writing"
+    copies = settings.cache
+    run.append(CopiesOnDisk(what=activity, copies=copies, bytes=size, folder=str(folder)))
     if not intact:
         _write(config, dataset, folder, shapes, size)
     inputs, targets = (_map_file(folder / f"{name}.bin", shape) for name, shape in shapes.items())
@@ -797,7 +809,7 @@ class AugmentedSource:
         self.copies, self.sampler, self.num_steps = copies, sampler, sampler.num_steps
         self._epoch = 0
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         self._epoch = epoch
         self._rows, self._weights = self.sampler.sample_epoch(epoch)
 
@@ -822,9 +834,9 @@ class AugmentedHostSource(HostSource):
         self.copies, self._epoch = copies, 0
         super().__init__(copies.series, sampler, how)
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         self._epoch = epoch
-        super().start_epoch(epoch, at=at)
+        super().start_epoch(epoch, step=step)
 
     def gather(self, rows: Tensor) -> Batch:
         return self.copies.gather(self._epoch % len(self.copies.inputs), rows)

@@ -43,8 +43,8 @@ class CaptureSeconds(NamedTuple):
     training: float = 0.0
     validation: float = 0.0
 
-    def add(self, other: Self) -> Self:
-        return type(self)(self.training + other.training, self.validation + other.validation)
+    def add(self, seconds: Self) -> Self:
+        return type(self)(self.training + seconds.training, self.validation + seconds.validation)
 
 
 class CapturedProgram:

@@ -186,33 +186,35 @@ class CarriedSource:
         origin = np.tile(np.arange(grid.num_streams), (grid.num_steps, 1))
         origin[0] = np.maximum(origin[0] - 1, 0)  # where a divided piece goes on
         tape = grid.first, grid.last, weights, origin, grid.is_begin, grid.is_idle
-        self._tape = [send(one) for one in tape]
+        self._tape = [send(values) for values in tape]
 
-    def start_epoch(self, epoch: int, *, at: int = 0) -> None:
+    def start_epoch(self, epoch: int, *, step: int = 0) -> None:
         pass  # all epochs are the same
 
     def get_micro_batches(self, cursor: Tensor) -> Iterator[MicroBatch]:
         """Yield the current step's chunks; once they are done, the states are those after it."""
         first, last, weights, origin, is_begin, is_idle = (
-            one.index_select(0, cursor)[0] for one in self._tape
+            values.index_select(0, cursor)[0] for values in self._tape
         )
         count = self.series.sequences_per_window
         if count > 1:
             origin = (origin[:, None] * count + torch.arange(count, device=origin.device)).flatten()
-            is_begin, is_idle = (one.repeat_interleave(count) for one in (is_begin, is_idle))
+            is_begin, is_idle = (values.repeat_interleave(count) for values in (is_begin, is_idle))
         before = [
             state.index_select(1, origin).masked_fill(is_begin[:, None], 0.0)
             for state in self.states
         ]
-        every = []
+        states_after = []
         for part in self.passes:
             rows = torch.minimum(first[part] + self._rows, last[part])
-            mine = slice(part.start * count, part.stop * count)
-            carried = CarriedStates([state[:, mine].contiguous() for state in before], [])
+            sequences = slice(part.start * count, part.stop * count)
+            carried = CarriedStates([state[:, sequences].contiguous() for state in before], [])
             batch = windows.gather_rows(self.series, rows)
             yield MicroBatch(batch, weights[:, part].flatten(), carried)
-            every.append(carried.after)
-        for state, old, parts in zip(self.states, before, zip(*every, strict=True), strict=True):
+            states_after.append(carried.after)
+        for state, old, parts in zip(
+            self.states, before, zip(*states_after, strict=True), strict=True
+        ):
             state.copy_(torch.where(is_idle[:, None], old, torch.cat(parts, dim=1)))
 
     def wrap_program(self, program: Program, cursor: Tensor | None = None) -> Program:
@@ -279,8 +281,8 @@ class CarriedPredictor:
                 torch.tensor([step], device=device)
             ):
                 out = self._run(batch, states).unflatten(0, (-1, count))
-                own = weights > 0
-                stored[(first + within).flatten()[own]] = out[own]
+                counted = weights > 0
+                stored[(first + within).flatten()[counted]] = out[counted]
         return stored
 
     def _run(self, batch: Batch, states: CarriedStates | None) -> Tensor:

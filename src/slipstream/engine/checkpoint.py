@@ -29,6 +29,7 @@ from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine, Signature
 from slipstream.data.prepare.steps import Limits
 from slipstream.data.scaler import Scaler
+from slipstream.events import CheckpointSaved
 from slipstream.models.files import (
     ORIGIN,
     PREPARE_FILE,
@@ -119,7 +120,7 @@ class CheckpointWriter:
             if problem := write.result():
                 self.run.warn(problem)
             else:
-                self.run.append("checkpoint", step=step, best_step=best_step)
+                self.run.append(CheckpointSaved(step=step, best_step=best_step))
 
     def _save(self, saved: Checkpoint, best_step: int) -> str:
         if saved.ready is not None:
@@ -149,13 +150,13 @@ class CheckpointSchedule:
         enough = self.cost_s / SHARE_OF_TIME if validated else self.every_s
         return since >= min(enough, self.every_s) and not busy
 
-    def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
+    def save(self, take: Callable[[], Checkpoint], *, point: object, best_step: int = 0) -> None:
         """Write what `take` returns, unless the last checkpoint is of the same point."""
         began = time.perf_counter()
-        if at == self.last:
+        if point == self.last:
             return
         self.writer.collect()  # logs earlier ones before this one records the log's length
-        self.last, checkpoint = at, take()
+        self.last, checkpoint = point, take()
         self.writer.save(checkpoint, best_step=best_step)
         self.saved_at = time.perf_counter()
         self.cost_s = self.saved_at - began

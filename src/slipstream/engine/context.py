@@ -30,6 +30,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.lanes import Lane
 from slipstream.engine.parallel import Ranks
 from slipstream.engine.plan import PackChoice, Plan
+from slipstream.events import EncoderLoaded, format_event
 from slipstream.models.forecaster import build
 from slipstream.runs import Run
 from slipstream.workers.resources import Bundle
@@ -41,13 +42,18 @@ class EncoderMatch:
 
     weights: dict[str, Tensor]
     """By the model's own names"""
-    summary: dict[str, Any]
+    event: EncoderLoaded
     """The encoder's folder, and the names of weights that matched, are new or are unused"""
+
+    def summarize(self) -> dict[str, Any]:
+        """Return the entry of metrics.json."""
+        line = format_event(self.event)
+        return {key: value for key, value in line.items() if key != "event"}
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a run has: everything that is known of it before its first step."""
+    """Everything that is known of a run before its first step."""
 
     run: Run
     """The folder, and the log in it"""
@@ -64,13 +70,13 @@ class RunContext:
     init: EncoderMatch | None = None
     """The encoder that `train.init_from` names"""
     checkpoint: Checkpoint | None = None
-    """What training goes on from, where the run is resumed"""
+    """The checkpoint that training resumes from, where the run is resumed"""
     ranks: Ranks | None = None
     """The processes that train the model together, where there are several"""
     num_workers: int = 1
     """Processes that train the lanes"""
     bundle: Bundle | None = None
-    """What each of them gets of a Ray cluster; without it, they are on this machine"""
+    """The resources of a Ray cluster that each worker gets; None: workers are on this machine"""
     timer: PhaseTimer = field(default_factory=PhaseTimer)
     started_at: float = field(default_factory=lambda: time.perf_counter())
     """By `time.perf_counter`"""

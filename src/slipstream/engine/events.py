@@ -6,7 +6,7 @@ are fixed.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import NamedTuple
 
 from slipstream import runs
@@ -15,6 +15,17 @@ from slipstream.engine.monitor import DurationEstimate, Monitor
 from slipstream.engine.plan import Plan, ThreadReview
 from slipstream.engine.single import SingleProgram
 from slipstream.engine.step import StepProgram
+from slipstream.events import (
+    Epoch,
+    Exploit,
+    Fallback,
+    LaneEnd,
+    Log,
+    PlanComparison,
+    Recovery,
+    Step,
+    TrainingEnd,
+)
 from slipstream.runs import Run
 
 Preview = Callable[[StepProgram, int, LaneResult], None]
@@ -79,7 +90,7 @@ class LaneEvents:
         """Record that a step was launched."""
         if not self.single:
             return
-        self.run.notify({"event": "step", "step": step})
+        self.run.notify(Step(step=step))
         if self._estimate is not None and self._estimate.pending:
             assert isinstance(program, SingleProgram)
             self._estimate.record_step(program.step, step, since=self.trained_since)
@@ -94,41 +105,41 @@ class LaneEvents:
         if plan.ms_per_step is not None:
             seen = 1e3 * (self._logged_at - self._epoch_started) / steps
             self.run.append(
-                "plan",
-                promised_ms=plan.ms_per_step,
-                seen_ms=seen,
-                ratio=seen / plan.ms_per_step,
-                kernels=kernels,
+                PlanComparison(
+                    promised_ms=plan.ms_per_step,
+                    seen_ms=seen,
+                    ratio=seen / plan.ms_per_step,
+                    kernels=kernels,
+                )
             )
         if plan.kernels and kernels and kernels != plan.kernels:
-            self.run.append(
-                "fallback",
-                what="other kernels than planned",
-                why=f"{', '.join(kernels)} ran instead of {', '.join(plan.kernels)}",
-            )
+            why = f"{', '.join(kernels)} ran instead of {', '.join(plan.kernels)}"
+            self.run.append(Fallback(what="other kernels than planned", why=why))
 
     def log(self, step: int, logged: Sequence[LoggedLosses]) -> None:
         """Log the losses since the last line; `step` is that of the program."""
+        repeated = sum(line.result.progress.repeated for line in logged) or None
         if self.single:
             (line,) = logged
-            self.run.append("log", **self._describe_losses(line), **_count_repeated(logged))
+            self.run.append(self._describe_losses(line, repeated))
         else:
             losses = {line.result.number: line.mean for line in logged}
-            self.run.append("log", step=step, losses=losses, **_count_repeated(logged))
+            self.run.append(Log(step=step, losses=losses, repeated=repeated))
         self.log_machine()
 
-    def _describe_losses(self, line: LoggedLosses) -> dict[str, float]:
+    def _describe_losses(self, line: LoggedLosses, repeated: int | None) -> Log:
         """Return the loss of the only model, with its learning rate and speed."""
         progress, train, now = line.result.progress, line.result.train, time.perf_counter()
         lr = compute_lr(train, progress.next_epoch(), progress.done - 1, line.num_steps)
         elapsed_s, self._logged_at = now - self._logged_at, now
-        return {
-            "step": progress.step,
-            "epoch": progress.epoch,
-            "loss": line.mean,
-            "lr": progress.rate * lr,
-            "steps_per_s": len(line.losses) / elapsed_s,
-        }
+        return Log(
+            step=progress.step,
+            epoch=progress.epoch,
+            loss=line.mean,
+            lr=progress.rate * lr,
+            steps_per_s=len(line.losses) / elapsed_s,
+            repeated=repeated,
+        )
 
     def log_machine(self) -> None:
         """Log what the monitor has sampled."""
@@ -144,89 +155,111 @@ class LaneEvents:
         """Log a validation, and the training before it."""
         progress = result.progress
         is_whole = progress.done == validation.num_steps  # else within an epoch, or right after one
-        own = {"lane": result.number, "rate": validation.rate}
-        self.run.append(
-            "epoch",
-            **(self._describe_speed(result, validation) if self.single else own),
+        event = Epoch(
             epoch=progress.epochs + 1 if is_whole else progress.epoch,
             step=progress.step,
             train_loss=validation.train_loss,
             val_loss=validation.val_loss,
             best=validation.is_best,
-            **({} if progress.exploit_from is None else {"phase": "exploit"}),
+            phase=None if progress.exploit_from is None else "exploit",
         )
-
-    def _describe_speed(self, result: LaneResult, validation: Validation) -> dict[str, float]:
-        """Return the learning rate at the end of an epoch, and the time that the epoch took."""
-        progress, num_steps = result.progress, validation.num_steps
-        epoch, done = progress.epochs, progress.done
-        if not done:  # right after an epoch
-            epoch, done = epoch - 1, num_steps
-        start = progress.describe_epoch(epoch, done)
-        lr = validation.rate * compute_lr(result.train, start, done - 1, num_steps)
-        return {"lr": lr, "seconds": time.perf_counter() - self._epoch_started}
+        if self.single:
+            seconds = time.perf_counter() - self._epoch_started
+            event = replace(event, lr=_compute_last_lr(result, validation), seconds=seconds)
+        else:
+            event = replace(event, lane=result.number, rate=validation.rate)
+        self.run.append(event)
 
     def report_divergence(self, result: LaneResult, remedy: str) -> None:
         """Log that a lane went back to the start of its epoch."""
         step = result.progress.step
-        lane = self._name_lane(result)
-        self.run.append("recovery", **lane, what=DIVERGED, remedy=remedy, step=step)
+        lane = self._find_lane(result)
+        self.run.append(Recovery(what=DIVERGED, remedy=remedy, step=step, lane=lane))
 
     def report_exploit(self, result: LaneResult) -> None:
         """Log that the epochs at a low learning rate begin, from the best weights."""
         progress, train = result.progress, result.train
         self.run.append(
-            "exploit",
-            **self._name_lane(result),
-            epoch=progress.epoch,
-            step=progress.step,
-            best_epoch=progress.best_epoch,
-            best_loss=progress.best_loss,
-            epochs=train.exploit_epochs,
-            lr=train.exploit_lr,
+            Exploit(
+                epoch=progress.epoch,
+                step=progress.step,
+                best_epoch=progress.best_epoch,
+                best_loss=progress.best_loss,
+                epochs=train.exploit_epochs,
+                lr=train.exploit_lr,
+                lane=self._find_lane(result),
+            )
         )
 
-    def _name_lane(self, result: LaneResult) -> dict[str, int]:
-        return {} if self.single else {"lane": result.number}
+    def _find_lane(self, result: LaneResult) -> int | None:
+        """Return the number of a lane; None where it is the only one."""
+        return None if self.single else result.number
 
     def report_shortage(self, limit: int, steps: int, why: str) -> None:
         """Log that memory ran out, and how many lanes train at a time from now on."""
         lanes = "1 lane" if limit == 1 else f"{limit} lanes"
         since = f"step {steps}" if steps else "the start"
         remedy = f"{lanes} at a time, from {since}"
-        self.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+        self.run.append(Recovery(what="out of memory", remedy=remedy, why=why))
 
     def report_review(self, plan: Plan, review: ThreadReview) -> None:
         """Log the review of the threads, and write the plan that is in force now."""
-        self.run.append("review", **review.summarize())
+        self.run.append(review.describe())
         path = self.run.folder / "plan.json"
         if path.exists():
             runs.write_json(path, runs.read_json(path) | plan.to_dict())
 
     def end_lane(self, result: LaneResult) -> None:
         """Log that a lane has ended; the end of the only one is that of training."""
-        if not self.single:
-            reason = result.stop_reason
-            self.run.append("lane", lane=result.number, stopped=reason, **asdict(result.progress))
+        if self.single:
+            return
+        progress = result.progress
+        self.run.append(
+            LaneEnd(
+                lane=result.number,
+                stopped=result.stop_reason,
+                step=progress.step,
+                epoch=progress.epoch,
+                best_epoch=progress.best_epoch,
+                best_loss=progress.best_loss,
+                best_step=progress.best_step,
+                repeated=progress.repeated,
+            )
+        )
 
     def end(self, result: FitResult) -> None:
         """Log that training has ended."""
         if self.single:
             self.log_machine()
             (lane,) = result.lanes
-            self.run.append("trained", stopped=lane.stop_reason, **asdict(lane.progress))
+            progress = lane.progress
+            self.run.append(
+                TrainingEnd(
+                    stopped=lane.stop_reason,
+                    step=progress.step,
+                    epoch=progress.epoch,
+                    best_epoch=progress.best_epoch,
+                    best_loss=progress.best_loss,
+                    best_step=progress.best_step,
+                    repeated=progress.repeated,
+                )
+            )
             return
         self.run.append(
-            "trained",
-            steps=result.steps,
-            train_s=result.train_s,
-            validate_s=result.validate_s,
-            failures=result.failures,
-            signal_number=result.signal_number,
+            TrainingEnd(
+                steps=result.steps,
+                train_s=result.train_s,
+                validate_s=result.validate_s,
+                signal_number=result.signal_number,
+            )
         )
 
 
-def _count_repeated(logged: Sequence[LoggedLosses]) -> dict[str, int]:
-    """Count the steps of these lanes that were repeated so far; empty without any."""
-    repeated = sum(line.result.progress.repeated for line in logged)
-    return {"repeated": repeated} if repeated else {}
+def _compute_last_lr(result: LaneResult, validation: Validation) -> float:
+    """Return the learning rate of the last step before a validation."""
+    progress, num_steps = result.progress, validation.num_steps
+    epoch, done = progress.epochs, progress.done
+    if not done:  # right after an epoch
+        epoch, done = epoch - 1, num_steps
+    start = progress.describe_epoch(epoch, done)
+    return validation.rate * compute_lr(result.train, start, done - 1, num_steps)

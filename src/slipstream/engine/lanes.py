@@ -52,7 +52,7 @@ class EpochStart(NamedTuple):
 
     number: int = 0
     rate: float = 1.0
-    """What plateaus and recoveries have left of the learning rate"""
+    """The share of the learning rate that plateaus and recoveries have left"""
     steps_before: int = 0
     """The lane's steps before this epoch"""
     step: int = 0
@@ -62,9 +62,9 @@ class EpochStart(NamedTuple):
     pace: Pace | None = None
     """How the schedule goes on; None while it follows the epochs"""
 
-    def has_schedule_of(self, other: EpochStart) -> bool:
+    def has_schedule_of(self, start: EpochStart) -> bool:
         """Whether another description of the same epoch has the same learning rates."""
-        return (self.exploit_from, self.pace) == (other.exploit_from, other.pace)
+        return (self.exploit_from, self.pace) == (start.exploit_from, start.pace)
 
 
 ALL_EPOCHS, NO_IMPROVEMENT = "all epochs done", "no improvement"
@@ -82,7 +82,7 @@ class Progress:
     done: int = 0
     """Steps of the current epoch"""
     logged: int = 0
-    """Those of them whose losses are in the log"""
+    """Steps of the current epoch whose losses are in the log"""
     epoch: float = 0.0
     """Epochs done, the last one perhaps in part"""
     best_loss: float = math.inf
@@ -91,9 +91,9 @@ class Progress:
     since_best: int = 0
     """Validations without improvement"""
     since_cut: int = 0
-    """The same, since the plateau schedule's last cut"""
+    """Validations without improvement since the plateau schedule's last cut"""
     rate: float = 1.0
-    """What plateaus and recoveries have left of the learning rate"""
+    """The share of the learning rate that plateaus and recoveries have left"""
     rollbacks: int = 0
     repeated: int = 0
     """Steps that were repeated, since their fp16 gradients overflowed"""
@@ -197,7 +197,7 @@ def parse_progress(values: Mapping[str, Any]) -> Progress:
 
 @dataclass
 class LaneResult:
-    """What training gave one lane, or has given it so far."""
+    """The result of training one lane, or its result so far."""
 
     number: int
     """In the order in which lanes came in"""
@@ -224,7 +224,7 @@ class LaneResult:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What training gave."""
+    """The result of a training: its lanes, its plan and its times."""
 
     lanes: list[LaneResult]
     """In the order in which they came in"""

@@ -98,7 +98,7 @@ def fit(state: TrainingState, stop: StopRequest, **options: Any) -> FitResult:
     return _run_to_end(TrainingLoop(state, stop, **options).run())
 
 
-def fit_task(context: RunContext, plan: Plan) -> FitResult:
+def fit_single(context: RunContext, plan: Plan) -> FitResult:
     """Train one model by itself, from the start."""
     with catch_signals() as stop:
         lanes, events = [context.build_lane()], LaneEvents(context.run, single=True)
@@ -139,7 +139,7 @@ class TrainingLoop:
 
     def __post_init__(self) -> None:
         self.stop = self.signals if self.ranks is None else StopRequest()
-        """What is heeded of the signals"""
+        """The stop that the loop obeys; of several ranks, one that all have agreed on"""
         self.log_every = self.state.config.engine.log_every
 
     def run(self) -> RoundIterator:
@@ -452,6 +452,6 @@ class TrainingLoop:
         only = state.list_all() if state.num_entered == 1 else []
         self.checkpoints.save(
             lambda: states.take_checkpoint(state, self.extra_state()),
-            at=(state.steps, len(state.ended), state.num_entered),
+            point=(state.steps, len(state.ended), state.num_entered),
             best_step=only[0].progress.best_step if only else 0,
         )

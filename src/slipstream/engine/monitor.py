@@ -19,7 +19,8 @@ from slipstream import runs
 from slipstream.base.nvml import THROTTLE_REASONS, Gpu, open_gpu
 from slipstream.engine import capture
 from slipstream.engine.single import SingleStep
-from slipstream.runs import Event, Run
+from slipstream.events import Estimate, Event, MachineSample, Start
+from slipstream.runs import Run
 
 INTERVAL_S = 1.0
 GROWTH_S = 600.0
@@ -38,7 +39,7 @@ class Monitor:
 
     def __init__(self, run: Run, device: torch.device, *, on: bool = True) -> None:
         self._run = run
-        self._samples: deque[Sample] = deque()
+        self._samples: deque[MachineSample] = deque()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         if on:
@@ -61,7 +62,7 @@ class Monitor:
     def log(self) -> None:
         """Write the samples so far to the run's log."""
         while self._samples:
-            self._run.append("monitor", **self._samples.popleft())
+            self._run.append(self._samples.popleft())
 
     def _watch(self, gpu: tuple[str, int] | None) -> None:
         with _open_samplers(gpu) as (host, gpu_sampler):
@@ -71,8 +72,8 @@ class Monitor:
                 ended = self._ended.wait(get_interval_s(last - start))
                 now = time.perf_counter()
                 seconds, last = now - last, now
-                sample = {"seconds": seconds} | host.read()
-                self._samples.append(sample | gpu_sampler.read(seconds))
+                readings = host.read() | gpu_sampler.read(seconds)
+                self._samples.append(MachineSample(seconds=seconds, **readings))
 
 
 def get_interval_s(elapsed_s: float) -> float:
@@ -157,25 +158,26 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
     GPU memory are those of the whole GPU; memory that processes share counts in each of them. Of
     several workers, power, cores and memory add up.
     """
-    samples = [event for event in events if event["event"] == "monitor"]
+    samples = [event for event in events if isinstance(event, MachineSample)]
     if not samples:
         return None
 
     def values(name: str) -> list[tuple[float, float]]:
-        return [(s[name], s["seconds"]) for s in samples if s.get(name) is not None]
+        pairs = ((getattr(sample, name), sample.seconds) for sample in samples)
+        return [(value, seconds) for value, seconds in pairs if value is not None]
 
     def mean(name: str) -> float | None:
         pairs = values(name)
         total = sum(seconds for _, seconds in pairs)
         return sum(value * seconds for value, seconds in pairs) / total if total else None
 
-    workers = {s["worker"] for s in samples if s.get("worker") is not None}
+    workers = {sample.worker for sample in samples if sample.worker is not None}
 
     def elapsed_s(name: str) -> float:
         """Return the time that samples cover; those of workers are of the same time."""
-        chosen = [s for s in samples if s.get(name) is not None]
-        alone: list[float] = [s["seconds"] for s in chosen if s.get("worker") is None]
-        beside: list[float] = [s["seconds"] for s in chosen if s.get("worker") is not None]
+        chosen = [sample for sample in samples if getattr(sample, name) is not None]
+        alone = [sample.seconds for sample in chosen if sample.worker is None]
+        beside = [sample.seconds for sample in chosen if sample.worker is not None]
         return sum(alone) + sum(beside) / max(len(workers), 1)
 
     def total_mean(name: str) -> float | None:
@@ -183,10 +185,11 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
         return sum(value * seconds for value, seconds in values(name)) / time_s if time_s else None
 
     def total_maximum(name: str) -> float | None:
-        peaks: dict[Any, float] = {}
-        for s in samples:
-            if s.get(name) is not None:
-                peaks[s.get("worker")] = max(s[name], peaks.get(s.get("worker"), 0))
+        peaks: dict[int | None, float] = {}
+        for sample in samples:
+            value = getattr(sample, name)
+            if value is not None:
+                peaks[sample.worker] = max(value, peaks.get(sample.worker, 0))
         alone = peaks.pop(None, 0)
         return max(alone, sum(peaks.values())) or None
 
@@ -194,7 +197,9 @@ def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
         return max((value for value, _ in values(name)), default=None)
 
     energy = [joules for joules, _ in values("energy_j")]
-    causes = [(s["throttled"], s["seconds"]) for s in samples if "throttled" in s]
+    causes = [
+        (sample.throttled, sample.seconds) for sample in samples if sample.throttled is not None
+    ]
     caused_s = sum(seconds for _, seconds in causes)
     reasons = {
         reason: sum(s for names, s in causes if reason in names) for reason in THROTTLE_REASONS
@@ -223,7 +228,7 @@ class DurationEstimate:
 
     def __init__(self, run: Run, num_steps: int) -> None:
         self._run, self._num_steps = run, num_steps
-        logged = any(event["event"] == "estimate" for event in runs.read_events(run))
+        logged = any(isinstance(event, Estimate) for event in runs.read_events(run))
         self.pending = num_steps > capture.EAGER_FIRST + ESTIMATE_STEPS and not logged
         self._job: SingleStep | None = None
         self._seen = 0
@@ -243,11 +248,12 @@ class DurationEstimate:
             step_s = (trained_s - self._began) / counted
             self.pending, self._job = False, None
             self._run.append(
-                "estimate",
-                step=step,
-                trained_s=trained_s,
-                ms_per_step=1e3 * step_s,
-                expected_s=trained_s + step_s * (self._num_steps - step),
+                Estimate(
+                    step=step,
+                    trained_s=trained_s,
+                    ms_per_step=1e3 * step_s,
+                    expected_s=trained_s + step_s * (self._num_steps - step),
+                )
             )
 
 
@@ -264,16 +270,18 @@ def compare_with_estimate(events: Iterable[Event], *, steps: int, took_s: float)
     All are seconds of training without validations. Where a run ended early or was continued with
     more epochs, the estimates are those for the steps that ran.
     """
-    first: dict[str, Event] = {}
-    for event in events:
-        first.setdefault(event["event"], event)
-    start, early = first.get("start", {}), first.get("estimate")
-    planned = start.get("steps_per_epoch", 0) * start.get("epochs", 0) * start.get("rounds", 1)
-    before = start["expected_s"] * steps / planned if "expected_s" in start and planned else None
-    after = early and early["trained_s"] + (steps - early["step"]) * early["ms_per_step"] / 1e3
+    logged = list(events)
+    start = next((event for event in logged if isinstance(event, Start)), None)
+    early = next((event for event in logged if isinstance(event, Estimate)), None)
+    planned, before, after = 0, None, None
+    if start is not None:
+        planned = start.steps_per_epoch * start.epochs * (start.rounds or 1)
+        before = start.expected_s * steps / planned if planned else None
+    if early is not None and early.trained_s is not None:
+        after = early.trained_s + (steps - early.step) * early.ms_per_step / 1e3
     return {
         "before_s": before,
-        "before_is": start.get("expected_is"),
+        "before_is": start and start.expected_is,
         "after_ten_steps_s": after,
         "took_s": took_s,
         "before_ratio": before and before / took_s,

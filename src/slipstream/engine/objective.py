@@ -47,7 +47,7 @@ def build_validation_objective(config: Config, signature: Signature, plan: Plan)
 
 
 class ObjectiveSettings(NamedTuple):
-    """What an objective needs besides the windows."""
+    """The settings that an objective needs besides the windows."""
 
     config: Config
     layout: SequenceLayout
@@ -127,8 +127,8 @@ def _prediction_losses(
         others = None if others is None else others / size
     losses = compute_window_losses(prediction, targets, train)
     if others is not None and share is not None:
-        others = compute_window_losses(prediction, others, train)
-        losses = losses + (others - losses) * share
+        partner_losses = compute_window_losses(prediction, others, train)
+        losses = losses + (partner_losses - losses) * share
     return settings.average(losses)
 
 

@@ -218,10 +218,10 @@ def group_weights(named: Iterable[tuple[str, Any]], config: Config) -> list[Weig
     """Group named items by learning rate; without `init_from` there is one group."""
     groups: list[WeightGroup] = []
     for name, item in named:
-        mine = config.train.init_from is not None and is_encoder_weight(name)
+        starts_frozen = config.train.init_from is not None and is_encoder_weight(name)
         rate = compute_lr_factor(name, config)
-        if not groups or groups[-1][:2] != (rate, mine):
-            groups.append(WeightGroup(rate, mine, []))
+        if not groups or groups[-1][:2] != (rate, starts_frozen):
+            groups.append(WeightGroup(rate, starts_frozen, []))
         groups[-1].items.append(item)
     return groups
 

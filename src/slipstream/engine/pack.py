@@ -32,7 +32,7 @@ from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import NO_ROWS, StepProgram
 from slipstream.kernels import precompile, should_use_triton
-from slipstream.kernels.precision import BETA1, BETA2, EPSILON
+from slipstream.kernels.operands import BETA1, BETA2, EPSILON
 from slipstream.models import padding
 from slipstream.models.custom import list_buffers
 from slipstream.models.forecaster import build, has_dropout, set_execution
@@ -110,19 +110,19 @@ def explain_vmap_refusal(model: Model, signature: Signature) -> str:
         beside = signature.static_width
         static = torch.zeros(2, 2, beside) if beside else None
 
-        def one(weights: dict[str, Tensor], *args: Any) -> Tensor:
+        def run_lane(weights: dict[str, Tensor], *args: Any) -> Tensor:
             prediction: Tensor = functional_call(module, weights, args)
             return prediction
 
         try:
-            vmap(one, in_dims=(0, 0, None if static is None else 0))(weights, inputs, static)
+            vmap(run_lane, in_dims=(0, 0, None if static is None else 0))(weights, inputs, static)
         except RuntimeError as error:
             return str(error).strip().split("\n", 1)[0][:200]
     return ""
 
 
 class LaneContext(NamedTuple):
-    """What the lanes share."""
+    """The settings and data that all lanes of a pack share."""
 
     model: Model
     signature: Signature
@@ -214,13 +214,13 @@ class BatchedGradients:
         of_noise = None if noise is None else 0
         by_lane = (0, 0, None if batch.static is None else 0, 0, 0, of_noise)
 
-        def one(weights: dict[str, Tensor], *args: Any) -> Tensor:
+        def compute_lane_losses(weights: dict[str, Tensor], *args: Any) -> Tensor:
             def model(*inputs: Any) -> Any:
                 return functional_call(self.module, weights, inputs)
 
             return objective(model, Batch(*args[:3]), *args[3:])
 
-        losses: Tensor = vmap(one, in_dims=by_lane)(named, *batch, shares, noise)
+        losses: Tensor = vmap(compute_lane_losses, in_dims=by_lane)(named, *batch, shares, noise)
         return (losses * shares).sum(dim=1)
 
 
@@ -257,7 +257,7 @@ class BranchedGradients:
     def train(
         self, rows: Tensor, shares: Tensor, noise: Noise | None, now: Tensor, scale: Tensor
     ) -> tuple[Tensor, Tensor]:
-        def one(k: int) -> None:
+        def run_lane(k: int) -> None:
             module = self.modules[k].train()
             weights = list(module.parameters())
             total = grads = None
@@ -273,16 +273,16 @@ class BranchedGradients:
             self.loss[k].copy_(total)
             torch.cat(list(self._in_a_row(grads)), out=self.grads[k])
 
-        self._each(one)
+        self._run_lanes(run_lane)
         return self.loss, self.grads
 
     def validate(self, rows: Tensor, shares: Tensor) -> Tensor:
         @torch.no_grad()
-        def one(k: int) -> None:
+        def run_lane(k: int) -> None:
             module = self.modules[k].eval()
             self.loss[k].copy_(self._loss(self.val_objective, module, rows[k], shares[k], None))
 
-        self._each(one)
+        self._run_lanes(run_lane)
         return self.loss
 
     def select(self, places: set[int]) -> None:
@@ -309,7 +309,7 @@ class BranchedGradients:
             if entry.padding:
                 yield self.zeros[: entry.padding]
 
-    def _each(self, work: Callable[[int], None]) -> None:
+    def _run_lanes(self, work: Callable[[int], None]) -> None:
         """On CUDA every lane, in parallel streams; else those served, in the plan's threads."""
         if self.streams:
             main = torch.cuda.current_stream(self.loss.device)
@@ -369,7 +369,7 @@ def compute_divisor(
 
 
 class LaneTensors(NamedTuple):
-    """What an update reads and changes of all lanes, each [K, P]."""
+    """The tensors of all lanes that an update reads and changes, each [K, P]."""
 
     weights: Tensor
     grads: Tensor
@@ -380,7 +380,7 @@ class LaneTensors(NamedTuple):
 
 
 class UpdateSettings(NamedTuple):
-    """What an update reads of each lane, each [K]."""
+    """The settings of each lane that an update reads, each [K]."""
 
     lr: Tensor
     decay: Tensor
@@ -397,22 +397,22 @@ def prepare_update(
 ) -> Callable[[], None]:
     """Prepare the update of weights and moments, in place, of the lanes that move; the others stay.
 
-    All memory is allocated here. What this returns changes the tensors and allocates nothing, so
-    that an update happens whole or not at all.
+    All memory is allocated here. The returned function changes the tensors and allocates nothing,
+    so that an update happens whole or not at all.
     """
     weights, grads, first, second = tensors
     if weights.is_cuda and optimizer in ("adam", "adamw"):
         from slipstream.kernels import adam  # Triton is installed where CUDA is
 
-        rate, decay, _, count, *rest = settings
-        how = {"lr": rate, "decay": decay, "count": count, "divisor": rest[0], "moves": rest[1]}
+        rate, decay, _, count, divisor, moves = settings
+        how = {"lr": rate, "decay": decay, "count": count, "divisor": divisor, "moves": moves}
         return partial(adam.adam_step, *tensors, **how, decoupled=optimizer == "adamw")
     # by `masked_fill`: a product would let through what is no number, and `torch.where` copies a
     # Python number to the device, which no capture allows
     still = ~settings.moves[:, None]
     lr, decay, momentum = (
-        one[:, None].masked_fill(still, 0.0)
-        for one in (settings.lr, settings.decay, settings.momentum)
+        values[:, None].masked_fill(still, 0.0)
+        for values in (settings.lr, settings.decay, settings.momentum)
     )
     grads = grads / settings.divisor[:, None]
     if optimizer != "adamw":
@@ -437,9 +437,11 @@ def prepare_update(
             decays = 1 - lr * decay if optimizer == "adamw" else torch.ones_like(lr)
             blend, keep = _fill(lr, 1 - BETA1, still, 0.0), _fill(lr, BETA2, still, 1.0)
             step_count = settings.step_count.double()[:, None]
-            one, two = (-torch.expm1(step_count * math.log(beta)) for beta in (BETA1, BETA2))
-            size = (lr / one).float().masked_fill(still, 0.0)
-            spread = two.sqrt().float().masked_fill(still, 1.0)
+            first_bias, second_bias = (
+                -torch.expm1(step_count * math.log(beta)) for beta in (BETA1, BETA2)
+            )
+            size = (lr / first_bias).float().masked_fill(still, 0.0)
+            spread = second_bias.sqrt().float().masked_fill(still, 1.0)
             step, root = grads - first, torch.empty_like(grads)
 
             def update() -> None:
@@ -454,9 +456,9 @@ def prepare_update(
     return update
 
 
-def _fill(like: Tensor, value: float, still: Tensor, other: float) -> Tensor:
+def _fill(like: Tensor, value: float, still: Tensor, still_value: float) -> Tensor:
     """A value [K, 1] for the lanes that move, and another for those that stay."""
-    return torch.full_like(like, value).masked_fill(still, other)
+    return torch.full_like(like, value).masked_fill(still, still_value)
 
 
 def update_loss_scale(
@@ -485,7 +487,7 @@ MAY_DIFFER = {
 
 
 class PackCapacity(NamedTuple):
-    """What the places of a pack can hold."""
+    """The largest lane that a place of a pack can hold."""
 
     config: Config
     """Of one lane: what all of them share"""
@@ -653,7 +655,7 @@ def _widen(part: Tensor, shape: tuple[int, int, int]) -> Tensor:
 VECTORS = ("best", "live.weights", "live.first", "live.second")
 """Rows in the layout of the weights"""
 EPOCH_ROWS = ("good.", "losses")
-"""What only the rest of an epoch needs"""
+"""Rows that are needed only until the current epoch ends"""
 
 
 def build_lane_layout(model: Model, signature: Signature) -> Layout:
@@ -679,10 +681,10 @@ def narrow_rows(
     own_rows = {name: row for name, row in rows.items() if not name.startswith(EPOCH_ROWS)}
     if lane.config.model.sizes == model.sizes:
         return own_rows
-    own = build_lane_layout(lane.config.model, signature)
+    own_layout = build_lane_layout(lane.config.model, signature)
     for name in VECTORS:
         weights = read_weights(own_rows[name], layout, lane, model, signature)
-        parts = [part for entry in own for part in _pad(weights[entry.name], entry.padding)]
+        parts = [part for entry in own_layout for part in _pad(weights[entry.name], entry.padding)]
         own_rows[name] = torch.cat(parts)
     return own_rows
 
@@ -867,11 +869,11 @@ class Pack(StepProgram):
 
     def begin(self, epochs: Mapping[int, EpochStart]) -> None:
         places, device = list(epochs), self.plan.device
-        layouts = [self._epochs.take(place, self._lane(place), epochs[place]) for place in places]
-        rates = [epochs[k].rate * one.rates for k, one in zip(places, layouts, strict=True)]
+        tapes = [self._epochs.take(place, self._lane(place), epochs[place]) for place in places]
+        rates = [epochs[k].rate * tape.rates for k, tape in zip(places, tapes, strict=True)]
         values = {
-            "rows": torch.stack([one.rows.to(device, non_blocking=True) for one in layouts]),
-            "shares": torch.stack([one.shares.to(device, non_blocking=True) for one in layouts]),
+            "rows": torch.stack([tape.rows.to(device, non_blocking=True) for tape in tapes]),
+            "shares": torch.stack([tape.shares.to(device, non_blocking=True) for tape in tapes]),
             "rates": torch.stack(rates).float(),
             "cursor": torch.tensor([epochs[place].step for place in places]),
             "before": torch.tensor([epochs[place].steps_before for place in places]),
@@ -880,17 +882,17 @@ class Pack(StepProgram):
                 [optim.is_frozen(self._lane(k).config.train, epochs[k].number) for k in places]
             ),
         }
-        index = self._at(places)
+        index = self._to_index(places)
         for name, value in values.items():
             self.buffers[name].index_copy_(0, index, value.to(device))
-        _copy(self.live, self.good, self._at([k for k in places if not epochs[k].step]))
+        _copy(self.live, self.good, self._to_index([k for k in places if not epochs[k].step]))
         self._running |= set(places)
         self._passes.select(self._running)
 
     def update_rates(self, epochs: Mapping[int, EpochStart]) -> None:
         rates = [
-            one.rate * self._epochs.compute_rates(self._lane(place), one)
-            for place, one in epochs.items()
+            epoch.rate * self._epochs.compute_rates(self._lane(place), epoch)
+            for place, epoch in epochs.items()
         ]
         device = self.plan.device
         index = step.send(torch.tensor(list(epochs)), device)
@@ -902,7 +904,7 @@ class Pack(StepProgram):
             if name in self.live:
                 self.live[name][place].zero_()
 
-    def _at(self, places: Sequence[int]) -> Tensor:
+    def _to_index(self, places: Sequence[int]) -> Tensor:
         return torch.tensor(places, dtype=torch.int64, device=self.plan.device)
 
     def freeze(self, place: int) -> None:
@@ -918,10 +920,10 @@ class Pack(StepProgram):
         self.lanes[place] = None
 
     def go_back(self, place: int) -> None:
-        _copy(self.good, self.live, self._at([place]))
+        _copy(self.good, self.live, self._to_index([place]))
 
     def keep_best(self, places: Sequence[int]) -> None:
-        _copy({"": self.live["weights"]}, {"": self.best}, self._at(places))
+        _copy({"": self.live["weights"]}, {"": self.best}, self._to_index(places))
 
     def weights(self, place: int, *, best: bool = False) -> dict[str, Tensor]:
         """Return a lane's weights by the model's own names."""
@@ -942,9 +944,9 @@ class Pack(StepProgram):
     def compact(self, places: Sequence[int]) -> Pack:
         data = self.signature, self.series
         smaller = Pack(len(places), self.capacity, *data, self.plan, self.mode)
-        index, mine = self._at(places), self.tensors()
+        index, tensors = self._to_index(places), self.tensors()
         for name, tensor in smaller.tensors().items():
-            tensor.copy_(mine[name].index_select(0, index))
+            tensor.copy_(tensors[name].index_select(0, index))
         smaller.lanes = [self.lanes[place] for place in places]
         smaller._used = set(range(len(places)))
         smaller._running = {new for new, old in enumerate(places) if old in self._running}
@@ -974,12 +976,16 @@ class Pack(StepProgram):
 
     def failures(self) -> dict[str, str]:
         named = {"training step": self.advance, "validation step": self.validate_batch}
-        captured = {k: one for k, one in named.items() if isinstance(one, CapturedProgram)}
-        return {name: one.failure for name, one in captured.items() if one.failure}
+        captured = {
+            k: program for k, program in named.items() if isinstance(program, CapturedProgram)
+        }
+        return {name: program.failure for name, program in captured.items() if program.failure}
 
     def capture_s(self) -> CaptureSeconds:
         steps = self.advance, self.validate_batch
-        spent = (one.setup_s if isinstance(one, CapturedProgram) else 0.0 for one in steps)
+        spent = (
+            program.setup_s if isinstance(program, CapturedProgram) else 0.0 for program in steps
+        )
         return CaptureSeconds(*spent)
 
     def close(self) -> None:
@@ -1038,14 +1044,14 @@ class Pack(StepProgram):
             if part.starts_frozen:
                 moving, count = thawed, counts["encoder_count"]
             whole = live["weights"], grads, live["first"], live["second"]
-            tensors = LaneTensors(*(one[:, part.columns] for one in whole))
+            tensors = LaneTensors(*(rows[:, part.columns] for rows in whole))
             rate = lr if part.lr_factor == 1.0 else lr * part.lr_factor
             fixed = rate, settings["decay"], settings["momentum"], count, divisor
             for code, optimizer in enumerate(optimizers):
-                mine = moving
+                updated = moving
                 if len(optimizers) > 1:
-                    mine = moving & (settings["optimizer"] == code)
-                update_settings = UpdateSettings(*fixed, mine)
+                    updated = moving & (settings["optimizer"] == code)
+                update_settings = UpdateSettings(*fixed, updated)
                 updates.append(prepare_update(optimizer, tensors, update_settings))
         return updates, counts
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from slipstream import events
 from slipstream.base.errors import ResumableError
 from slipstream.config import Engine
 from slipstream.engine.checkpoint import Checkpoint, CheckpointSchedule, CheckpointWriter
-from slipstream.runs import Event, Run
+from slipstream.events import Event
+from slipstream.runs import Run
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,8 +57,8 @@ class Ranks:
         flat = torch.cat([*(grad.flatten() for _, grad in pairs), loss.reshape(1)])
         self._reduce(flat, self.gradients)
         pieces: tuple[Tensor, ...] = flat.split([*(grad.numel() for _, grad in pairs), 1])
-        for (param, grad), one in zip(pairs, pieces[:-1], strict=True):
-            param.grad = one.view(grad.shape)
+        for (param, grad), piece in zip(pairs, pieces[:-1], strict=True):
+            param.grad = piece.view(grad.shape)
         return pieces[-1][0]
 
     def sum(self, value: float) -> float:
@@ -92,7 +92,7 @@ class Ranks:
 
     def check_same(self, weights: Iterable[Tensor]) -> None:
         """Raise a ResumableError unless all ranks have these weights to the bit."""
-        sums = [one.detach().flatten().view(torch.uint8).sum() for one in weights]
+        sums = [weight.detach().flatten().view(torch.uint8).sum() for weight in weights]
         number = int(torch.stack(sums).sum())
         largest, smallest = self.agree(number, -number)
         if largest != -smallest:
@@ -176,10 +176,10 @@ class StepPoll:
 class SilentRun(Run):
     """The run as ranks other than the first see it: they read its folder and log nothing."""
 
-    def append(self, event: str | events.Event, **values: Any) -> None:
+    def append(self, event: Event) -> None:
         pass
 
-    def notify(self, event: events.Event | Event) -> None:
+    def notify(self, event: Event) -> None:
         pass
 
 
@@ -192,9 +192,9 @@ class AgreedSchedule(CheckpointSchedule):
         self.ranks = ranks
 
     def is_due(self, *, validated: bool = False) -> bool:
-        mine = self.ranks.is_leader and super().is_due(validated=validated)
-        return bool(self.ranks.agree(mine)[0])
+        is_leader_due = self.ranks.is_leader and super().is_due(validated=validated)
+        return bool(self.ranks.agree(is_leader_due)[0])
 
-    def save(self, take: Callable[[], Checkpoint], *, at: object, best_step: int = 0) -> None:
+    def save(self, take: Callable[[], Checkpoint], *, point: object, best_step: int = 0) -> None:
         if self.ranks.is_leader:
-            super().save(take, at=at, best_step=best_step)
+            super().save(take, point=point, best_step=best_step)

@@ -17,6 +17,7 @@ from slipstream.base import machine
 from slipstream.base.machine import CpuLoad, CpuUsage
 from slipstream.base.text import format_count, format_speedup
 from slipstream.config.train import upgrade_plan
+from slipstream.events import ThreadsReviewed
 from slipstream.kernels import NATIVE_KERNELS
 from slipstream.models.forecaster import OWN_KERNELS
 
@@ -217,17 +218,17 @@ class ThreadReview:
             reasons["load"] = f"the machine is busy: {self.load.describe()}"
         return replace(plan, threads=threads, reasons=reasons)
 
-    def summarize(self) -> dict[str, Any]:
-        """Return what the event of the review contains."""
+    def describe(self) -> ThreadsReviewed:
+        """Return the event of the review."""
         threads, ms = self.choose()
-        return {
-            "threads": threads,
-            "ms": ms,
-            "before_threads": self.threads,
-            "before_ms": self.slow_ms,
-            "planned_ms": self.planned_ms,
-            "load": self.load.describe() if self.load and self.load.is_busy else None,
-        }
+        return ThreadsReviewed(
+            threads=threads,
+            ms=ms,
+            before_threads=self.threads,
+            before_ms=self.slow_ms,
+            planned_ms=self.planned_ms,
+            load=self.load.describe() if self.load and self.load.is_busy else None,
+        )
 
 
 def plan_review(plan: Plan, *, is_open: bool) -> ThreadReview | None:

@@ -263,12 +263,13 @@ OUT_OF_TIME = "not measured (time limit)"
 CLEARLY_SLOWER = 1.5
 """A candidate whose steps take so many times the best time is not timed any further"""
 HOPELESS = 5.0
-"""The same for its very first step, which has to set up what later ones need"""
+"""A candidate whose very first step takes so many times the best time is not timed: that step has
+set-up in it, so the limit is higher"""
 STOPPED_EARLY = "stopped early: clearly slower"
 
 
 class StepMeasurement(NamedTuple):
-    """What a few steps under a plan showed."""
+    """The time and the loss of a few steps under a plan."""
 
     ms: float
     loss: float
@@ -441,10 +442,10 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     if guessed_s < BUILDING_PAYS_S or not is_triton_usable(plan.device):
         return plan
     why = "our own kernels, which are faster than cuDNN's at this width"
-    own, reasons = (OWN_KERNELS,) * len(plan.rnn), plan.reasons | {"rnn": why}
+    layers, reasons = (OWN_KERNELS,) * len(plan.rnn), plan.reasons | {"rnn": why}
     if precision != plan.precision:
         reasons["precision"] = "what our own kernels are made for"
-    return replace(plan, rnn=own, precision=precision, reasons=reasons)
+    return replace(plan, rnn=layers, precision=precision, reasons=reasons)
 
 
 def _prefer_native_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
@@ -479,7 +480,7 @@ class PlanCandidate(NamedTuple):
     change: Callable[[Plan], Any]
     """From the best plan so far to the setting's value"""
     setup_s: float = 0.0
-    """What it takes before its first step, beyond what others take"""
+    """Seconds before its first step, beyond those of other candidates"""
     also: Mapping[str, Any] = NOTHING
     """Other settings that change with it"""
     most_gain: float = 1.0
@@ -540,8 +541,8 @@ def list_candidates(config: Config, plan: Plan) -> Iterator[PlanCandidate]:
             yield from make_candidates("precision", precision, also=also)
     if not on_gpu and engine.threads == "auto":
         cores = max(machine.count_available_cores() // plan.data_parallel, 1)
-        for one in make_candidates("threads", *sorted({1, max(cores // 2, 1), cores})):
-            yield one._replace(most_gain=max(one.value / plan.threads, 1.0))
+        for candidate in make_candidates("threads", *sorted({1, max(cores // 2, 1), cores})):
+            yield candidate._replace(most_gain=max(candidate.value / plan.threads, 1.0))
     if not on_gpu and (OWN_KERNELS not in plan.rnn or engine.rnn == "auto"):
         torch_layers = get_rnn_override("fp32", plan)
         if recurrent:
@@ -681,11 +682,11 @@ class PlanSearch:
     reasons: dict[str, str] = field(default_factory=dict)
     reference_loss: float = math.nan
     trial_s: float = TRIAL_S
-    """What the last trial took"""
+    """Seconds of the last trial"""
     load: CpuLoad | None = None
     """Of the other processes, where it was measured"""
     run_s: float = math.inf
-    """What training takes with the first plan"""
+    """Seconds of training with the first plan"""
 
     def summarize(self, best: StepMeasurement) -> Plan:
         """Return the fastest plan with its time, its reasons and everything that was tried."""
@@ -749,38 +750,38 @@ class PlanSearch:
         if needed_s > max(deadline - started_at, self.compute_allowance(candidate)):
             self.evidence.append({"candidate": candidate.name, "skipped": OUT_OF_TIME})
             return best
-        other = replace(self.plan, **{candidate.setting: value}, **candidate.also)
-        limit_ms = best.ms if other.device.type == "cpu" else math.inf
-        result = try_plan(self.context, other, candidate.name, self.evidence, best_ms=limit_ms)
+        changed = replace(self.plan, **{candidate.setting: value}, **candidate.also)
+        limit_ms = best.ms if changed.device.type == "cpu" else math.inf
+        result = try_plan(self.context, changed, candidate.name, self.evidence, best_ms=limit_ms)
         self.trial_s = time.perf_counter() - started_at
-        return best if result is None else self.decide(candidate, other, best, result)
+        return best if result is None else self.decide(candidate, changed, best, result)
 
     def decide(
         self,
         candidate: PlanCandidate,
-        other: Plan,
+        changed: Plan,
         best: StepMeasurement,
         result: StepMeasurement,
     ) -> StepMeasurement:
-        """Take the other plan if its measurement is worth it, and return the best measurement."""
+        """Take the changed plan if its measurement is worth it, and return the best measurement."""
         before = getattr(self.plan, candidate.setting)
         if candidate.name == "precision = fp32":
             self.reference_loss = result.loss
             if refusal := self._refuse_loss(best.loss):
                 self.evidence[0]["refused"] = refusal
-                self.reasons["precision"], self.plan = f"{before} gave other losses", other
+                self.reasons["precision"], self.plan = f"{before} gave other losses", changed
                 return result
         if refusal := self._refuse_loss(result.loss):
             self.evidence[-1]["refused"] = refusal
-        elif result.ms < self._get_worthwhile_ratio(other) * best.ms:
+        elif result.ms < self._get_worthwhile_ratio(changed) * best.ms:
             slower = describe_value(candidate.setting, before)
             reason = format_speedup(slower, best.ms, result.ms)
             self.reasons |= dict.fromkeys([candidate.setting, *candidate.also], reason)
-            self.plan = other
+            self.plan = changed
             return result
         elif candidate.setting == "threads":
             figures = f"{format_ms(best.ms)} a step, {format_number(result.ms, figures=3)} with"
-            threads = format_count(other.threads, "thread")
+            threads = format_count(changed.threads, "thread")
             self.reasons["threads"] = f"{figures} {threads}"
         return best
 
@@ -792,11 +793,11 @@ class PlanSearch:
         saved_s = self.run_s * (1 - 1 / candidate.most_gain)
         return min(2 * SHARE_OF_RUN * saved_s, MEASURE_LIMIT_S)
 
-    def _get_worthwhile_ratio(self, other: Plan) -> float:
+    def _get_worthwhile_ratio(self, changed: Plan) -> float:
         """Return the share of the best time that a plan must stay below."""
-        is_busy = self.load is not None and self.load.is_busy_for(other.threads)
-        leaves_kernels = bool(self.plan.native_kernels) and not other.native_kernels
-        is_unlikely = other.threads > self.plan.threads or leaves_kernels
+        is_busy = self.load is not None and self.load.is_busy_for(changed.threads)
+        leaves_kernels = bool(self.plan.native_kernels) and not changed.native_kernels
+        is_unlikely = changed.threads > self.plan.threads or leaves_kernels
         return BUSY_RATIO if is_busy and is_unlikely else WORTHWHILE_RATIO
 
     def _refuse_loss(self, loss: float) -> str | None:
@@ -920,7 +921,7 @@ RULE_OF_THUMB = "a rule of thumb"
 MAX_LANES = 64
 """Lanes at a time, where that is not measured"""
 PACK_TRIAL_S = 1.5
-"""What timing a pack takes on a GPU, most of it set-up and capture"""
+"""Seconds for timing a pack on a GPU, most of them set-up and capture"""
 USABLE_SHARE = 0.8
 """Of a GPU's free memory, for lanes"""
 COPIES_OF_WEIGHTS = 10
@@ -954,9 +955,9 @@ def adapt_plan_to_pack(plan: Plan, mode: str, ms: float | None = None) -> Plan:
         "rnn": "lanes train together, by an operation that takes all of them",
         "compile": "off: lanes train together",
     }
-    own = plan.rnn if plan.native_kernels else ()
+    layers = plan.rnn if plan.native_kernels else ()
     kernels = plan.native_kernels
-    return replace(plan, rnn=own, kernels=kernels, compile=False, reasons=reasons)
+    return replace(plan, rnn=layers, kernels=kernels, compile=False, reasons=reasons)
 
 
 def limit_measuring(guessed_s: float, num_lanes: int, plan: Plan) -> float:
@@ -1117,7 +1118,7 @@ NOWHERE = Run(Path(os.devnull))
 """Timed steps log nothing"""
 
 
-def prepare_task(config: Config, dataset: Dataset) -> tuple[RunContext, Plan]:
+def build_by_rules(config: Config, dataset: Dataset) -> tuple[RunContext, Plan]:
     """Build a new model on its device, and make its plan by rules of thumb."""
     plan = make_plan(config, data_bytes=dataset.data_bytes, streamed=dataset.stream is not None)
     with seed_generators(config.seed, plan.device):
@@ -1128,7 +1129,7 @@ def resolve_batch_size(config: Config, dataset: Dataset) -> Config:
     """Replace `train.batch = "auto"` by the measured batch size."""
     if config.train.batch != "auto":
         return config
-    context, plan = prepare_task(replace_settings(config, train={"batch": 256}), dataset)
+    context, plan = build_by_rules(replace_settings(config, train={"batch": 256}), dataset)
     batch, _ = find_batch_size(context, plan)
     return replace_settings(config, train={"batch": batch})
 
@@ -1174,7 +1175,7 @@ class TrainingWorkload(TimedWorkload):
     def __init__(self, config: Config, dataset: Dataset, *, first: int = 1) -> None:
         """Take the first steps, and those that a capture needs."""
         self.config = config
-        context, plan = prepare_task(config, dataset)
+        context, plan = build_by_rules(config, dataset)
         self.context, self.plan = context, choose_plan(context, plan)
         self.device = self.plan.device
         if self.plan.home in ("loader", "stream"):

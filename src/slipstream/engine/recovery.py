@@ -1,4 +1,4 @@
-"""What a run does when memory runs out or the loss stops being a number."""
+"""Recognise that memory ran out, free it, and suggest remedies."""
 
 import gc
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ MIN_COPIES = 3
 """Of the weights while a network trains: they, their gradients and the best so far"""
 MAX_ROLLBACKS = 3
 MEMORY_ERRORS = (RuntimeError, MemoryError)
-"""What may be raised where memory runs out; `is_out_of_memory` tells"""
+"""Errors that may mean that memory ran out; `is_out_of_memory` tells"""
 SIGNS = (
     *("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory"),
     *("alloc_failed", "bad_alloc", "bad allocation", "failed to allocate"),
     *("can't start new thread", "resource temporarily unavailable"),
 )
-"""What torch, cuBLAS, oneDNN, C++ and Python say then, in lower case; a thread needs memory too"""
+"""Messages of torch, cuBLAS, oneDNN, C++ and Python, in lower case; threads need memory, too"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -121,7 +121,7 @@ def check_device(why: str) -> None:
 
 
 def suggest_remedies(config: Config) -> str:
-    """What is left at a micro-batch of one window, with what each would save."""
+    """Return the settings that save memory at a micro-batch of one window, with their savings."""
     context, sizes = config.data.context, config.model.sizes
     ladder = []
     if config.model.spec.is_sequential and not config.engine.recompute:

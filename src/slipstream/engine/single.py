@@ -41,6 +41,7 @@ from slipstream.engine.objective import Objective
 from slipstream.engine.optim import LossScale, ParameterUpdate
 from slipstream.engine.plan import ONE_AT_A_TIME, Plan
 from slipstream.engine.step import NO_ROWS, DrawNoise, EpochBuffers, StepProgram
+from slipstream.events import EncoderThawed, Fallback, Recovery
 from slipstream.kernels import precompile, should_use_triton
 from slipstream.models.forecaster import OWN_KERNELS, build, has_dropout, set_execution
 from slipstream.models.noise import Noise
@@ -68,7 +69,7 @@ class SingleStep:
     program: EagerProgram | CapturedProgram
     """The training step without what brings its batches"""
     captured: dict[str, CapturedProgram]
-    """Those of the two that are CUDA graphs, without what brings their batches"""
+    """The captured ones among the training and validation programs, without their batch sources"""
     batches: BatchSource
     val_batches: BatchSource
     buffers: EpochBuffers
@@ -88,9 +89,9 @@ class SingleStep:
     def begin(self, epoch: EpochStart) -> None:
         """Start an epoch, or go on within it."""
         if epoch.step < self.batches.num_steps:
-            self.batches.start_epoch(epoch.number, at=epoch.step)
+            self.batches.start_epoch(epoch.number, step=epoch.step)
         rates = self._compute_rates(epoch)
-        self.buffers.begin(rates, at=epoch.step, first=epoch.steps_before)
+        self.buffers.begin(rates, step=epoch.step, first=epoch.steps_before)
 
     def update_rates(self, epoch: EpochStart) -> None:
         """Have the steps that are still to be launched follow another pace."""
@@ -281,25 +282,25 @@ def _build_carried_sources(
 
 
 def _build_source(
-    context: RunContext, plan: Plan, which: str, effective: int, batch: int
+    context: RunContext, plan: Plan, subset: str, effective: int, batch: int
 ) -> BatchSource:
     """The batches of one set of windows, from the plan's home; only training shuffles them."""
     memory, stream = context.dataset.memory, context.dataset.stream
-    seed = context.config.order_seed if which == "train" else None
+    seed = context.config.order_seed if subset == "train" else None
     options = TransferOptions(plan.device, context.config.engine, plan.workers, plan.prefetch)
     if stream is not None:
         # however small the passes become: the order stays when memory runs out in mid-epoch
-        read = effective // context.config.train.accumulate if which == "train" else None
-        return StreamSource(stream, which, StreamBatching(effective, batch, seed, read), options)
+        read = effective // context.config.train.accumulate if subset == "train" else None
+        return StreamSource(stream, subset, StreamBatching(effective, batch, seed, read), options)
     assert memory is not None
     assert context.series is not None
-    share = context.share_batch() if which == "train" else None
-    if which == "train" and context.copies is not None:
+    share = context.share_batch() if subset == "train" else None
+    if subset == "train" and context.copies is not None:
         sampler = context.copies.build_sampler(effective, batch, seed)._replace(share=share)
         if plan.device.type == "cpu":
             return AugmentedSource(context.copies, sampler)
         return AugmentedHostSource(context.copies, sampler, options)
-    starts = memory.starts["train"] if which == "train" else context.select_validation_windows()
+    starts = memory.starts["train"] if subset == "train" else context.select_validation_windows()
     sampler = EpochSampler(starts, effective, batch, seed, share)
     match plan.home:
         case "device":
@@ -328,7 +329,7 @@ class SingleProgram(StepProgram):
         self._requested = 0
         """Steps that were requested of the current step program"""
         self._good: dict[str, Tensor] = {}
-        """What `go_back` leads to, by the names of `_collect_state`"""
+        """The state that `go_back` restores, by the names of `_collect_state`"""
         self._restored: dict[str, Tensor] = {}
         """Rows that wait for the step to be built"""
         self._is_used = False
@@ -380,18 +381,18 @@ class SingleProgram(StepProgram):
             self._step, self._requested = self._build_step(frozen), 0
             self._load_rows()
         elif self._step.frozen and not frozen:
-            self._thaw()
+            self._unfreeze_encoder()
         self.step.begin(self._epoch)
         if not self._epoch.step or not self._good:
             self._good = {name: t.clone() for name, t in self._collect_state().items()}
 
-    def _thaw(self) -> None:
-        """Train the encoder as well; nothing of the step that spared it is left."""
+    def _unfreeze_encoder(self) -> None:
+        """Rebuild the step so that it trains the encoder as well."""
         self.step.close()
         if self.plan.capture:
             recovery.free_memory()
         epoch, before = self._epoch.number + 1, self._epoch.steps_before
-        self.context.run.append("thaw", what="the encoder", epoch=epoch, step=before)
+        self.context.run.append(EncoderThawed(what="the encoder", epoch=epoch, step=before))
         self._rebuild_step(frozen=False)
 
     def _rebuild_step(self, *, frozen: bool | None = None) -> None:
@@ -416,7 +417,7 @@ class SingleProgram(StepProgram):
 
     def advance(self) -> None:
         self._requested += 1
-        self._survive(self.step.advance)
+        self._run_with_recovery(self.step.advance)
         if self.context.config.engine.sync:
             int(self.step.buffers.cursor)
 
@@ -425,10 +426,10 @@ class SingleProgram(StepProgram):
         return self.step.positions
 
     def flush(self) -> None:
-        self._survive(self.step.flush)
+        self._run_with_recovery(self.step.flush)
 
-    def _survive(self, action: Program) -> None:
-        """Run steps; where one fails, run those that are missing in a way that may work."""
+    def _run_with_recovery(self, action: Program) -> None:
+        """Run steps; where one fails, apply the remedy for its error and run the missing steps."""
         while True:
             try:
                 action()
@@ -439,8 +440,8 @@ class SingleProgram(StepProgram):
             missing, position = self._count_missing(), int(self.step.buffers.cursor)
             recover()
             self._requested = missing
-            self.step.batches.start_epoch(self._epoch.number, at=position)
-            self.step.buffers.begin(at=position)
+            self.step.batches.start_epoch(self._epoch.number, step=position)
+            self.step.buffers.begin(step=position)
             action = self._catch_up
 
     def _count_missing(self) -> int:
@@ -488,7 +489,7 @@ class SingleProgram(StepProgram):
         self._rebuild_step()
 
     def _plan_without_own_kernels(self, why: str) -> None:
-        self.context.run.append("fallback", what="cuDNN instead of our own kernels", why=why)
+        self.context.run.append(Fallback(what="cuDNN instead of our own kernels", why=why))
         reasons = self.plan.reasons | {"rnn": f"our own kernels failed: {why}"}
         self.plan = replace(self.plan, rnn=("cudnn",) * len(self.plan.rnn), reasons=reasons)
 
@@ -503,7 +504,7 @@ class SingleProgram(StepProgram):
         self.step.close()
         recovery.free_memory()
         remedy = f"{format_count(batch, 'window')} per pass"
-        self.context.run.append("recovery", what="out of memory", remedy=remedy, why=why)
+        self.context.run.append(Recovery(what="out of memory", remedy=remedy, why=why))
         self.plan = replace(self.plan, micro_batch=batch)
         self._rebuild_step()
 

@@ -65,7 +65,7 @@ class TrainingState:
     """Lanes that are trained at a time at most: what memory holds"""
     places: list[LaneResult | None] = field(default_factory=list)
     waiting: list[LaneResult] = field(default_factory=list)
-    """Those that take the next places, in order"""
+    """Lanes that wait for a place, in order"""
     ended: list[LaneResult] = field(default_factory=list)
     rows: dict[int, Rows] = field(default_factory=dict)
     """What training has changed of lanes without a place, on the host, by lane number"""

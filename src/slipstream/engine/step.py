@@ -145,7 +145,7 @@ class StepProgram(Protocol):
 
 @dataclass(frozen=True)
 class EpochBuffers:
-    """What the steps of an epoch read and write, beside their windows."""
+    """The tensors that the steps of an epoch read and write, beside their windows."""
 
     rates: Tensor
     """[S]: learning rates"""
@@ -159,14 +159,14 @@ class EpochBuffers:
     """The states that steps hand on, one tensor per layer; none where windows begin with zeros"""
 
     def begin(
-        self, rates: list[float] | None = None, *, at: int = 0, first: int | None = None
+        self, rates: list[float] | None = None, *, step: int = 0, first: int | None = None
     ) -> None:
         """Set the next step, and where they are given, the rates and the first step's number."""
         if rates is not None:
             self.rates.copy_(torch.tensor(rates))
         if first is not None:
             self.first_step.fill_(first)
-        self.cursor.fill_(at)
+        self.cursor.fill_(step)
 
     def end_step(self, loss: Tensor, is_update: Tensor | None) -> None:
         """Record the loss and go on; a step that was no update stays the next one."""

@@ -65,8 +65,8 @@ class Resume(Event):
     """How many of several models are done, in words"""
     differs: str = ""
     """Why the result may differ from that of an uninterrupted run; empty if it cannot"""
-    spent_s: float = 0.0
-    """Seconds that the run had taken before"""
+    spent_s: float | None = None
+    """Seconds that the run had taken before; None in logs of earlier builds"""
     opened_at: str | None = None
     """When `at_s` was zero, in UTC"""
     schema: int | None = None
@@ -348,6 +348,8 @@ class SearchStart(Event):
     """cpu, cuda:0 and so on"""
     done: int
     """Trials that had ended before"""
+    is_resumed: bool = field(default=False, metadata={"key": None})
+    """Whether the search resumes; the log has no such field, but calls the event "resume\""""
     workers: int | None = None
     """Number of processes"""
     on: str | None = None

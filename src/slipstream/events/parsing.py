@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from slipstream.events import classes
 from slipstream.events.classes import Event
@@ -60,19 +60,65 @@ CLASSES: dict[str, type[Event]] = {
 
 _NAMES = {kind: name for name, kind in CLASSES.items()}
 """The name in the log, by class"""
+RESUMED = "resume"
+"""The name of a `SearchStart` that resumes a search"""
 
 
 def list_keys(kind: type[Event]) -> dict[str, str]:
-    """Return the names of an event's fields by those that they have in the log."""
-    return {known.metadata.get("key", known.name): known.name for known in fields(kind)}
+    """Return the names of an event's fields by their keys in the log."""
+    return {
+        known.metadata.get("key", known.name): known.name
+        for known in fields(kind)
+        if known.metadata.get("key", known.name) is not None
+    }
 
 
-_KEYS = {kind: list_keys(kind) for kind in CLASSES.values()}
-_OPTIONAL = {
-    kind: {known.name for known in fields(kind) if known.default is None}
-    for kind in CLASSES.values()
-}
-"""The fields whose None means that the line of the log lacks them"""
+class _Form(NamedTuple):
+    """How a class of events is read from a line of the log, and written to one."""
+
+    names: dict[str, str]
+    """The fields, by their keys in the log"""
+    defaults: dict[str, Any]
+    """The values of fields that a line may lack"""
+    factories: dict[str, Callable[[], Any]]
+    """Make the values of other fields that it may lack"""
+    required: frozenset[str]
+    """The fields that a line must have"""
+    omitted: frozenset[str]
+    """The keys that a line lacks where their value is None"""
+
+    @classmethod
+    def of(cls, kind: type[Event]) -> _Form:
+        names = list_keys(kind)
+        optional = {known.name for known in fields(kind) if known.default is None}
+        required = {
+            known.name
+            for known in fields(kind)
+            if known.default is MISSING and known.default_factory is MISSING
+        }
+        return cls(
+            names,
+            {known.name: known.default for known in fields(kind) if known.default is not MISSING},
+            {
+                known.name: known.default_factory
+                for known in fields(kind)
+                if known.default_factory is not MISSING
+            },
+            frozenset(required),
+            frozenset(key for key, name in names.items() if name in optional),
+        )
+
+
+_FORMS = {kind: _Form.of(kind) for kind in CLASSES.values()}
+
+
+def name_event(event: Event) -> str:
+    """Return the name of an event in the log."""
+    if isinstance(event, Other):
+        return event.name
+    if isinstance(event, classes.SearchStart) and event.is_resumed:
+        return RESUMED
+    return _NAMES[type(event)]
 
 
 def format_event(event: Event) -> dict[str, Any]:
@@ -81,27 +127,47 @@ def format_event(event: Event) -> dict[str, Any]:
     if isinstance(event, Other):
         at_s = {} if event.at_s is None else {"at_s": event.at_s}
         return {"event": event.name, **at_s, **event.values}
-    kind = type(event)
-    values = {key: getattr(event, name) for key, name in _KEYS[kind].items()}
-    absent = {key for key, name in _KEYS[kind].items() if name in _OPTIONAL[kind]}
-    present = {
-        key: value for key, value in values.items() if value is not None or key not in absent
-    }
-    return {"event": _NAMES[kind], **present}
+    names, *_, omitted = _FORMS[type(event)]
+    line: dict[str, Any] = {"event": name_event(event)}
+    for key, name in names.items():
+        value = getattr(event, name)
+        if value is not None or key not in omitted:
+            line[key] = value
+    return line
 
 
 def parse_event(logged: Mapping[str, Any]) -> Event:
-    """Return the event that a line of `events.jsonl`, or a call of the watcher, describes."""
+    """Return the event that a line of `events.jsonl` describes. Fields that its class does not have
+    are dropped; without a field that its class needs it is an `Other`."""
     name = logged["event"]
-    kind = classes.SearchStart if "space" in logged else CLASSES.get(name, Other)
-    if kind is not Other:
-        names = _KEYS[kind]
-        try:
-            return kind(**{names[key]: value for key, value in logged.items() if key in names})
-        except TypeError:  # an event of another version lacks a field
-            pass
+    kind = classes.SearchStart if "space" in logged else CLASSES.get(name)
+    if kind is None:
+        return _parse_other(logged)
+    names, defaults, factories, required, _ = _FORMS[kind]
+    values = defaults.copy()
+    for field_name, make in factories.items():
+        values[field_name] = make()
+    for key, value in logged.items():
+        if key in names:
+            values[names[key]] = value
+    if not required <= values.keys():  # an event of another version
+        return _parse_other(logged)
+    if kind is classes.Log and isinstance(values["losses"], dict):
+        try:  # the keys of a JSON object are texts
+            values["losses"] = {int(lane): loss for lane, loss in values["losses"].items()}
+        except ValueError:
+            return _parse_other(logged)
+    elif kind is classes.SearchStart:
+        values["is_resumed"] = name == RESUMED
+    # the constructor of a frozen dataclass takes twice as long, and a log may have 100,000 lines
+    event = object.__new__(kind)
+    event.__dict__.update(values)
+    return event
+
+
+def _parse_other(logged: Mapping[str, Any]) -> Other:
     values = {key: value for key, value in logged.items() if key != "event"}
-    return Other(at_s=values.pop("at_s", None), name=name, values=values)
+    return Other(at_s=values.pop("at_s", None), name=logged["event"], values=values)
 
 
 def event_schema() -> dict[str, Any]:

@@ -129,12 +129,12 @@ class PhysicalModel(nn.Module):
         self, trained: TrainedRun, interface: Interface, *, shares_weights: bool = False
     ) -> None:
         super().__init__()
-        shares = list_shares(trained)
-        pairs = [pair for pair in zip(trained.members, shares, strict=True) if pair[1]]
+        weights = list_weights(trained)
+        pairs = [pair for pair in zip(trained.members, weights, strict=True) if pair[1]]
         self.members = nn.ModuleList(
             MemberPredictor(member, interface, shares_weights=shares_weights) for member, _ in pairs
         )
-        self.shares = tuple(share for _, share in pairs)
+        self.weights = tuple(weight for _, weight in pairs)
         self.interface, self.dtype = interface, getattr(torch, interface.dtype)
         self.register_buffer("half_widths", stack_half_widths(trained))
 
@@ -144,9 +144,9 @@ class PhysicalModel(nn.Module):
         """Return the outputs by name."""
         signature = self.interface.signature
         total: Any = 0.0
-        for member, share in zip(self.members, self.shares, strict=True):
+        for member, weight in zip(self.members, self.weights, strict=True):
             out = member(rows, static, future)
-            total = total + (out if share == 1 else out * share)
+            total = total + (out if weight == 1 else out * weight)
         if signature.classes:
             return {"probability": total[:, :, 0]}
         point = select_point(total, signature.quantiles)
@@ -161,7 +161,7 @@ class PhysicalModel(nn.Module):
         return values if edges is None else values.clamp(*edges)
 
 
-def list_shares(trained: TrainedRun) -> list[float]:
+def list_weights(trained: TrainedRun) -> list[float]:
     """Return the weight of each member in the prediction."""
     if not trained.mixtures:
         return [1.0]

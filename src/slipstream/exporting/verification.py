@@ -322,6 +322,7 @@ def split_batch(batch: ReferenceBatch, size: int) -> Iterator[ReferenceBatch]:
 BATCH = 256
 """Windows of a batch where `train.batch` is "auto\""""
 OTHER_BATCHES = (1, 7)
+"""Further batch sizes: a single window, and a size that divides nothing evenly"""
 OTHER_WINDOWS = 50
 """Windows that are run in batches of other sizes as well"""
 

@@ -70,6 +70,7 @@ WINDOW, CARRIED = "window", "carried"
 MIN_UNITS = 5
 """Series, or blocks of rows, below which resampling has no meaning"""
 NUM_RESAMPLES, RESAMPLES_AT_ONCE = 1000, 50
+"""Resamples are drawn in parts, so that their counts stay small in memory"""
 SETTLED = 1.2
 """The warm-up ends when the error is within this factor of the later error"""
 NEGLIGIBLE = 1.05

@@ -152,12 +152,12 @@ def average(
     probability."""
     if len(predictions) == 1:
         return predictions[0]
-    shares = weights or [1 / len(predictions)] * len(predictions)
-    used = [(values, share) for values, share in zip(predictions, shares, strict=True) if share]
+    factors = weights or [1 / len(predictions)] * len(predictions)
+    used = [(values, factor) for values, factor in zip(predictions, factors, strict=True) if factor]
     if classes:
-        parts = [np.exp(log_softmax(logits)) * np.float32(share) for logits, share in used]
+        parts = [np.exp(log_softmax(logits)) * np.float32(factor) for logits, factor in used]
         return np.asarray(np.log(np.maximum(sum(parts), np.finfo(np.float32).tiny)))
-    return np.asarray(sum(values * np.float32(share) for values, share in used), dtype=np.float32)
+    return np.asarray(sum(values * np.float32(factor) for values, factor in used), dtype=np.float32)
 
 
 def restore_outputs(outputs: Sequence[Array], signature: Signature, scaler: Scaler) -> Floats:

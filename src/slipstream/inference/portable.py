@@ -81,8 +81,18 @@ def read_mixture(run: Run) -> dict[str, Any] | None:
 
 
 READING = (
-    *("path", "time", "time_format", "decimal", "id", "missing", "unsorted", "gap_tolerance"),
-    *("short", "labels", "label_rows", "na", "skip_rows", "encoding", "sheet", "variable"),
+    *("path", "time", "time_format", "decimal", "id", "missing", "unsorted", "duplicates"),
+    *(
+        "gap_tolerance",
+        "short",
+        "labels",
+        "label_rows",
+        "na",
+        "skip_rows",
+        "encoding",
+        "sheet",
+        "variable",
+    ),
 )
 """Settings of `[data]` that say how rows are read"""
 SELECTING = ("where", "split", "stride", "period")

@@ -44,6 +44,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 EPOCH = datetime(1970, 1, 1)
 MICROSECOND = timedelta(microseconds=1)
 LARGEST_SCALED = float(np.finfo(np.float32).max)
+"""Scaled values beyond it would be infinite in the network's float32"""
 
 
 class ParsedRow(NamedTuple):

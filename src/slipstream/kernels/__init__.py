@@ -4,11 +4,13 @@ Shapes: K lanes (models), W directions, T steps of time, B windows, D inputs, H 
 G gates (4 in an LSTM: input, forget, cell, output; 3 in a GRU: reset, update, new).
 """
 
-from slipstream.kernels.attention import attention
-from slipstream.kernels.availability import is_triton_usable, prepare_device, should_use_triton
-from slipstream.kernels.conv import causal_conv
-from slipstream.kernels.launch import precompile
-from slipstream.kernels.linear import linear
+from slipstream.kernels.launch import (
+    is_triton_usable,
+    precompile,
+    prepare_device,
+    should_use_triton,
+)
+from slipstream.kernels.layers import attention, causal_conv, linear
 from slipstream.kernels.native.library import build_library, find_compiler, find_library
 from slipstream.kernels.native.rnn import KERNELS as NATIVE_KERNELS
 from slipstream.kernels.rnn.dispatch import continue_rnn_layer, rnn_layer

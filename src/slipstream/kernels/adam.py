@@ -7,11 +7,11 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.precision import BETA1, BETA2, EPSILON
+from slipstream.kernels.operands import BETA1, BETA2, EPSILON
 
 BLOCK = 1024
 MAX_PIECE = 4
-"""Numbers that one read or write takes at most"""
+"""The largest number of values in one read or write"""
 
 
 @triton.jit(do_not_specialize=["P", "row", "grad_row"])
@@ -37,8 +37,9 @@ def _adam(
     PIECE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """P, `row` and `grad_row` count pieces of PIECE numbers: four, where that can be, so that the
-    compiler sees that it may read and write four at a time."""
+    """Update the weights and moments of one lane's block. P, `row` and `grad_row` count pieces of
+    PIECE numbers: four, where the sizes allow it, so that the compiler sees that it may read and
+    write four at a time."""
     lane = tl.program_id(1).to(tl.int64)
     if tl.load(moves + lane):
         element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 BLOCK = 512
 
@@ -35,8 +35,8 @@ def _draw(
     SIGNED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`size` numbers [rows, batch] of each lane: any bits where out is int64, else from 0 to 1 or,
-    SIGNED, from -1 to 1."""
+    """Write `size` random numbers [rows, batch] of each lane: any bits where out is int64, else
+    from 0 to 1 or, SIGNED, from -1 to 1."""
     lane = tl.program_id(1).to(tl.int64)
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row, window = element // batch, element % batch
@@ -66,7 +66,8 @@ def draw_numbers(
     *,
     signed: bool = False,
 ) -> Tensor:
-    """[rows, batch] by one key or one for each window; under `vmap`, by the keys of every lane."""
+    """Return random numbers [rows, batch] by one key or one for each window; under `vmap`, by the
+    keys of every lane."""
 
     def fill(keys: Tensor) -> Tensor:
         K, size = len(keys), rows * batch

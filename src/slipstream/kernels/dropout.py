@@ -12,10 +12,10 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 ELEMENTS = 1024
-"""Of a program; more where a row is longer"""
+"""The number of elements of a program; more where a row is longer"""
 
 
 class DropoutHash(NamedTuple):
@@ -51,8 +51,8 @@ def _drop(
     lane = tl.program_id(1)
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     d = tl.arange(0, DP)[None, :]
-    place = (row // B).to(tl.int64) * (1 << 32) + row % B
-    bits = (place + tl.load(keys + lane)) * MIX
+    counter = (row // B).to(tl.int64) * (1 << 32) + row % B
+    bits = (counter + tl.load(keys + lane)) * MIX
     bits = (bits ^ (bits >> 32)) * MIX
     bits = bits ^ (bits >> 29)
     of_row = (bits >> 32).to(tl.int32) | 1
@@ -75,7 +75,8 @@ def _drop(
 def apply_dropout(
     x: Tensor, key: Tensor, rate: Tensor, hashing: DropoutHash, directions: int
 ) -> Tensor:
-    """x [T, B, D] or [B, D] with one key and rate; under `vmap`, one of each for every lane."""
+    """Drop elements of x [T, B, D] or [B, D] by one key and rate; under `vmap`, by one of each for
+    every lane."""
 
     apply: Any = _Drop.apply
     return call_with_lanes(lambda *lanes: apply(*lanes, hashing, directions), x, key, rate)
@@ -109,7 +110,7 @@ def _launch(x: Tensor, key: Tensor, rate: Tensor, hashing: DropoutHash, directio
 
 
 def can_launch(device: torch.device) -> bool:
-    """Whether the kernel can be built and run here."""
+    """Return whether the kernel can be built and run here."""
     x = torch.zeros(1, 1, 1, device=device)
     try:
         _launch(

@@ -1,28 +1,65 @@
-"""Launch Triton kernels, and compile those of a step beforehand, several at a time.
+"""Whether Triton kernels can run, their launch, and compiling those of a step beforehand.
 
 Triton compiles a kernel at its first launch, which takes up to a second, and a training step has a
 dozen of them. So a step runs once without any: each launch only requests its kernel, threads
 compile what is missing, and the first real step finds all of them.
 """
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from slipstream.base import machine
 
 MAX_THREADS = 16
+"""The number of kernels compiled at a time: a step has about a dozen"""
 MAX_WAIT_S = 60.0
-"""For other processes that build launchers"""
+"""How long to wait for other processes that build launchers"""
 _requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)
-"""While precompiling, the kernels so far"""
+"""The kernels requested so far while precompiling; None otherwise"""
+_trying = threading.Lock()
+
+
+def should_use_triton(tensor: Tensor) -> bool:
+    """Return whether one of our kernels runs an operation on this tensor. Not within torch.compile,
+    which fuses plain operations by itself."""
+    return tensor.is_cuda and not torch.compiler.is_compiling() and is_triton_usable(tensor.device)
+
+
+def is_triton_usable(device: torch.device) -> bool:
+    """Return whether Triton is installed, the GPU is Turing or later, and a kernel compiles and
+    runs on it, which needs a C compiler."""
+    with _trying:  # `prepare_device` may be at it in another thread
+        return _try_triton(device)
+
+
+@cache
+def _try_triton(device: torch.device) -> bool:
+    if find_spec("triton") is None or torch.cuda.get_device_capability(device) < (7, 5):
+        return False
+    from slipstream.kernels import dropout
+
+    return dropout.can_launch(device)
+
+
+def prepare_device(device: torch.device) -> None:
+    """Load the driver and the libraries that a first step would otherwise wait for."""
+    if device.type != "cuda":
+        return
+    for dtype in (torch.float32, torch.float16):
+        square = torch.zeros(16, 16, device=device, dtype=dtype)
+        (square @ square).sum()
+    is_triton_usable(device)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -89,7 +126,8 @@ def _load(device: int, kernels: Sequence[Any]) -> None:
 
 @contextmanager
 def _lock_cache() -> Iterator[None]:
-    """Let one process at a time build launchers in Triton's cache; wait for it a while at most."""
+    """Let one process at a time build launchers in Triton's cache; wait for the lock for a limited
+    time only."""
     from triton import knobs
 
     try:

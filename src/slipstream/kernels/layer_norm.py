@@ -18,18 +18,19 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes
 
 ELEMENTS = 2048
-"""Of the rows that a program has on chip at a time; wider ones are left to torch"""
+"""The number of elements that a program has on chip at a time; wider rows are left to torch"""
 MAX_SHARES, ROUNDS = 256, 4
-"""Shares of the rows in the backward pass at most, and rounds of each at least. How rows are
-divided must not depend on the number of lanes, or it would show in a lane's weights."""
+"""The largest number of parts of the rows in the backward pass, and the minimum rounds of each. How
+rows are divided must not depend on the number of lanes, or it would show in a lane's weights."""
 
 
 @triton.jit
 def _normalize_rows(x, lane, row, rows, D: tl.constexpr, DP: tl.constexpr, EPS: tl.constexpr):
-    """Some rows normalized, one over their deviation, their addresses, and which elements exist."""
+    """Return rows normalized, the inverse of their deviation, their offsets, and a mask of existing
+    elements."""
     column = tl.arange(0, DP)
     valid = (row < rows)[:, None] & (column < D)[None, :]
     offset = (lane * rows + row)[:, None] * D + column[None, :]
@@ -78,7 +79,7 @@ def backward(
     EPS: tl.constexpr,
     BR: tl.constexpr,
 ):
-    """For a share of the rows: dx, and their part of the gradients of weight and bias."""
+    """Write dx of one part of the rows, and this part's gradients of weight and bias."""
     part, lane = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, DP)
     w = tl.load(weight + lane * weight_lane + column, mask=column < D, other=0.0)
@@ -105,7 +106,8 @@ def is_supported(x: Tensor) -> bool:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype) -> Tensor:
-    """x [..., D] normalized, in that type; under `vmap`, each lane by its own weight and bias."""
+    """Return x [..., D] normalized, in the type `dtype`; under `vmap`, each lane by its own weight
+    and bias."""
 
     apply: Any = _Norm.apply
     return call_with_lanes(lambda *lanes: apply(*lanes, eps, dtype), x, weight, bias)

@@ -20,22 +20,23 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.precision import operand_format
-from slipstream.kernels.vmap import call_with_lanes
+from slipstream.kernels.operands import call_with_lanes, operand_format
 
 MAX_TOKENS, MAX_WIDTH = 64, 64
-"""Of a sequence, and of a head. In the backward pass a program holds all weights of its head three
-times; beyond, it would have to go by tiles, as torch's kernels do, which fill theirs then."""
+"""The largest number of tokens of a sequence, and of units of a head. In the backward pass a
+program holds all weights of its head three times; larger sizes would have to go by tiles, as
+torch's kernels do, which then fill theirs."""
 MAX_BYTES = 8192
-"""Of q, k or v on chip: in fp32 tokens and width cannot both be above 32, or registers run out"""
+"""The largest number of bytes of q, k or v on chip: in fp32, tokens and width cannot both be above
+32, or registers run out"""
 MIN_SIZE = 16
-"""Rows and columns that a tensor core multiplies"""
+"""The smallest number of rows and columns that a tensor core multiplies"""
 
 
 @triton.jit
 def _locate_tokens(T, B, HEADS: tl.constexpr, D: tl.constexpr, TP: tl.constexpr, DP: tl.constexpr):
-    """Where a program's tokens are: which rows of all, which columns of its q, and which of these
-    there are."""
+    """Return the rows of a program's tokens, the columns of its q, and a mask of the existing
+    elements."""
     window, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     lane = tl.program_id(1).to(tl.int64)
     token, column = tl.arange(0, TP), tl.arange(0, DP)
@@ -46,7 +47,7 @@ def _locate_tokens(T, B, HEADS: tl.constexpr, D: tl.constexpr, TP: tl.constexpr,
 
 @triton.jit
 def _attention_weights(q, k, T, SCALE: tl.constexpr, TP: tl.constexpr, PRECISION: tl.constexpr):
-    """How much each token sees of every other, in fp32: rows add up to one."""
+    """Return the attention weights of each token, in fp32: rows add up to one."""
     score = tl.dot(q, tl.trans(k), input_precision=PRECISION) * SCALE
     score = tl.where((tl.arange(0, TP) < T)[None, :], score, float("-inf"))
     score = tl.exp(score - tl.max(score, 1)[:, None])
@@ -109,20 +110,22 @@ def attention_backward(
 
 
 def is_supported(joined: Tensor, heads: int) -> bool:
-    """Not on Turing, for which Triton makes these products without tensor cores."""
+    """Return whether the kernel runs on this GPU: not on Turing, for which Triton compiles these
+    products without tensor cores."""
     T, _, wide = joined.shape
     tensor_cores = torch.cuda.get_device_capability(joined.device) >= (8, 0)
     return tensor_cores and fits(T, wide // (3 * heads), joined.dtype.itemsize)
 
 
 def fits(T: int, D: int, size: int) -> bool:
-    """Whether there is a program for so many tokens of that width, in numbers of `size` bytes."""
+    """Return whether the kernel can take so many tokens of this width, in numbers of `size`
+    bytes."""
     TP, DP = _padded(T, D)
     return T <= MAX_TOKENS and D <= MAX_WIDTH and TP * DP * size <= MAX_BYTES and size <= 4
 
 
 def short_attention(joined: Tensor, heads: int) -> Tensor:
-    """[T, B, 3 * D] to [T, B, D]; under `vmap`, of every lane."""
+    """Return the attention [T, B, D] of q, k and v, [T, B, 3 * D]; under `vmap`, for every lane."""
 
     apply: Any = _Attention.apply
     _, precision = operand_format(joined)
@@ -156,8 +159,8 @@ class _Attention(torch.autograd.Function):
 
 
 def launch_options(T: int, D: int, heads: int, size: int, precision: str) -> dict[str, Any]:
-    """What a kernel is built for. A warp takes as many products as its registers hold; half as many
-    where they are not by tensor cores."""
+    """Return the constants that a kernel is compiled for. A warp takes as many products as its
+    registers hold; half as many where they are not by tensor cores."""
     TP, DP = _padded(T, D)
     exact = size == 4 and precision == "ieee"
     warps = TP * TP * DP >> 14 if exact else min(TP * TP * DP >> 15, 4)

@@ -20,10 +20,12 @@ from slipstream.models.numpy_layers import ROW_UNITS, Weights
 
 Floats = npt.NDArray[np.float32]
 LANES = 8
-"""Rows of a matrix that the C code computes side by side: as many sums fit into registers"""
+"""The number of matrix rows that the C code computes side by side: as many sums as fit into
+registers"""
 PER_LINE = 8
 POINTER_BYTES = 4
-"""Of a 32-bit microcontroller"""
+"""The size of a pointer on a 32-bit microcontroller"""
+# -128 is left out, so that values are symmetric about zero
 LARGEST_INT8 = 127
 
 
@@ -117,7 +119,7 @@ def format_integers(values: Iterable[Any]) -> str:
 
 
 class CLayers(NamedTuple):
-    """What the layers of a kind need in C, beside their weights."""
+    """The sizes and arrays that the layers of a kind need in C, besides their weights."""
 
     defines: Mapping[str, int] = {}
     """Sizes that the template names"""
@@ -128,13 +130,13 @@ class CLayers(NamedTuple):
     work: Mapping[str, int] = {}
     """Arrays of float that one call needs, and their lengths"""
     values: Mapping[str, Any] = {}
-    """What else the template names"""
+    """Other values that the template names"""
     num_bytes: int = 0
     """Bytes of constant tables in the template"""
 
 
 ROW_NUMBERS = 64
-"""Numbers of a window that a network without tokens reads at a time"""
+"""The number of a window's values that a network without tokens reads at a time"""
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,9 @@ class NetworkShape:
     model: Model
     signature: Signature
     holds: bool = False
-    """Whether a missing value is the last known one: `data.missing = "forward"`"""
+    """Whether a missing value is replaced by the last known one: `data.missing = "forward"`"""
     carried: bool = False
-    """Whether steps carry the network's state on"""
+    """Whether the network's state is carried from step to step"""
 
     @property
     def template(self) -> str:
@@ -157,7 +159,7 @@ class NetworkShape:
 
     @cached_property
     def layers(self) -> CLayers:
-        """What the layers need."""
+        """The sizes and arrays that the layers need."""
         return load_kind(self.model).describe_c(self)
 
     @property
@@ -184,7 +186,7 @@ class NetworkShape:
 
     @property
     def width(self) -> int:
-        """The width of what the head reads at a time."""
+        """The number of features that the head reads at a time."""
         return load_kind(self.model).get_width(self.model, self.signature)
 
     @property

@@ -66,7 +66,7 @@ def check_permission(kind: str) -> None:
 
 
 def _list_classes(config: Config) -> set[str]:
-    """The custom classes that a config names, including those of a search space."""
+    """Return the custom classes that a config names, including those of a search space."""
     entry = config.tune.space.get(KIND, ())
     choices = entry if isinstance(entry, (list, tuple)) else ()
     return {kind for kind in (config.model.kind, *map(str, choices)) if ":" in kind}
@@ -99,7 +99,8 @@ def list_module_files(module: str) -> list[str]:
 
 
 def _find_spec(name: str, path: list[str] | None) -> ModuleSpec | None:
-    """As `importlib.util.find_spec`, which imports the packages around a module."""
+    """Find a module's spec without importing the packages around it, as `importlib.util.find_spec`
+    would."""
     for finder in sys.meta_path:
         spec = finder.find_spec(name, path) if hasattr(finder, "find_spec") else None
         if spec is not None:
@@ -147,7 +148,7 @@ def import_class(kind: str) -> type[nn.Module]:
 
 
 class CustomNetwork(nn.Module):
-    """The user's network where ours would be."""
+    """A user's own network with the interface of Slipstream's networks."""
 
     recompute = False
 
@@ -198,6 +199,6 @@ class CustomNetwork(nn.Module):
 
 
 def list_buffers(module: nn.Module) -> list[str]:
-    """Name what a module keeps beside its weights, such as a batch norm's running means."""
+    """Return the names of a module's buffers, such as a batch norm's running means."""
     weights = {name for name, _ in module.named_parameters()}
     return [name for name in module.state_dict() if name not in weights]

@@ -27,7 +27,7 @@ Content = TypeVar("Content")
 WEIGHTS_FILE, SIGNATURE_FILE, SCALER_FILE = "weights.safetensors", "signature.json", "scaler.json"
 ORIGIN = "origin.json"
 PREPARE_FILE = "prepare.json"
-"""What steps of `data.prepare` were fitted to"""
+"""The file with the fitted ranges of the steps of `data.prepare`"""
 
 
 def parse_safetensors(
@@ -64,8 +64,8 @@ def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:
 
 
 def read_origin(run: Run) -> dict[str, Any]:
-    """Read what a model was trained with: `config`, the text of config.toml, and `data`, the
-    fingerprint. Runs of version 0.1 have no such file."""
+    """Read the origin of a model: `config`, the text of config.toml, and `data`, the fingerprint.
+    Runs of version 0.1 have no such file."""
     origin: dict[str, Any] = json.loads(read_verified(run.model).get(ORIGIN, b"{}"))
     return origin
 

@@ -20,7 +20,7 @@ from slipstream.models.noise import Noise, gather_rows
 from slipstream.models.numpy_layers import SMALLEST_VARIANCE
 
 OWN_KERNELS = "slipstream"
-"""What runs recurrent layers: our own kernels, in the place of cuDNN's or PyTorch's"""
+"""The name of our own kernels for recurrent layers, which run instead of cuDNN's or PyTorch's"""
 
 
 def build(model: Model, signature: Signature) -> WindowPredictor | MaskedAutoencoder:
@@ -75,7 +75,7 @@ class WindowPredictor(nn.Module):
     def forward(
         self, inputs: Tensor, static: Tensor | None = None, noise: Noise | None = None
     ) -> Tensor:
-        """Predict; without noise, nothing is dropped."""
+        """Return the predictions; without noise, nothing is dropped."""
         centre = spread = None
         if self.normalize != "none":
             centre = _leave_out(inputs[-1], self.future, 0.0)
@@ -96,8 +96,8 @@ class WindowPredictor(nn.Module):
     def encode_rows(
         self, inputs: Tensor, states: Sequence[Tensor], noise: Noise | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return each row's features [T, B, D], after those that left these states, and the states
-        after the last row: of a recurrent or convolutional network whose rows are its tokens."""
+        """Return the features of each row, [T, B, D], continuing from these states, and the states
+        after the last row; for a recurrent or convolutional network whose tokens are rows."""
         core: Any = self.core
         tokens, after = core.encode_rows(inputs, states, noise)
         return tokens, after
@@ -127,7 +127,7 @@ class WindowPredictor(nn.Module):
 
 
 class MaskedAutoencoder(nn.Module):
-    """A learned row in the place of masked ones, the encoder, and a decoder back to rows."""
+    """An encoder with a learned row instead of the masked ones, and a decoder back to rows."""
 
     def __init__(self, model: Model, signature: Signature) -> None:
         super().__init__()
@@ -143,34 +143,38 @@ class MaskedAutoencoder(nn.Module):
         self.decoder = nn.ModuleDict({"hidden": hidden, "out": out})
 
     def forward(
-        self, inputs: Tensor, mask: Tensor, noise: Noise | None = None, places: Tensor | None = None
+        self,
+        inputs: Tensor,
+        mask: Tensor,
+        noise: Noise | None = None,
+        positions: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return all rows [T, B, F] filled in, or those at places [M, B], and the encoder's tokens
-        [T / patch, B, D]."""
+        """Return all rows [T, B, F] filled in, or the rows at positions [M, B], and the encoder's
+        tokens [T / patch, B, D]."""
         if self.normalize == "none":
-            return self._fill(inputs, mask, noise, places)
+            return self._fill(inputs, mask, noise, positions)
         centre = _leave_out(_last_visible(inputs, mask), self.future, 0.0)
         inputs = inputs - centre
         if self.normalize == "last":
-            rows, tokens = self._fill(inputs, mask, noise, places)
+            rows, tokens = self._fill(inputs, mask, noise, positions)
             return rows + centre, tokens
         mean, spread = _visible_scale(inputs, mask)  # of what is left, as in WindowPredictor
         mean = _leave_out(mean, self.future, 0.0)
         spread = _leave_out(spread, self.future, 1.0)
-        rows, tokens = self._fill((inputs - mean) / spread, mask, noise, places)
+        rows, tokens = self._fill((inputs - mean) / spread, mask, noise, positions)
         return rows * spread + (centre + mean), tokens
 
     def _fill(
-        self, rows: Tensor, mask: Tensor, noise: Noise | None, places: Tensor | None
+        self, rows: Tensor, mask: Tensor, noise: Noise | None, positions: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         tokens: Tensor = self.core(torch.where(mask[..., None], self.token, rows), None, noise)
-        if places is None:
+        if positions is None:
             return _to_rows(self._decode(tokens), self.patch), tokens
-        token_places = places // self.patch if self.patch > 1 else places
-        filled = self._decode(gather_rows(tokens, token_places))
+        token_positions = positions // self.patch if self.patch > 1 else positions
+        filled = self._decode(gather_rows(tokens, token_positions))
         if self.patch > 1:
             of_token = filled.unflatten(-1, (self.patch, -1))
-            within = (places % self.patch)[..., None, None].expand(-1, -1, 1, self.inputs)
+            within = (positions % self.patch)[..., None, None].expand(-1, -1, 1, self.inputs)
             filled = of_token.gather(2, within).squeeze(2)
         return filled, tokens
 
@@ -180,20 +184,21 @@ class MaskedAutoencoder(nn.Module):
 
 
 def _leave_out(by_column: Tensor, count: int, value: float) -> Tensor:
-    """Set a value for the first columns, those known ahead: an hour or a holiday means what it is,
-    however far from the window's others."""
+    """Return a normalization tensor with a neutral `value` for the first columns, which are known
+    ahead: an hour or a holiday has an absolute meaning."""
     return F.pad(by_column[..., count:], (count, 0), value=value) if count else by_column
 
 
 def _last_visible(inputs: Tensor, mask: Tensor) -> Tensor:
     """Return each window's last row that is not masked, [1, B, F]."""
-    place = torch.arange(len(mask), device=mask.device)[:, None]
-    last = (place * ~mask).amax(dim=0)
+    position = torch.arange(len(mask), device=mask.device)[:, None]
+    last = (position * ~mask).amax(dim=0)
     return inputs.gather(0, last[None, :, None].expand(-1, -1, inputs.shape[-1]))
 
 
 def _visible_scale(inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and spread of each window, [1, B, F] each, from the rows that are not masked."""
+    """Return the mean and the spread of each window, [1, B, F] each, from the rows that are not
+    masked."""
     seen = (~mask)[..., None]
     count = seen.sum(dim=0, keepdim=True)
     centre = (inputs * seen).sum(dim=0, keepdim=True) / count
@@ -202,7 +207,7 @@ def _visible_scale(inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _to_rows(tokens: Tensor, patch: int) -> Tensor:
-    """[T / patch, B, patch * F] to [T, B, F]."""
+    """Return the rows [T, B, F] of tokens [T / patch, B, patch * F]."""
     if patch == 1:
         return tokens
     length, batch, width = tokens.shape

@@ -14,11 +14,11 @@ from slipstream.models.noise import Noise
 from slipstream.models.numpy_layers import ROW_UNITS
 
 NO_FUTURE = (0, 0)
-"""Rows and columns that are known ahead, where none are"""
+"""The shape (rows, columns) of inputs known ahead where there are none"""
 
 
 def to_patches(inputs: Tensor, patch: int) -> Tensor:
-    """[T, B, F] to [T / patch, B, patch * F]: each token holds `patch` rows."""
+    """Return tokens of `patch` rows each: [T, B, F] to [T / patch, B, patch * F]."""
     if patch == 1:
         return inputs
     time, batch, features = inputs.shape
@@ -27,12 +27,12 @@ def to_patches(inputs: Tensor, patch: int) -> Tensor:
 
 
 def flatten_time(sequence: Tensor) -> Tensor:
-    """[T, B, D] to [B, T * D]."""
+    """Return the rows of each window as one: [T, B, D] to [B, T * D]."""
     return sequence.transpose(0, 1).flatten(1)
 
 
 def apply_norm(norm: nn.LayerNorm, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Normalize x in fp32, and return it in that type."""
+    """Return x normalized in fp32 and converted to `dtype`."""
     if should_use_triton(x):
         from slipstream.kernels import layer_norm
 
@@ -49,7 +49,7 @@ def apply_linear(layer: Any, x: Tensor) -> Tensor:
 
 
 def split_future(static: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Split static [B, K] into the static columns and the rows of this shape that end it."""
+    """Split static [B, K] into the static columns and the rows of this shape at its end."""
     ahead = shape[0] * shape[1]
     fixed, future = static.split([static.shape[-1] - ahead, ahead], dim=-1)
     return fixed, future.unflatten(-1, shape)
@@ -99,11 +99,11 @@ class Head(nn.Module):
 
 
 class RowDecoder(nn.Module):
-    """What each row that is known ahead adds to the outputs of that row: a small network over the
+    """The contribution of each row known ahead to the outputs of that row: a small network over the
     row and the window's features, the same for every row.
 
-    The head's linear layer sees all rows ahead, which suffices for sums and lags. This adds what is
-    not linear, and what depends on the window.
+    The head's linear layer sees all rows ahead, which suffices for sums and lags. This network adds
+    nonlinear effects, and effects that depend on the window.
     """
 
     def __init__(self, features: int, static: int, outputs: int, future: tuple[int, int]) -> None:
@@ -161,7 +161,7 @@ class SequenceNetwork(nn.Module):
 
 
 def call_layer(layer: Callable[..., Tensor], *args: Any, recompute: bool) -> Tensor:
-    """Run a layer; its activations are saved, or computed again in the backward pass."""
+    """Run a layer; its activations are saved for the backward pass, or computed again there."""
     if not recompute:
         return layer(*args)
     out: Tensor = checkpoint(layer, *args, use_reentrant=False, preserve_rng_state=False)

@@ -14,7 +14,7 @@ from slipstream.base.statistics import find_median, select_median
 from slipstream.config import CLASS_LOSSES, Config, Train, format_setting
 
 MIN_VARIANCE = 1e-4
-"""Variance whose root still has a gradient"""
+"""Added to a variance, so that its square root has a finite gradient at zero"""
 
 
 def compute_window_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
@@ -29,7 +29,7 @@ def compute_window_losses(prediction: Tensor, target: Tensor, train: Train) -> T
 
 
 def _compute_losses(prediction: Tensor, target: Tensor, train: Train) -> Tensor:
-    """Return every single loss, by one of torch's own kernels where it has one."""
+    """Return the loss of every value, by one of torch's kernels where there is one."""
     if train.loss == "quantile":
         error = prediction - target
         level = _make_constants(train.quantiles, like=error)
@@ -68,7 +68,8 @@ def _compute_class_losses(logits: Tensor, target: Tensor, train: Train) -> Tenso
 def average_predictions(
     predictions: Sequence[Tensor], *, classes: bool, weights: Sequence[float] | None = None
 ) -> Tensor:
-    """Return the mean of several models' predictions; of classes, that of their probabilities.
+    """Return the mean of several models' predictions; for classes, the logarithm of their mean
+    probabilities.
 
     The weights add up to one; without any, all count the same.
     """
@@ -96,7 +97,7 @@ def select_point(prediction: Tensor, quantiles: tuple[float, ...]) -> Tensor:
 
 
 def explain_point(config: Config) -> list[str]:
-    """Say what the point prediction is where `train.quantiles` are without the median."""
+    """Explain the point prediction where `train.quantiles` does not contain the median."""
     levels = config.train.quantiles
     if config.train.loss != "quantile" or 0.5 in levels:
         return []
@@ -122,7 +123,8 @@ def compute_masked_losses(rows: Tensor, truth: Tensor, train: Train) -> Tensor:
 
 
 def compute_collapse_penalty(tokens: Tensor, shares: Tensor) -> Tensor:
-    """Return how little windows differ: the mean of relu(1 - deviation) over tokens [T, B, D].
+    """Return a penalty on windows that differ little: the mean of relu(1 - deviation) over tokens
+    [T, B, D].
 
     Windows whose share is 0 are left out.
     """

@@ -18,7 +18,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": F.leaky_relu,
     "tanh": torch.tanh,
 }
-"""All of them leave zero as it is, so that units of zero weights change nothing in a pack"""
+"""The activations by name. All of them map zero to zero, so that padding units with zero weights
+change nothing in a pack"""
 
 
 class FeedForward(nn.Module):

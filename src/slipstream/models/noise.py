@@ -22,18 +22,18 @@ SEED, STEP, PASS, MIX = (
 )
 UNIT, SITE_FACTOR, LAST = 0x2C1B3C6D, 0x297A2D39, -0x7A143589
 DIRECTION = 1 << 20
-"""More than a layer's units"""
+"""The offset of the second direction's unit numbers: more than any layer's units"""
 BITS = 23
-"""Of a uniform number, so that its half-way steps are exact in fp32"""
+"""The bits of a uniform number: few enough that its half-way steps are exact in fp32"""
 
 
 class Noise(NamedTuple):
-    """What a forward pass drops follows from these two scalars."""
+    """The two scalars that determine what a forward pass drops."""
 
     key: Tensor
     """int64; before `at`, the run's seed"""
     rate: Tensor
-    """fp32: the share that is dropped"""
+    """fp32: the fraction that is dropped"""
 
     def for_pass(self, step: Tensor, number: int) -> Noise:
         """Return the noise of forward pass `number` of a step, counted over the whole run."""
@@ -41,7 +41,8 @@ class Noise(NamedTuple):
         return Noise(mix_bits(self.key * SEED + step * STEP + of_pass), self.rate)
 
     def skip(self, sequences: int) -> Noise:
-        """Return the noise of a batch without its first sequences: places are added to the key."""
+        """Return the noise of a batch without its first sequences: their number is added to the
+        key."""
         return Noise(self.key + sequences, self.rate)
 
 
@@ -62,7 +63,8 @@ def dropout(x: Tensor, noise: Noise | None, site: int, *, directions: int = 1) -
 
 
 def dropout_eager(x: Tensor, noise: Noise, site: int, directions: int) -> Tensor:
-    """The same in plain PyTorch, for every device: the definition of the kernel."""
+    """Drop elements as `dropout` does, in plain PyTorch on any device; this defines the kernel's
+    result."""
     bits = _hash_rows(noise.key, x) * _hash_units(x, site, directions)
     bits = (bits ^ (bits >> 15)) * LAST
     scale = (1 / (1 - noise.rate)).to(x.dtype)
@@ -81,15 +83,15 @@ def mix_bits(number: Tensor) -> Tensor:
 
 
 def _hash_rows(key: Tensor, x: Tensor) -> Tensor:
-    """An odd int32 for each row, [T, B, 1] or [B, 1]."""
-    places = torch.arange(x.shape[-2], device=x.device)[:, None]
+    """Return an odd int32 for each row, [T, B, 1] or [B, 1]."""
+    counters = torch.arange(x.shape[-2], device=x.device)[:, None]
     if x.dim() == 3:
-        places = places + (torch.arange(x.shape[0], device=x.device) << 32)[:, None, None]
-    return (mix_bits((places + key) * MIX) >> 32).to(torch.int32) | 1
+        counters = counters + (torch.arange(x.shape[0], device=x.device) << 32)[:, None, None]
+    return (mix_bits((counters + key) * MIX) >> 32).to(torch.int32) | 1
 
 
 def _hash_units(x: Tensor, site: int, directions: int) -> Tensor:
-    """An odd int32 for each unit at this site, [D]."""
+    """Return an odd int32 for each unit at this site, [D]."""
     units = torch.arange(x.shape[-1] // directions, device=x.device, dtype=torch.int32)
     if directions > 1:
         end = directions * DIRECTION
@@ -104,25 +106,25 @@ def _hash_unit_site(site: int) -> int:
 
 
 def draw_int64(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
-    """int64 [rows, batch], any bits; the windows' numbers are the last axis' places. `key` is one
-    int64, or one for each window."""
+    """Return random int64 [rows, batch]; a window's number is its position along the last axis.
+    `key` is one int64, or one for each window."""
     if should_use_triton(key):
         return _launch(key, site, rows, batch, torch.int64)
     across = torch.arange(batch, device=key.device)
     down = torch.arange(rows, device=key.device)[:, None] << 32
-    place = mix_bits((down + across + key) * MIX)
-    return mix_bits((place + _hash_site(site)) * MIX)
+    counter = mix_bits((down + across + key) * MIX)
+    return mix_bits((counter + _hash_site(site)) * MIX)
 
 
 def draw_uniform(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
-    """fp32 [rows, batch], above 0 and below 1."""
+    """Return random fp32 [rows, batch], above 0 and below 1."""
     if should_use_triton(key):
         return _launch(key, site, rows, batch, torch.float32)
     return _odd(key, site, rows, batch).float() * 0.5 ** (BITS + 1)
 
 
 def draw_signed(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
-    """fp32 [rows, batch], above -1 and below 1."""
+    """Return random fp32 [rows, batch], above -1 and below 1."""
     if should_use_triton(key):
         return _launch(key, site, rows, batch, torch.float32, signed=True)
     numbers: Tensor = (_odd(key, site, rows, batch) - 2**BITS).float() * 0.5**BITS
@@ -130,7 +132,7 @@ def draw_signed(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
 
 
 def draw_normal(key: Tensor, site: int, rows: int, batch: int) -> Tensor:
-    """fp32 [rows, batch], of mean 0 and deviation 1."""
+    """Return random fp32 [rows, batch], with mean 0 and deviation 1."""
     return torch.erfinv(draw_signed(key, site, rows, batch)) * math.sqrt(2.0)
 
 
@@ -154,13 +156,13 @@ def _launch(
 
 
 AUGMENT_SITE = 1 << 20
-"""First of the augmentations' own draws"""
+"""The first site of the augmentations' draws; dropout's sites lie below"""
 EACH = 16
-"""Draws that each of them has"""
+"""The number of sites of each kind of augmentation"""
 
 
 class AugmentedBatch(NamedTuple):
-    """Augmented windows, and what they were blended with."""
+    """Augmented windows, and the windows that were blended in."""
 
     inputs: Tensor
     """[T, B, F]"""
@@ -169,18 +171,18 @@ class AugmentedBatch(NamedTuple):
     partner: Tensor | None
     """[B]: the sequence that was blended in"""
     blend: Tensor | None
-    """[B]: how much of it; 0 where nothing was"""
+    """[B]: the fraction of the blended sequence; 0 where nothing was blended in"""
 
 
 class SequenceLayout(NamedTuple):
-    """What the columns of a sequence are."""
+    """The roles of a sequence's columns."""
 
     shared: int
-    """How many of the last inputs are the first targets"""
+    """The number of last inputs that are the first targets"""
     fold: int = 1
-    """Sequences that one window becomes"""
+    """The number of sequences per window"""
     jitter: Tensor | None = None
-    """[fold, F]: noise of each column, scaled, where it differs between them"""
+    """[fold, F]: the scaled noise of each column, where columns differ in it"""
 
 
 def make_layout(how: Augment, signature: Signature, device: torch.device) -> SequenceLayout:
@@ -211,7 +213,7 @@ class WindowDraws(NamedTuple):
         return draw_signed(self.key, self._site(number), 1, self.batch)
 
     def selects(self, how: Augment) -> Tensor:
-        """bool [B]: which windows it changes."""
+        """Return bool [B]: the windows that this augmentation changes."""
         mask: Tensor = self.uniform(0)[0] < getattr(how, f"{self.kind}_chance")
         return mask
 
@@ -228,7 +230,8 @@ def augment(
     layout: SequenceLayout,
     shares: Tensor,
 ) -> AugmentedBatch:
-    """Apply every kind that is on. Windows of no share [B / fold] are nobody's partner."""
+    """Apply every kind of augmentation that is on. Windows whose share [B / fold] is 0 are not
+    blended into others."""
     shared, fold = layout.shared, layout.fold
     batch = inputs.shape[1]
     kinds = {kind: WindowDraws(key, kind, batch) for kind in how.kinds}
@@ -246,7 +249,7 @@ def augment(
 
 
 def blends_windows(how: Augment) -> bool:
-    """Whether windows are blended with others."""
+    """Return whether windows are blended with others."""
     return how.mixup > 0 or how.cutmix > 0
 
 
@@ -282,7 +285,7 @@ def _volatility(
 
 
 def _change_first(targets: Tensor, shared: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """The targets with the first `shared` of them changed."""
+    """Return the targets with the first `shared` columns changed."""
     if not shared:
         return targets
     changed = change(targets[..., :shared])
@@ -292,7 +295,7 @@ def _change_first(targets: Tensor, shared: int, change: Callable[[Tensor], Tenso
 
 
 def _resample(how: Augment, kinds: dict[str, WindowDraws], inputs: Tensor) -> Tensor:
-    """Rows read at other times than their own, on straight lines between the two around."""
+    """Return rows at other times, by linear interpolation between neighbours."""
     last = len(inputs) - 1
     time = torch.arange(len(inputs), device=inputs.device)[:, None] / max(last, 1)
     changed = torch.zeros_like(inputs[0, :, 0], dtype=torch.bool)
@@ -304,16 +307,17 @@ def _resample(how: Augment, kinds: dict[str, WindowDraws], inputs: Tensor) -> Te
         cut = how.slice * draws.uniform(1) * draws.selects(how)
         time = cut + (1 - cut) * time
         changed = changed | draws.selects(how)
-    place = (time * last).clamp(0, last)
-    below = place.floor().clamp(max=max(last - 1, 0))
-    share = (place - below)[..., None]
+    position = (time * last).clamp(0, last)
+    below = position.floor().clamp(max=max(last - 1, 0))
+    share = (position - below)[..., None]
     index = below.long()[..., None].expand_as(inputs)
     before, after = inputs.gather(0, index), inputs.gather(0, (index + 1).clamp(max=last))
     return torch.where(changed[:, None], before + (after - before) * share, inputs)
 
 
 def _warp(how: Augment, draws: WindowDraws, time: Tensor) -> Tensor:
-    """[T, B]: what is added to times from 0 to 1; its slope is above -1, so none is overtaken."""
+    """Return the shift of times from 0 to 1, [T, B]; its slope is above -1, so that no time
+    overtakes another."""
     bend = draws.signed(1) * how.warp * draws.selects(how)
     waves = 1 + (draws.uniform(2) < 0.5)  # one bend or two
     return bend * torch.sin(math.pi * waves * time) / (math.pi * waves)
@@ -328,7 +332,7 @@ def _blend(
     shares: Tensor,
     fold: int,
 ) -> AugmentedBatch:
-    """Blend another window in, and put rows of it in the place of own ones."""
+    """Blend in another window, and replace a block of rows by its rows."""
     rows = len(inputs)
     partner = _partner(key, shares, fold)
     partner_rows = inputs.index_select(1, partner)
@@ -342,15 +346,16 @@ def _blend(
         draws = kinds["cutmix"]
         count = (how.cutmix * draws.uniform(1)[0] * rows).round().long() * draws.selects(how)
         first = (draws.uniform(2)[0] * (rows - count + 1)).long()
-        place = torch.arange(rows, device=inputs.device)[:, None]
-        replaced = (place >= first) & (place < first + count)
+        row = torch.arange(rows, device=inputs.device)[:, None]
+        replaced = (row >= first) & (row < first + count)
         inputs = torch.where(replaced[..., None], partner_rows, inputs)
         kept = kept * (1 - count / rows)
     return AugmentedBatch(inputs, targets, partner, 1 - kept)
 
 
 def _partner(key: Tensor, shares: Tensor, fold: int) -> Tensor:
-    """Another window for each, of those that count, which come first; the same channel of it."""
+    """Return a partner for each sequence: the same channel of another window among those that
+    count, which come first."""
     real = (shares > 0).sum().clamp(min=1)
     windows = torch.arange(len(shares), device=shares.device)
     numbers = draw_uniform(key, AUGMENT_SITE + EACH * len(KINDS), 1, len(shares))[0]
@@ -361,12 +366,13 @@ def _partner(key: Tensor, shares: Tensor, fold: int) -> Tensor:
 
 
 MASK_SITE = 1 << 16
-"""First of the masks' own draws"""
+"""The first site of the masks' draws"""
 FIXED = 0x51AB5EED
 
 
 def count_masked_rows(how: Pretrain, context: int) -> int:
-    """Masked rows of every window: the ratio, rounded to rows, or with patches to whole ones."""
+    """Return the number of masked rows per window: the ratio, rounded to rows or to whole
+    patches."""
     if how.mask == "patch":
         return how.length * _num_patches(how, context)
     return min(max(round(how.ratio * context), 1), context - 1)
@@ -378,13 +384,15 @@ def _num_patches(how: Pretrain, context: int) -> int:
 
 
 def mask_windows(how: Pretrain, inputs: Tensor, key: Tensor | None) -> Tensor:
-    """The masks of some windows [T, B, F]: by a key, or without one those that each always has."""
+    """Return the masks of windows [T, B, F]: drawn by a key, or without one the fixed mask of each
+    window."""
     context, batch, _ = inputs.shape
     return draw_mask(how, _key_of(inputs) if key is None else key, context, batch)
 
 
 def draw_mask(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
-    """bool [T, B], true where a row is masked; `key` is one int64, or one for each window."""
+    """Return bool [T, B], true where a row is masked; `key` is one int64, or one for each
+    window."""
     count = count_masked_rows(how, context)
     match how.mask:
         case "random":
@@ -398,36 +406,37 @@ def draw_mask(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
 
 
 def find_masked_rows(how: Pretrain, mask: Tensor) -> Tensor:
-    """The masked rows of every window in order of time, int64 [M, B]."""
+    """Return the masked rows of every window in order of time, int64 [M, B]."""
     ordered = mask.to(torch.uint8).sort(dim=0, descending=True, stable=True)
     return ordered.indices[: count_masked_rows(how, len(mask))]
 
 
-def gather_rows(rows: Tensor, places: Tensor) -> Tensor:
-    """Of rows [T, B, F], those at places [M, B]: [M, B, F]."""
-    return rows.gather(0, places[..., None].expand(-1, -1, rows.shape[-1]))
+def gather_rows(rows: Tensor, positions: Tensor) -> Tensor:
+    """Return the rows at positions [M, B] of rows [T, B, F]: [M, B, F]."""
+    return rows.gather(0, positions[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def _key_of(inputs: Tensor) -> Tensor:
-    """int64 [B]: a key for each window, made of its values' bits and nothing else."""
+    """Return a key for each window, int64 [B], computed from the bits of its values only."""
     bits = inputs.float().contiguous().view(torch.int32).long()
-    place = torch.arange(bits.shape[0] * bits.shape[2], device=bits.device)
-    place = place.view(bits.shape[0], 1, bits.shape[2])
-    total = mix_bits((bits + place * FIXED) * MIX).sum(dim=(0, 2))
-    # a draw adds the windows' places, and these must not matter here
+    element = torch.arange(bits.shape[0] * bits.shape[2], device=bits.device)
+    element = element.view(bits.shape[0], 1, bits.shape[2])
+    total = mix_bits((bits + element * FIXED) * MIX).sum(dim=(0, 2))
+    # a draw adds the positions of the windows, and these must not matter here
     return mix_bits(total) - torch.arange(inputs.shape[1], device=inputs.device)
 
 
 def _lowest(score: Tensor, count: int) -> Tensor:
-    """Along the first axis, the `count` lowest scores, which ties cannot make more or fewer."""
+    """Mark the `count` lowest scores along the first axis; ties do not change their number."""
     rows = score.shape[0]
-    place = torch.arange(rows, device=score.device)[:, None]
-    distinct = (score & ~(2**16 - 1)) | place
+    row = torch.arange(rows, device=score.device)[:, None]
+    distinct = (score & ~(2**16 - 1)) | row
     return distinct <= distinct.sort(dim=0).values[count - 1]
 
 
 def _patches(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
-    """Whole patches of a grid that begins anywhere, as far as the window's rest leaves room."""
+    """Return a mask of whole patches, on a grid with a random offset within the rows that the
+    patches leave over."""
     patches, spare = divmod(context, how.length)
     chosen = _lowest(draw_int64(key, MASK_SITE, patches, batch), _num_patches(how, context))
     row = torch.arange(context, device=chosen.device)[:, None] - _below(spare + 1, key, batch)
@@ -437,6 +446,6 @@ def _patches(how: Pretrain, key: Tensor, context: int, batch: int) -> Tensor:
 
 
 def _below(most: int, key: Tensor, batch: int) -> Tensor:
-    """int64 [1, B], from 0 to before `most`."""
+    """Return random int64 [1, B], from 0 to below `most`."""
     bits = draw_int64(key, MASK_SITE + 1, 1, batch) >> 32 & (2**31 - 1)
     return bits * most >> 31

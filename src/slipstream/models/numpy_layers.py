@@ -15,14 +15,14 @@ from slipstream.config import Model, Signature
 
 Array = npt.NDArray[np.float32]
 Weights = dict[str, Array]
-"""By the names of the safetensors file"""
+"""Weights by their names in the safetensors file"""
 Shape = tuple[int, ...]
 NORM_EPSILON = 1e-5
 """Added to the variance of a layer before it is divided by"""
 SMALLEST_VARIANCE = 1e-5
 """Added to the variance of a window before it is divided by"""
 ROW_UNITS = 64
-"""Hidden units of the head's layer that reads rows known ahead"""
+"""The number of hidden units in the head's network for rows known ahead"""
 LEAK = np.float32(0.01)
 HALF, ONE = np.float32(0.5), np.float32(1)
 
@@ -85,7 +85,7 @@ def list_norm(name: str, width: int) -> dict[str, Shape]:
 
 
 def to_patches(inputs: Array, patch: int) -> Array:
-    """[T, B, F] to [T / patch, B, patch * F]: each token holds `patch` rows."""
+    """Return tokens of `patch` rows each: [T, B, F] to [T / patch, B, patch * F]."""
     if patch == 1:
         return inputs
     time, batch, features = inputs.shape
@@ -94,7 +94,7 @@ def to_patches(inputs: Array, patch: int) -> Array:
 
 
 def flatten_rows(sequence: Array) -> Array:
-    """[T, B, D] to [B, T * D]."""
+    """Return the rows of each sequence as one: [T, B, D] to [B, T * D]."""
     return np.ascontiguousarray(sequence.swapaxes(0, 1)).reshape(sequence.shape[1], -1)
 
 

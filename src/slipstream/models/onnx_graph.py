@@ -50,7 +50,7 @@ class GraphBuilder:
         return self._make_name(kind)
 
     def constant(self, values: Any, name: str = "") -> str:
-        """Add a constant; of equal ones, there is one."""
+        """Add a constant and return its name; equal constants share one name."""
         array = np.ascontiguousarray(values).reshape(np.shape(values))
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._names:
@@ -66,7 +66,7 @@ class GraphBuilder:
         return self.add("Cast", value, to=ELEMENTS[np.dtype(dtype)])
 
     def reshape(self, value: str, *shape: int) -> str:
-        """Reshape; 0 stands for the dimension at that place, -1 for what is left."""
+        """Reshape a tensor; 0 keeps the dimension at that position, -1 takes what is left."""
         return self.add("Reshape", value, self.integers(*shape))
 
     def transpose(self, value: str, *order: int) -> str:
@@ -108,7 +108,7 @@ class OnnxNetwork(NamedTuple):
     signature: Signature
     weights: Mapping[str, npt.NDArray[np.float32]]
     prefix: str = ""
-    """Of the names of its weights in the graph"""
+    """The prefix of the names of the network's weights in the graph"""
 
     def has(self, name: str) -> bool:
         return f"core.{name}.weight" in self.weights
@@ -149,7 +149,7 @@ class OnnxNetwork(NamedTuple):
         raise AssertionError(kind)
 
     def to_patches(self, rows: str) -> str:
-        """[T, B, F] to [T / patch, B, patch * F]."""
+        """Return tokens of `patch` rows each: [T, B, F] to [T / patch, B, patch * F]."""
         graph, patch = self.graph, self.model.patch
         if patch == 1:
             return rows
@@ -159,5 +159,6 @@ class OnnxNetwork(NamedTuple):
         return graph.transpose(flat, 1, 0, 2)
 
     def flatten_time(self, sequence: str) -> str:
-        """[T, B, D] to [B, T * D]; T is the context's."""
+        """Return the rows of each sequence as one: [T, B, D] to [B, T * D], where T is the
+        context."""
         return self.graph.reshape(self.graph.transpose(sequence, 1, 0, 2), 0, -1)

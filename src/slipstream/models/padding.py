@@ -50,24 +50,25 @@ def unpad_weights(
 def _map_axes(
     name: str, shape: Sequence[int], model: Model, to: Model, tokens: int, *, padded: bool = False
 ) -> tuple[tuple[Tensor, ...], list[int]]:
-    """Where the model's own weights are in the wider one, and how long each axis is there."""
-    places, lengths = [], []
+    """Return the indices of the model's own weights in the wider one, and the length of each axis
+    there."""
+    indices, lengths = [], []
     for axis, length in zip(_find_axes(name, model, tokens, len(shape)), shape, strict=True):
         if axis is None:
-            places.append(torch.arange(length))
+            indices.append(torch.arange(length))
             lengths.append(length)
             continue
         layer, blocks = axis
         size, wide = model.sizes[layer], to.sizes[layer]
         static = length - blocks * (wide if padded else size)  # static columns, after the units
         units = torch.arange(blocks)[:, None] * wide + torch.arange(size)
-        places.append(torch.cat([units.flatten(), blocks * wide + torch.arange(static)]))
+        indices.append(torch.cat([units.flatten(), blocks * wide + torch.arange(static)]))
         lengths.append(blocks * wide + static)
-    return torch.meshgrid(*places, indexing="ij"), lengths
+    return torch.meshgrid(*indices, indexing="ij"), lengths
 
 
 def _find_axes(name: str, model: Model, tokens: int, dims: int) -> Sequence[Axis]:
-    """What lies along each axis of one of the weights."""
+    """Return the layer, if any, whose units lie along each axis of a weight."""
     if not (model.spec.can_pad and model.spec.has_hidden):
         return (None,) * dims
     end, ways = len(model.sizes) - 1, 2 if model.bidirectional else 1

@@ -19,7 +19,7 @@ from slipstream.models.noise import Noise, dropout
 
 CELLS = {"lstm": nn.LSTM, "gru": nn.GRU}
 STANDARD = "cudnn-standard"
-"""cuDNN's standard algorithm, in the place of the one that PyTorch chooses"""
+"""The name of cuDNN's standard algorithm, instead of the algorithm that PyTorch chooses"""
 
 
 class Recurrent(SequenceNetwork):
@@ -38,7 +38,7 @@ class Recurrent(SequenceNetwork):
         super().__init__()
         self.patch = model.patch
         self.algorithms: tuple[str, ...] = ("cudnn",) * len(model.sizes)
-        """What runs each layer, as in `Plan.rnn`; the plan sets them."""
+        """The implementation that runs each layer, as in `Plan.rnn`; set by the plan"""
         self.use_own_kernels = False
         """Run layers by our own operation, which has a vmap rule, instead of cuDNN's"""
         self.kind = model.kind
@@ -95,8 +95,8 @@ class Recurrent(SequenceNetwork):
     def encode_rows(
         self, inputs: Tensor, states: Sequence[Tensor], noise: Noise | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the tokens of rows that follow those which left these states, and the states after
-        them, in fp32."""
+        """Return the tokens of rows, continuing from these states, and the states after them, in
+        fp32."""
         sequence, after = inputs, []
         if sequence.is_cuda and torch.is_autocast_enabled("cuda"):
             sequence = sequence.to(torch.get_autocast_dtype("cuda"))

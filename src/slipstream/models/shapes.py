@@ -1,5 +1,5 @@
-"""The shapes of a model's weights, and what follows from them: the number of weights and of
-multiply-adds, and roughly how long a step of training takes."""
+"""The shapes of a model's weights, the numbers of weights and multiply-adds, and a rough guess of
+the time of a training step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slipstream.models.kinds import load_kind
 from slipstream.models.numpy_layers import ROW_UNITS, Shape, Weights, list_linear
 
 AHEAD = ("core.head.ahead.row", "core.head.ahead.out")
-"""Layers that every row known ahead goes through"""
+"""The layers that read each row known ahead"""
 
 
 def list_shapes(model: Model, signature: Signature) -> dict[str, Shape]:
@@ -40,7 +40,7 @@ def _list_head(model: Model, signature: Signature) -> dict[str, Shape]:
 
 
 def verify_shapes(weights: Weights, model: Model, signature: Signature, path: Path) -> None:
-    """Refuse weights that are not those of the config."""
+    """Refuse weights whose names or shapes differ from those of the config."""
     wanted = list_shapes(model, signature)
     for name, shape in wanted.items():
         if name not in weights:
@@ -57,7 +57,7 @@ def verify_shapes(weights: Weights, model: Model, signature: Signature, path: Pa
 def count_parameters(model: Model, signature: Signature) -> int | None:
     """Return the number of weights of a model that is not built yet; None for a user's own class.
 
-    Of an encoder to pre-train, its decoder included, roughly.
+    For an encoder to pre-train, the number is approximate and includes the decoder.
     """
     if model.is_custom:
         return None

@@ -63,15 +63,14 @@ class TCN(SequenceNetwork):
     def encode_rows(
         self, inputs: Tensor, states: Sequence[Tensor], _: Noise | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return the tokens of rows that follow those which left these states, and the states after
-        them."""
+        """Return the tokens of rows, continuing from these states, and the states after them."""
         tokens, after = apply_linear(self.embed, inputs), []
         hidden = tokens
-        for place, (conv, past) in enumerate(zip(self._list_convolutions(), states, strict=True)):
+        for number, (conv, past) in enumerate(zip(self._list_convolutions(), states, strict=True)):
             rows = torch.cat([past.to(hidden.dtype), hidden])
             after.append(rows[len(rows) - len(past) :].float())
             hidden = F.relu(_convolve(conv, rows)[len(past) :])
-            if place % 2:  # a block ends
+            if number % 2:  # a block ends
                 hidden = tokens = F.relu(tokens + hidden)
         return tokens, after
 
@@ -81,7 +80,7 @@ class TCN(SequenceNetwork):
 
 
 class ResidualBlock(nn.Module):
-    """Two causal convolutions, each with ReLU and dropout, added to what came in."""
+    """Two causal convolutions, each with ReLU and dropout, added to the block's input."""
 
     def __init__(self, width: int, kernel_size: int, *, dilation: int) -> None:
         super().__init__()
@@ -89,7 +88,7 @@ class ResidualBlock(nn.Module):
         self.conv2 = nn.Conv1d(width, width, kernel_size, dilation=dilation)
 
     def forward(self, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
-        """Sites from `site` on are the block's own."""
+        """Return the block's outputs; sites from `site` on are reserved for its dropout."""
         hidden = dropout(F.relu(_convolve(self.conv1, tokens)), noise, site)
         hidden = dropout(F.relu(_convolve(self.conv2, hidden)), noise, site + 1)
         return F.relu(tokens + hidden)

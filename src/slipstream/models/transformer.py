@@ -60,8 +60,8 @@ class Transformer(SequenceNetwork):
 
 
 def run_layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Tensor:
-    """Compute what `nn.TransformerEncoderLayer` does with norms first, by its weights; sites from
-    `site` on are its own."""
+    """Return the result of `nn.TransformerEncoderLayer` with norms first, from its weights; sites
+    from `site` on are reserved for its dropout."""
     attended = _attend(layer.self_attn, _normalize(layer.norm1, tokens))
     tokens = tokens + dropout(attended, noise, site)
     inner = F.gelu(apply_linear(layer.linear1, _normalize(layer.norm2, tokens)))
@@ -70,20 +70,20 @@ def run_layer(layer: Any, tokens: Tensor, noise: Noise | None, site: int) -> Ten
 
 
 def _normalize(norm: nn.LayerNorm, tokens: Tensor) -> Tensor:
-    """Normalize, in the type of a product's operands."""
+    """Return x normalized, in the type of a product's operands."""
     kind = tokens.device.type
     half = torch.is_autocast_enabled(kind)
     return apply_norm(norm, tokens, torch.get_autocast_dtype(kind) if half else tokens.dtype)
 
 
 def _attend(module: Any, tokens: Tensor) -> Tensor:
-    """Multi-head attention of a sequence [T, B, D] to itself."""
+    """Return the multi-head attention of a sequence [T, B, D] to itself."""
     joined = linear(tokens, module.in_proj_weight, module.in_proj_bias)
     return apply_linear(module.out_proj, attention(joined, module.num_heads))
 
 
 def _sinusoids(tokens: int, width: int) -> Tensor:
-    """[tokens, 1, width]: sines and cosines of falling frequency."""
+    """Return sines and cosines of falling frequency, [tokens, 1, width]."""
     rates = torch.exp(-math.log(10_000.0) * torch.arange(0, width, 2) / width)
     angles = torch.arange(tokens)[:, None] * rates
     table = torch.zeros(tokens, 1, width)

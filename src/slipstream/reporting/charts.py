@@ -545,7 +545,7 @@ SMOOTHING = 3
 
 
 class Canvas(Protocol):
-    """What a picture is drawn on, in pixels from the upper left."""
+    """A surface to draw on, in pixels from the upper left."""
 
     def draw_lines(
         self, traces: Sequence[Points], colour: str, width: float, dash: str, opacity: float
@@ -584,19 +584,21 @@ def _paint(canvas: Canvas, charts: Sequence[Chart], size: tuple[int, int], colum
     """Draw charts in rows of `columns`; each row is as high as its highest chart."""
     width, height = size
     canvas.fill([[(0, 0), (width, 0), (width, height), (0, height)]], CARD, 1.0)
-    own = _measure_column(width, columns)
+    column_width = _measure_column(width, columns)
     top = float(MARGIN)
     for first in range(0, len(charts), columns):
         row = charts[first : first + columns]
         for number, chart in enumerate(row):
-            _Painter(canvas, chart, MARGIN + number * (own + BETWEEN), top, own).paint()
-        top += max(_measure_chart(chart, own) for chart in row) + MARGIN
+            _Painter(
+                canvas, chart, MARGIN + number * (column_width + BETWEEN), top, column_width
+            ).paint()
+        top += max(_measure_chart(chart, column_width) for chart in row) + MARGIN
 
 
 def _measure_picture(charts: Sequence[Chart], width: int, columns: int) -> int:
-    own = _measure_column(width, columns)
+    column_width = _measure_column(width, columns)
     rows = [charts[first : first + columns] for first in range(0, len(charts), columns)]
-    return MARGIN + sum(max(_measure_chart(c, own) for c in row) + MARGIN for row in rows)
+    return MARGIN + sum(max(_measure_chart(c, column_width) for c in row) + MARGIN for row in rows)
 
 
 def _measure_column(width: int, columns: int) -> float:

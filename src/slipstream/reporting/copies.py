@@ -48,7 +48,7 @@ class CopiedFile(NamedTuple):
 
 @dataclass
 class Listing:
-    """What is known of a copy: which run, whether all of it has arrived, and its files."""
+    """The state of a copy: its run, whether all of it has arrived, and its files."""
 
     identity: str
     complete: bool = False
@@ -387,14 +387,14 @@ def _send_files(
     """Send files, several at a time, those that mark a finished run last."""
     meter = Meter(sum(file.bytes for file in files.values()), show)
     marks = [name for name in LAST if name in files]
-    others = [name for name in files if name not in marks]
+    unmarked = [name for name in files if name not in marks]
     saved_at = time.monotonic()
 
     def send(name: str) -> str:
         _send(folder / name, target / name, meter)
         return name
 
-    for names in (others, *([mark] for mark in marks)):
+    for names in (unmarked, *([mark] for mark in marks)):
         for name in map_parallel(send, names):
             listing.files[name] = files[name]
             if time.monotonic() - saved_at > SAVE_S:
@@ -456,8 +456,8 @@ def _identify(folder: Path) -> str:
     return ""
 
 
-def _is_same(file: CopiedFile | None, other: CopiedFile) -> bool:
-    return file is not None and (file.bytes, file.sha256) == (other.bytes, other.sha256)
+def _is_same(file: CopiedFile | None, wanted: CopiedFile) -> bool:
+    return file is not None and (file.bytes, file.sha256) == (wanted.bytes, wanted.sha256)
 
 
 def copy_run(

@@ -20,6 +20,7 @@ from slipstream.base.text import format_number
 from slipstream.config import Config
 from slipstream.config.train import upgrade_plan
 from slipstream.data.predictions import PREDICTIONS, read_predictions
+from slipstream.events import Epoch, Event, Log, MachineSample, Other
 from slipstream.reporting import streaming, wording
 from slipstream.reporting.charts import (
     FAINT,
@@ -50,7 +51,7 @@ from slipstream.reporting.wording import (
     shorten_names,
     sort_key,
 )
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 
 CURVES_IN = (".", "retrained/best", "fine-tuned")
 """Where a run, a search and a probe have the log of the model that they predict with"""
@@ -75,14 +76,15 @@ def write_comparison(
     return write_page(path, page)
 
 
-def read_epochs(folder: Path) -> list[Event]:
+def read_epochs(folder: Path) -> list[Epoch]:
     """Return the validations that a run has logged."""
     for inside in CURVES_IN:
         epochs = [
             event
             for event in runs.read_events(Run(folder / inside))
-            if event["event"] == "epoch"
-            and all(isinstance(event.get(key), int | float) for key in ("epoch", "val_loss"))
+            if isinstance(event, Epoch)
+            and isinstance(event.epoch, int | float)
+            and isinstance(event.val_loss, int | float)  # None where it was not finite
         ]
         if epochs:
             return epochs
@@ -242,14 +244,14 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     if layout is None:
         return []
     rows = []
-    for name, what in (("best", "the chosen settings"), ("default", "without a search")):
+    for name, text in (("best", "the chosen settings"), ("default", "without a search")):
         if name not in tests:  # `tune.minutes` left no time to retrain it
             continue
         cells = [_format_over_seeds(column, tests[name]) for column in layout.compact]
         if failed := tests[name].get("failed"):
-            what = f"{what}: {failed}"
+            text = f"{text}: {failed}"
         colour = MODEL if name == "best" else FAINT
-        rows.append({"name": name, "what": what, "cells": cells, "colour": colour})
+        rows.append({"name": name, "what": text, "cells": cells, "colour": colour})
     for name, baseline in find_test(tests)["baselines"].items():
         if baseline:
             cells = [format_number(column.read(baseline)) for column in layout.compact]
@@ -288,12 +290,12 @@ RUN_FILES = (
 SEARCH_FILES = ("config.toml", "metrics.json", "trials.json", "best.toml")
 PROBE_FILES = ("summary.json", "labels.toml", "encoder.toml")
 MAX_TARGETS = 8
-PLOTTED = {
-    "log": ("epoch", "loss", "lr"),
-    "epoch": ("epoch", "train_loss", "val_loss"),
-    "monitor": ("seconds",),
+PLOTTED: dict[type[Event], tuple[str, ...]] = {
+    Log: ("epoch", "loss", "lr"),
+    Epoch: ("epoch", "train_loss", "val_loss"),
+    MachineSample: ("seconds",),
 }
-"""Numbers that curves are drawn from, by event"""
+"""Numbers that curves are drawn from, by class of event"""
 DAMAGE_ERRORS = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
 """Errors that damaged files may raise while drawing; Arrow's errors derive from these too"""
 
@@ -339,7 +341,9 @@ def read_plot_events(run: Run) -> tuple[list[Event], list[str]]:
     """Return the events that curves can be drawn from, and notes on skipped lines."""
 
     def is_plottable(event: Event) -> bool:
-        values = [event.get(name, "missing") for name in PLOTTED.get(event["event"], ())]
+        if isinstance(event, Other):
+            return False
+        values = [getattr(event, name) for name in PLOTTED.get(type(event), ())]
         return all(value is None or isinstance(value, (int, float)) for value in values)
 
     events, notes = runs.read_log(run)
@@ -438,16 +442,16 @@ def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
 def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
     members = summary.get("members", ())
-    what = f"the weighted mean of {len(members)} runs" if members else "this run"
-    results = [("model", what, summary)]
+    text = f"the weighted mean of {len(members)} runs" if members else "this run"
+    results = [("model", text, summary)]
     results += [
         (name, "without predict.filter", result)
         for name, result in streaming.list_unfiltered(summary)
     ]
     results += [(name, result["name"], result) for name, result in wording.list_members(summary)]
     if summary.get("ensemble"):
-        what = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
-        results.append(("ensemble", what, summary["ensemble"]))
+        text = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
+        results.append(("ensemble", text, summary["ensemble"]))
     results += [
         (name, result["what"], result) for name, result in summary["baselines"].items() if result
     ]
@@ -456,13 +460,13 @@ def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [
         {
             "name": name,
-            "what": what,
+            "what": text,
             "colour": get_colour(name),
             "cells": [format_number(column.read(result), column.decimals) for column in columns],
             "error": sorted_by.read(result),
             "headline": layout.headline.read(result),
         }
-        for name, what, result in results
+        for name, text, result in results
     ]
     return sorted(rows, key=lambda row: sort_key(row["error"]))
 

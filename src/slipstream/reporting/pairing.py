@@ -87,14 +87,14 @@ def pair_runs(folders: Mapping[str, Path], *, context: int) -> PairedResult:
         for label, table in tables.items()
         if _name_targets(table) == targets
     }
-    others = {label: OTHER_TARGETS for label in tables if label not in runs}
-    common, notes = _find_common(runs, first, others)
+    incomparable = {label: OTHER_TARGETS for label in tables if label not in runs}
+    common, notes = _find_common(runs, first, incomparable)
     notes = [
         f"{label} and {first} {why}, so their errors cannot be compared"
-        for label, why in others.items()
+        for label, why in incomparable.items()
     ] + notes
     rows = list(_compare(common, first, context, notes)) if len(common) > 1 else []
-    return PairedResult(rows, notes, list(others))
+    return PairedResult(rows, notes, list(incomparable))
 
 
 def _read_tables(folders: Mapping[str, Path]) -> Iterator[tuple[str, Predictions]]:
@@ -145,22 +145,22 @@ def _compute_losses(table: Predictions, targets: Sequence[str]) -> tuple[Array, 
 
 
 def _find_common(
-    runs: dict[str, TestRows], first: str, others: dict[str, str]
+    runs: dict[str, TestRows], first: str, incomparable: dict[str, str]
 ) -> tuple[dict[str, TestRows], list[str]]:
-    """Return the rows that the comparable runs share; the reasons why others are not comparable are
-    added to `others`."""
+    """Return the rows that the comparable runs share; the reasons why others are not
+    are added to `incomparable`."""
     base, notes, selected = runs[first], list[str](), {first: runs[first]}
-    for label, other in runs.items():
-        keys, ours, theirs = np.intersect1d(base.keys, other.keys, return_indices=True)
+    for label, run_rows in runs.items():
+        keys, in_base, in_run = np.intersect1d(base.keys, run_rows.keys, return_indices=True)
         if not len(keys):
-            others[label] = OTHER_ROWS
-        elif not is_same_truth(base.truth[ours], other.truth[theirs]):
-            others[label] = OTHER_VALUES
+            incomparable[label] = OTHER_ROWS
+        elif not is_same_truth(base.truth[in_base], run_rows.truth[in_run]):
+            incomparable[label] = OTHER_VALUES
         elif label != first:
-            selected[label] = other
+            selected[label] = run_rows
     shared = base.keys
-    for other in selected.values():
-        shared = np.intersect1d(shared, other.keys)
+    for rows in selected.values():
+        shared = np.intersect1d(shared, rows.keys)
     largest = max(len(rows.keys) for rows in selected.values())
     if len(selected) > 1 and len(shared) < largest:
         notes.append(
@@ -173,11 +173,11 @@ def _find_common(
     return (common if len(shared) else {}), notes
 
 
-def is_same_truth(truth: Array, other: Array) -> bool:
+def is_same_truth(truth: Array, other_truth: Array) -> bool:
     """Whether the true values of two runs are the same, but for rounding."""
     spread = np.nanstd(truth) if np.isfinite(truth).any() else 0.0
     return bool(
-        np.allclose(truth, other, rtol=SAME_TRUTH, atol=SAME_TRUTH * spread, equal_nan=True)
+        np.allclose(truth, other_truth, rtol=SAME_TRUTH, atol=SAME_TRUTH * spread, equal_nan=True)
     )
 
 
@@ -253,7 +253,7 @@ def _resample(
     for counts in statistics.draw_counts(units.total, units.block):
         for label, (losses, known) in sums.items():
             parts[label].append(_compute(counts @ losses, counts @ known, metric))
-    return {label: np.concatenate(own) for label, own in parts.items()}
+    return {label: np.concatenate(samples) for label, samples in parts.items()}
 
 
 def _compute(losses: Array, known: Array, metric: str) -> Any:

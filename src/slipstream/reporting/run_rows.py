@@ -52,7 +52,7 @@ def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Sc
     result = find_result(kind, summary)
     if metric is None:
         metric = choose_metric(kind, summary)
-    test, val = (read_metric(result, which, metric) for which in ("test", "val"))
+    test, val = (read_metric(result, subset, metric) for subset in ("test", "val"))
     errors = {
         name: value
         for name, baseline in (result.get("baselines") or {}).items()
@@ -117,10 +117,10 @@ def _convert_probe(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {section: {"test": test}, "baselines": baselines}
 
 
-def read_metric(result: Mapping[str, Any], which: str, metric: str) -> float | None:
+def read_metric(result: Mapping[str, Any], subset: str, metric: str) -> float | None:
     """Return a metric of one set; None where the run has no such metric."""
     section = "scaled" if metric.startswith(SCALED) else "metrics"
-    value = ((result.get(section) or {}).get(which) or {}).get(metric.removeprefix(SCALED))
+    value = ((result.get(section) or {}).get(subset) or {}).get(metric.removeprefix(SCALED))
     return None if value is None else float(value)
 
 
@@ -229,7 +229,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the small files of a run hold."""
+    """The content of the small files of a run."""
 
     folder: Path
     kind: str

@@ -696,10 +696,10 @@ def measure_size(folder: Path) -> int:
 def _refuse_locked(folder: Path) -> None:
     """Raise an error if a process writes to a run, or to one inside of it, as a probe has."""
     for inside in (folder, *_find_locked_folders(folder)):
-        if who := runs.find_holder(inside):
+        if holder := runs.find_holder(inside):
             raise UserError(
-                f"{inside}: process {who['pid']} on {who['host']} is writing to this run; nothing "
-                "was removed"
+                f"{inside}: process {holder['pid']} on {holder['host']} is writing to this run; "
+                "nothing was removed"
             )
 
 

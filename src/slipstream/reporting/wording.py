@@ -55,12 +55,12 @@ def format_metric(metric: str) -> str:
 def format_seconds(value: float) -> str:
     if value < 59.95:
         return f"{value:.1f} s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    minutes, seconds = divmod(round(value), 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def format_plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"
+def format_plural(count: int, singular: str, many: str) -> str:
+    return f"{count:,} {singular if count == 1 else many}"
 
 
 def format_time(window: dict[str, Any]) -> str:
@@ -240,7 +240,7 @@ AGAINST_MAJORITY = ("log_loss", "balanced_accuracy")
 def describe_verdict(summary: dict[str, Any]) -> str:
     """State whether what a run predicts with beats the baselines, with the figures that decide it:
     the error, that of the closest baseline, and the interval of their difference."""
-    who, result = _get_used(summary)
+    predictor, result = _get_used(summary)
     comparison = find_comparison(summary)
     where = choose_layout(summary).description
     if comparison is None:  # of a version that compared without intervals
@@ -249,13 +249,13 @@ def describe_verdict(summary: dict[str, Any]) -> str:
     lost, unsure, won = (by_verdict[verdict] for verdict in (WORSE, NO_DIFFERENCE, BETTER))
     closest = _find_closest(summary, comparison["metric"], lost or unsure or won)
     metric = _choose_shown(comparison, closest)
-    statement = f"{who} beats every baseline"
+    statement = f"{predictor} beats every baseline"
     if lost:
-        statement = f"{who} loses to {_join_names(lost)}"
+        statement = f"{predictor} loses to {_join_names(lost)}"
     elif unsure and not comparison["differences"][metric][closest]["interval"]:
-        statement = f"Too few windows to tell whether {who.lower()} beats the baselines"
+        statement = f"Too few windows to tell whether {predictor.lower()} beats the baselines"
     elif unsure:
-        statement = f"{who} is not shown to beat {_join_names(unsure)}"
+        statement = f"{predictor} is not shown to beat {_join_names(unsure)}"
     verdict = f"{statement} on the {where}: {_describe_gap(summary, metric, closest)}"
     if not lost and unsure and won:
         verdict += f"; it beats {_join_names(won)}"
@@ -308,9 +308,9 @@ def _choose_shown(comparison: Mapping[str, Any], baseline: str) -> str:
     the one that decides, which is the mean over targets in standardised units."""
     metric: str = comparison["metric"]
     plain = {"scaled_mse": "rmse", "scaled_mae": "mae"}.get(metric, metric)
-    first, other = (comparison["differences"][key][baseline] for key in (plain, metric))
-    same_sign = first["difference"] * other["difference"] >= 0
-    return plain if first["verdict"] == other["verdict"] and same_sign else metric
+    first, deciding = (comparison["differences"][key][baseline] for key in (plain, metric))
+    same_sign = first["difference"] * deciding["difference"] >= 0
+    return plain if first["verdict"] == deciding["verdict"] and same_sign else metric
 
 
 def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str:
@@ -321,10 +321,10 @@ def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str
     gap = comparison["differences"][metric][baseline]
     pair = _get_used(summary)[1], summary["baselines"][baseline]
     decimals = 4 if summary.get("classes") else 8
-    model, other = (
+    model, baseline_value = (
         format_number(_read_metric(result, subset, metric), decimals) for result in pair
     )
-    values = f"{format_metric(metric)} {model}, {baseline} {other}"
+    values = f"{format_metric(metric)} {model}, {baseline} {baseline_value}"
     if gap["interval"] is None:
         return values
     level = f"{100 * comparison['level']:.0f} % interval"
@@ -351,7 +351,7 @@ def _describe_without_interval(summary: dict[str, Any]) -> str:
     key = metric if summary.get("classes") else f"{SCALED}{metric}"
     names = [name for name, result in summary["baselines"].items() if result]
     closest = _find_closest(summary, key, names)
-    model, other = (
+    model, baseline_value = (
         format_number(_read_metric(result, layout.subset, key))
         for result in (summary, summary["baselines"][closest])
     )
@@ -359,7 +359,7 @@ def _describe_without_interval(summary: dict[str, Any]) -> str:
     relation = f"a higher error than {_join_names(beaten)}" if beaten else "the lowest error"
     return (
         f"The model has {relation} on the {layout.description}: {format_metric(key)} {model}, "
-        f"{closest} {other} (an older version wrote no interval of the difference)."
+        f"{closest} {baseline_value} (an older version wrote no interval of the difference)."
     )
 
 
@@ -384,14 +384,14 @@ def _read_r2(result: Mapping[str, Any], summary: Mapping[str, Any]) -> float | N
 def _describe_classes(summary: dict[str, Any]) -> str:
     """Say what a model of classes is judged by where that is not the usual, and compare it with the
     majority class: if nothing beats that, the inputs carry no signal."""
-    who = "ensemble" if summary.get("uses") == "ensemble" else "model"
+    predictor = "ensemble" if summary.get("uses") == "ensemble" else "model"
     text = ""
     if summary["judged_by"] == "balanced_accuracy":
         text = (
             " It is judged by balanced accuracy, since train.class_weights shift its probabilities."
         )
-    better = [key for key in AGAINST_MAJORITY if beats_majority(summary, who, key)]
-    others = [
+    better = [key for key in AGAINST_MAJORITY if beats_majority(summary, predictor, key)]
+    winners = [
         f"{name} does in {_join_names(won)}"
         for name in summary["against_majority"]
         if name not in ("model", "ensemble")
@@ -401,16 +401,16 @@ def _describe_classes(summary: dict[str, Any]) -> str:
             ]
         )
     ]
-    gaps = ", ".join(_describe_majority_gap(summary, who, key) for key in AGAINST_MAJORITY)
+    gaps = ", ".join(_describe_majority_gap(summary, predictor, key) for key in AGAINST_MAJORITY)
     if better:
         where = (
             "" if len(better) == len(AGAINST_MAJORITY) else f" in {METRIC_NAMES[better[0]]} only"
         )
         return f"{text} It beats the majority class{where}: {gaps}."
-    if not summary["against_majority"][who]["log_loss"]["interval"]:  # too few windows
+    if not summary["against_majority"][predictor]["log_loss"]["interval"]:  # too few windows
         return f"{text} Beside the majority class: {gaps}."
-    nothing = f"It is not shown to beat the majority class ({', '.join(others)})"
-    return f"{text} {nothing if others else 'Nothing here beats the majority class'}: {gaps}."
+    nothing = f"It is not shown to beat the majority class ({', '.join(winners)})"
+    return f"{text} {nothing if winners else 'Nothing here beats the majority class'}: {gaps}."
 
 
 def beats_majority(summary: dict[str, Any], name: str, key: str) -> bool:
@@ -421,10 +421,10 @@ def beats_majority(summary: dict[str, Any], name: str, key: str) -> bool:
     )
 
 
-def _describe_majority_gap(summary: dict[str, Any], who: str, key: str) -> str:
+def _describe_majority_gap(summary: dict[str, Any], predictor: str, key: str) -> str:
     pair = _get_used(summary)[1], summary["baselines"]["majority"]
     model, majority = (result["metrics"]["test"][key] for result in pair)
-    gap = summary["against_majority"][who][key]
+    gap = summary["against_majority"][predictor][key]
     values = f"{METRIC_NAMES[key]} {model:.3f} vs. {majority:.3f}"
     if not gap["interval"]:
         return values

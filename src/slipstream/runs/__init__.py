@@ -42,7 +42,6 @@ from slipstream.runs.folder import (
 )
 from slipstream.runs.lock import DISK_FULL, find_holder
 from slipstream.runs.log import (
-    Event,
     add_event,
     get_log_size,
     parse_line,
@@ -58,7 +57,6 @@ __all__ = [
     "DISK_FULL",
     "PREVIEW",
     "SAME_ROWS",
-    "Event",
     "Run",
     "add_event",
     "count_shares",

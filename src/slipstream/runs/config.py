@@ -35,7 +35,7 @@ CHANGEABLE_ON_RESUME = {
 SAME_ROWS = Wording(
     "pass the same rows again: --set data.path=FILE (in Python data=TABLE)", "pass data=TABLE"
 )
-"""What to do about a run whose data came from Python, where it needs them as they were"""
+"""The fix for a run on data from Python, where the same data have to be passed again"""
 
 
 def format_config(config: Config, comment: str = "") -> str:
@@ -47,8 +47,8 @@ def format_config(config: Config, comment: str = "") -> str:
 
 
 def is_intact(text: str) -> bool | None:
-    """Whether the text of a config.toml is as it was written; None where it has no checksum, as in
-    version 0.1."""
+    """Return whether the text of a config.toml is unchanged since it was written; None where it has
+    no checksum, as in version 0.1."""
     body, separator, checksum = text.rpartition(CHECKSUM)
     return checksum == f"{_compute_sum(body)}\n" if separator else None
 
@@ -147,14 +147,14 @@ class ChangedTarget(NamedTuple):
     """A target that a step of `data.prepare` makes easier to predict than the file's values."""
 
     number: int
-    """Of the step, from 1"""
+    """The number of the step, from 1"""
     step: str
     target: str
     change: str
     """`FILTERED` or `LIMITED`"""
 
     def describe(self) -> str:
-        """Say what that means for the scores."""
+        """Describe what the change means for the scores."""
         name = f'data.prepare, step {self.number} ({self.step}): the target "{self.target}" is '
         if self.change == FILTERED:
             return (
@@ -171,7 +171,7 @@ class ChangedTarget(NamedTuple):
 def list_changed_targets(data: Mapping[str, Any]) -> list[ChangedTarget]:
     """List the targets that steps of `data.prepare` smooth or limit, by the settings of `[data]`.
 
-    Without `data.targets`, every input is one.
+    Without `data.targets`, every input is a target.
     """
     steps, targets = data.get("prepare"), data.get("targets")
     changed = []
@@ -197,8 +197,8 @@ def _to_list(value: Any) -> list[Any]:
 
 
 def _format_settings(text: str) -> dict[str, str]:
-    """Return a config's settings as text, by their names of today: nan equals itself, 1 is not
-    1.0."""
+    """Return a config's settings as text, by their current names, for comparison: nan equals
+    itself, and 1 differs from 1.0."""
     from slipstream.config.train import upgrade_engine
 
     settings = tomllib.loads(text)

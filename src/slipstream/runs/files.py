@@ -82,9 +82,10 @@ def replace_atomically(path: Path) -> Iterator[Path]:
 
 
 def recover_leftovers(folder: Path, *, all_writers: bool = False) -> None:
-    """Remove the leftovers of killed writers in a folder, and restore what they had moved aside.
+    """Remove the leftovers of killed writers in a folder, and restore files that they had moved
+    aside.
 
-    With `all_writers`, also those of other machines: the caller knows that nobody writes there.
+    With `all_writers`, also leftovers of other machines: the caller knows that nobody writes there.
     """
     with suppress(OSError):  # a read-only folder is reported elsewhere
         for leftover in list(folder.iterdir()):
@@ -134,7 +135,7 @@ def flush(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with its content, or a link, never what it leads to."""
+    """Remove a file, a folder with its content, or a link, but never a link's target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

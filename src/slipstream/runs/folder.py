@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,20 +19,19 @@ from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.run_names import find_run
 from slipstream.base.storage import MANIFEST, compute_sha256
 from slipstream.base.text import mask_argument
-from slipstream.events import format_event
+from slipstream.events import Event
 from slipstream.runs import files as disk
 from slipstream.runs import lock as locks
 from slipstream.runs.files import read_json, remove
 from slipstream.runs.lock import Lock, find_holder
-from slipstream.runs.log import SCHEMA, Event, add_event, drop_torn_line
+from slipstream.runs.log import SCHEMA, add_event, drop_torn_line
 
 Watch = Callable[[Event], None]
 UNPUBLISHED = ".unpublished"
 """Suffix of a folder that is still being created"""
 MAX_COLLISIONS = 20
+"""How often other processes may remove a new hidden folder as a leftover before an error"""
 METRICS = "metrics.json"
-OPENING = ("start", "resume", "search")
-"""Events that state when the run was opened, from which `at_s` counts, and the schema's version"""
 LISTED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet", "ensemble.json"),
@@ -50,8 +49,8 @@ class Run:
     warnings: set[str] = field(default_factory=set)
     """Warnings that were shown already"""
     origin: dict[str, Any] = field(default_factory=dict)
-    """Saved with checkpoints and model: the text of config.toml and the data's fingerprint, once
-    known"""
+    """The text of config.toml and, once known, the data's fingerprint; saved with checkpoints and
+    model"""
 
     @property
     def model(self) -> Path:
@@ -65,23 +64,21 @@ class Run:
     def log(self) -> Path:
         return self.folder / "events.jsonl"
 
-    def append(self, event: str | events.Event, **values: Any) -> None:
-        """Add an event to events.jsonl, or one of this name with these fields; if that fails, warn
-        and continue."""
-        at_s = round(time.perf_counter() - self.started_at, 4)
-        described = {"event": event} if isinstance(event, str) else format_event(event)
-        line: Event = {"event": described.pop("event"), "at_s": at_s, **described, **values}
-        if line["event"] in OPENING:
-            opened = time.time() - (time.perf_counter() - self.started_at)
-            line["opened_at"] = datetime.fromtimestamp(opened, UTC).isoformat(
-                timespec="milliseconds"
-            )
-            line["schema"] = SCHEMA
+    def append(self, event: Event) -> None:
+        """Add an event to events.jsonl and show it to the watcher; if the file cannot be written,
+        warn and continue."""
+        elapsed_s = time.perf_counter() - self.started_at
+        changes: dict[str, Any] = {"at_s": round(elapsed_s, 4)}
+        if isinstance(event, events.Start | events.Resume | events.SearchStart):
+            opened = datetime.fromtimestamp(time.time() - elapsed_s, UTC)
+            changes["opened_at"] = opened.isoformat(timespec="milliseconds")
+            changes["schema"] = SCHEMA
+        event = replace(event, **changes)
         try:
-            add_event(self.log, line)
+            add_event(self.log, event)
         except OSError as error:
             self.warn(f"{self.log} cannot be written ({error.strerror})")
-        self.notify(line)
+        self.notify(event)
 
     def warn(self, problem: str) -> None:
         """Show the watcher, once, a problem that the run survives."""
@@ -89,10 +86,10 @@ class Run:
             self.warnings.add(problem)
             self.notify(events.Trouble(what=problem))
 
-    def notify(self, event: events.Event | Event) -> None:
-        """Show the watcher an event, or a line of a log, without logging it."""
+    def notify(self, event: Event) -> None:
+        """Show the watcher an event without logging it."""
         if self.watch:
-            self.watch(format_event(event) if isinstance(event, events.Event) else event)
+            self.watch(event)
 
 
 def create_run(
@@ -320,7 +317,8 @@ def _compute_sum(path: Path) -> str:
 
 
 def describe_origin() -> dict[str, str | None]:
-    """Return the entries of a summary on its own origin."""
+    """Return the entries of a summary about its origin: the time at which it was made, and the
+    command."""
     return {
         # tells a run from the same one trained longer, which may end within the same second
         "finished_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -358,11 +356,12 @@ def list_worker_folders(folder: Path) -> list[Path]:
 
 
 def find_writers(folder: Path) -> list[Mapping[str, Any]]:
-    """Return the process that writes to a run or, without one, those that train shares of it: host
-    and process each."""
+    """Return the process that writes to a run or, without one, the processes that train its shares:
+    host and process each."""
     if holder := find_holder(folder):
         return [holder]
-    return [writer for worker in list_worker_folders(folder) if (writer := find_holder(worker))]
+    holders = (find_holder(worker) for worker in list_worker_folders(folder))
+    return [holder for holder in holders if holder]
 
 
 def count_shares(folder: Path) -> ShareCount | None:

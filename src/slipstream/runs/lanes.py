@@ -15,33 +15,33 @@ from slipstream.runs import Run
 Content = TypeVar("Content")
 MODEL, ENSEMBLE = "model", "ensemble"
 LevelReach = dict[str, dict[str, list[float]]]
-"""How far intervals reach, in physical units: by level, by target, by predicted row"""
+"""The half-widths of intervals in physical units: by level, by target, by predicted row"""
 Reach = dict[str, LevelReach]
-"""The same by model or ensemble"""
+"""The half-widths of the model and of the ensemble, by name"""
 LANES_FOLDER, LANE_WEIGHTS, LANE_METADATA = "lanes", "weights.safetensors", "lanes.json"
 
 
 class SavedFold(NamedTuple):
-    """What predicts the windows of one fold."""
+    """The saved predictor of one fold."""
 
     lanes: list[int]
-    """Their mean predicts"""
+    """The numbers of the lanes whose mean predicts"""
     reach: LevelReach
 
 
 class SavedLanes(NamedTuple):
-    """What a run predicts with: by fold, the last one for new data."""
+    """The saved predictors of a run, by fold; the last fold is used for new data."""
 
     folds: list[SavedFold]
     description: str
     weights: bytes
-    """Of every lane; their names begin with the lane's number"""
+    """The weights of every lane; their names begin with the lane's number"""
     path: Path
 
 
 def read_lanes(run: Run, signature: Signature, *, ensemble: bool | None) -> SavedLanes | None:
-    """Read the lanes that predict, the model or the ensemble; by default, what was better on the
-    validation set. None where a run has one model and nothing else."""
+    """Read the lanes that predict, of the model or the ensemble; by default, of the better one on
+    the validation set. None where a run has a single model only."""
     if signature.masked:
         raise UserError(
             f"{run.folder}: holds a pre-trained encoder, which predicts nothing yet; train from it "

@@ -28,9 +28,10 @@ from slipstream.base.errors import ResumableError, UserError
 from slipstream.runs.files import remove
 
 ASK_EVERY_S = 10.0
-"""Lists of runs look at every lock each time, and its controller serves the whole cluster"""
+"""The shortest interval between two queries of SLURM: lists of runs check every lock each time, and
+the controller serves the whole cluster"""
 QUERY_LIMIT_S = 30.0
-"""A controller that does not answer for so long is not waited for"""
+"""How long an answer of SLURM's controller is waited for"""
 
 
 def describe_job() -> dict[str, Any]:
@@ -50,18 +51,18 @@ def describe_job() -> dict[str, Any]:
 def has_ended(job: Mapping[str, Any]) -> bool:
     """Whether a job, as `describe_job` returned it on some node, is known to be over: SLURM ends it
     before it starts it again."""
-    current = describe_job()
-    if not current or job.get("cluster") != current["cluster"]:
+    own_job = describe_job()
+    if not own_job or job.get("cluster") != own_job["cluster"]:
         return False
-    if job.get("job") == current["job"]:
-        return bool(int(job.get("restarts", 0)) < current["restarts"])
+    if job.get("job") == own_job["job"]:
+        return bool(int(job.get("restarts", 0)) < own_job["restarts"])
     now = int(time.monotonic() / ASK_EVERY_S)
     return str(job.get("job", "")).isdecimal() and is_gone(str(job["job"]), now)
 
 
 @lru_cache(maxsize=1024)
 def is_gone(job: str, _: int) -> bool:
-    """Ask SLURM whether a job is neither waiting nor running; once in every period of time."""
+    """Ask SLURM whether a job is neither waiting nor running, at most once in each interval."""
     command = ["squeue", "--noheader", "--jobs", job]
     try:
         answer = subprocess.run(
@@ -79,9 +80,9 @@ WITHOUT_FLOCK = "lock.held"
 NO_FLOCK = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 LEASE_S, RETRY_S = 180.0, 1.0
-"""NFS releases the locks of a machine that died after 90 s"""
+"""How long to retry, and how often: NFS releases the locks of a machine that died after 90 s"""
 _open_locks: set[int] = set()
-"""Descriptors that a forked child closes"""
+"""Descriptors of held locks, which a forked child closes"""
 _closes_in_children = False
 
 
@@ -162,8 +163,8 @@ def remove_leftover(folder: Path) -> None:
     except OSError:
         return
     try:
-        elsewhere = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
-        if _try_flock(descriptor) and not elsewhere:
+        is_elsewhere = _read_holder(folder / NAME).get("host", platform.node()) != platform.node()
+        if _try_flock(descriptor) and not is_elsewhere:
             with suppress(OSError):  # another process may have been faster
                 remove(folder)
     finally:
@@ -218,10 +219,10 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
-        owner = _read_holder(path)
-        holder = _name_process(owner) if owner else "a process"
+        holder = _read_holder(path)
+        process = _name_process(holder) if holder else "a process"
         raise UserError(
-            f"{folder}: {holder} holds this run; if it has ended, remove {path} (this file system "
+            f"{folder}: {process} holds this run; if it has ended, remove {path} (this file system "
             "has no locks that would tell)"
         ) from None
     except OSError as error:
@@ -232,7 +233,7 @@ def _acquire_without_try_flock(folder: Path) -> Lock:
 
 
 def _take_over(path: Path) -> None:
-    """Remove the lock of a job that is over; of several processes that try to, one does."""
+    """Remove the lock of a job that is over; if several processes try, exactly one succeeds."""
     claim = path.with_name(f"{path.name}.claim")
     try:
         os.close(os.open(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))

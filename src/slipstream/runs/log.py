@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
+from slipstream.events import Event, Resume, SearchStart, format_event, parse_event
 from slipstream.runs.files import to_json
 
-Event = dict[str, Any]
 SCHEMA = 1
 """The version of the events (docs/events.md), which the event that opens a log states"""
 CHECKSUM = ', "crc": "'
@@ -30,7 +30,7 @@ class LoggedRun(Protocol):
 
 def add_event(path: Path, event: Event) -> None:
     """Append a complete line or nothing."""
-    line = _add_checksum(to_json(event, indent=None))
+    line = _add_checksum(to_json(format_event(event), indent=None))
     with path.open("ab") as log:
         before = log.tell()
         try:
@@ -71,17 +71,24 @@ def read_log(run: LoggedRun) -> tuple[list[Event], list[str]]:
 
 
 def parse_line(line: bytes) -> Event | None:
-    """Parse a line; None where it is damaged. Version 0.1 wrote no checksums."""
+    """Return the event of a line; None where it is damaged."""
+    values = parse_values(line)
+    return None if values is None else parse_event(values)
+
+
+def parse_values(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object of a line without its checksum; None where it is damaged. Version 0.1
+    wrote no checksums."""
     try:
         text = line.decode()
         body, separator, _ = text.rpartition(CHECKSUM)
         if separator and text != _add_checksum(body + "}"):
             return None
-        event = json.loads(body + "}" if separator else text)
-        is_valid = isinstance(event["event"], str) and math.isfinite(event["at_s"])
+        values: dict[str, Any] = json.loads(body + "}" if separator else text)
+        is_valid = isinstance(values["event"], str) and math.isfinite(values["at_s"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return event if is_valid else None
+    return values if is_valid else None
 
 
 def sum_parts(run: LoggedRun) -> float:
@@ -89,9 +96,11 @@ def sum_parts(run: LoggedRun) -> float:
     new part, and states the seconds before it, since a resume also truncates the log."""
     total, part = 0.0, 0.0
     for event in read_events(run):
-        if event["event"] == "resume":
-            total, part = event.get("spent_s", total + part), 0.0
-        part = max(part, event["at_s"])
+        if isinstance(event, Resume):
+            total, part = total + part if event.spent_s is None else event.spent_s, 0.0
+        elif isinstance(event, SearchStart) and event.is_resumed:
+            total, part = total + part, 0.0
+        part = max(part, event.at_s or 0.0)
     return total + part
 
 
@@ -117,9 +126,9 @@ def truncate_log(run: LoggedRun, size: int) -> None:
 
 
 SIGNED_BYTES = 4096
-"""Of the log before a position, in its checksum"""
+"""The number of bytes before a position that its checksum covers"""
 MAX_BYTES = 1 << 20
-"""Of the log that are read at once"""
+"""The number of bytes of the log that are read at once"""
 POSITION = re.compile(r"([0-9a-f]{8}):(\d{1,15})")
 LOG_START = "00000000:0"
 """The position before the first line"""
@@ -130,14 +139,14 @@ class Chunk(NamedTuple):
 
     position: str
     """After them"""
-    events: list[dict[str, Any]]
+    events: list[Event]
     is_reset: bool
-    """Whether the log was cut: the events before no longer hold, and these are the first ones"""
+    """Whether the log was truncated: earlier events are void, and these lines are the first"""
 
 
 def read_chunk(log: Path, position: str, *, end: int | None = None) -> Chunk:
-    """Return the complete lines of a log after a position, without damaged ones; `end`: the bytes
-    of the log that count."""
+    """Return the complete lines of a log after a position, without damaged ones; `end` limits the
+    bytes of the log that count."""
     match = POSITION.fullmatch(position)
     offset, is_reset = int(match[2]) if match else 0, False
     try:

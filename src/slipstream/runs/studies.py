@@ -1,19 +1,20 @@
-"""Where the study of a search is, and how the search is resumed from there."""
+"""The storage of a search's study, and the command that resumes a search."""
 
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from slipstream.base.errors import Command, Message, Option, UserError
+from slipstream.events import SearchStart
 from slipstream.runs.folder import Run
 from slipstream.runs.log import parse_line
 
 ENV_VARIABLE = "SLIPSTREAM_STORAGE"
-"""Names the storage where --storage does not"""
+"""The environment variable that names the storage where --storage is not given"""
 PREFIX = "journal:"
-"""How the URL of a journal begins"""
+"""The prefix of the URL of a journal"""
 OPENING = (b'{"event": "search"', b'{"event": "resume"')
-"""How the lines of a log begin that state the storage"""
+"""The beginnings of the log lines that state the storage"""
 
 
 def is_journal(url: str) -> bool:
@@ -37,14 +38,15 @@ def read_storage(folder: Path) -> str | None:
     with suppress(FileNotFoundError), Run(folder).log.open("rb") as lines:
         for line in lines:
             event = parse_line(line.rstrip(b"\n")) if line.startswith(OPENING) else None
-            stated = event.get("storage", stated) if event else stated
+            if isinstance(event, SearchStart):
+                stated = event.storage or stated
     return None if stated is None else str(stated)
 
 
 def find_storage(stated: str) -> str | None:
     """Return the storage to resume with where none is named: the journal that the log states, if it
-    is there, else that of the environment. The URL of a database is not taken from the log: its
-    password is not there, and should not be sent to whom the log names."""
+    exists, else the storage of the environment. The URL of a database is not taken from the log:
+    its password is not there, and should not be sent to an address that the log names."""
     if is_journal(stated):
         with suppress(UserError, OSError, RuntimeError, ValueError):  # of a damaged log
             if find_path(stated).is_file():
@@ -61,7 +63,7 @@ def suggest_resume(folder: Path, storage: str | None) -> Command:
 
 
 def explain_missing(folder: Path, stated: str) -> Message:
-    """Say how to resume a search whose storage has to be named."""
+    """Return the message on how to resume a search whose storage has to be named."""
     how = f"; with the same password, set {ENV_VARIABLE}, or"
     if is_journal(stated):
         how = ", which does not exist here; if it was moved,"

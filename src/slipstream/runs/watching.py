@@ -15,13 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from slipstream.base import machine
 from slipstream.base.errors import Command
 from slipstream.runs.files import to_json
 from slipstream.runs.folder import Run
 
 WATCHED, PREVIEW = "watched", "preview.json"
 WATCHED_S = 10.0
-"""How long a touch counts"""
+"""How long after a touch of `watched` the run counts as watched"""
 
 
 def mark_watched(folder: Path) -> None:
@@ -31,7 +32,7 @@ def mark_watched(folder: Path) -> None:
 
 
 def is_watched(folder: Path) -> bool:
-    """Whether somebody has looked at the run in a folder just now."""
+    """Return whether the run in a folder is being watched."""
     try:
         return time.time() - (folder / WATCHED).stat().st_mtime < WATCHED_S
     except OSError:
@@ -39,7 +40,7 @@ def is_watched(folder: Path) -> bool:
 
 
 def write_preview(folder: Path, value: Any) -> None:
-    """Write what is shown, by a rename; it need not survive a crash, so nothing is flushed."""
+    """Write the preview by a rename, without flushing: it need not survive a crash."""
     temporary = folder / f".{PREVIEW}.{os.getpid()}.tmp"
     temporary.write_text(to_json(value, indent=None), encoding="utf-8")
     temporary.replace(folder / PREVIEW)
@@ -86,6 +87,6 @@ def start_follower(run: Run, settings: FollowSettings) -> None:
                 stderr=log,
                 start_new_session=True,
             )
-        process.returncode = 0  # it is not waited for, and Popen shall not warn of that
+        machine.disown_process(process)
     except OSError as error:
         run.warn(f"follow.to = {settings.to}: the follower cannot start ({error})")

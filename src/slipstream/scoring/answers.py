@@ -25,18 +25,19 @@ from slipstream.base.statistics import (
 Array = npt.NDArray[Any]
 
 NUM_BINS = 15
+"""The number of bins of the confidence, as is usual for the expected calibration error"""
 MAX_EXAMINED = 20_000
-"""Answers that `find_worst` looks through, the least likely first"""
+"""The number of answers that `find_worst` examines, the least likely first"""
 MAX_ANSWERS = 20_000
-"""Answers from which on metrics are precise enough without an interval"""
+"""With more answers than this, metrics are precise enough without an interval"""
 MAX_UNITS = 4_000
-"""Windows that a model is compared with others on; of more, neighbours are joined"""
+"""The number of windows in a comparison of models; of more windows, neighbours are joined"""
 MAX_SCORES = 200_000
-"""Answers times classes from which on resampling the areas takes too long"""
+"""With more answers times classes than this, resampling the areas takes too long"""
 
 
 class ClassAnswers(NamedTuple):
-    """Predictions and labels of some windows, in their order."""
+    """The predicted probabilities and the labels of windows, in their order."""
 
     log_probs: Array
     """[N, H, Q]"""
@@ -49,7 +50,7 @@ class ClassAnswers(NamedTuple):
 
 
 def join_answers(parts: Sequence[ClassAnswers]) -> ClassAnswers:
-    """Put answers one after the other."""
+    """Return several sets of answers as one, one after the other."""
     return ClassAnswers(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
@@ -79,7 +80,7 @@ class RocArea:
 
 
 def _shift(sums: Array) -> Array:
-    """Return the sums before each column's: [R, G]."""
+    """Return the cumulative sums before each column: [R, G]."""
     return np.concatenate([np.zeros_like(sums[:, :1]), sums[:, :-1]], axis=1)
 
 
@@ -87,7 +88,7 @@ class GroupSums:
     """Sums of weights over groups of answers."""
 
     def __init__(self, codes: Array, size: int, *factors: Array) -> None:
-        """`codes` are the answers' groups; each of `factors`, [M], gives sums of its own."""
+        """`codes` are the groups of the answers; each of `factors`, [M], adds a weighted sum."""
         member = (codes[:, None] == np.arange(size)).astype(np.float64)
         self.matrix = np.concatenate(
             [member, *(member * factor[:, None] for factor in factors)], axis=1
@@ -95,7 +96,8 @@ class GroupSums:
         self.num_sums = 1 + len(factors)
 
     def compute(self, weights: Array) -> list[Array]:
-        """Return the sum of each group, without a factor and with each: [R, M] to [R, G]."""
+        """Return the sums of each group, unweighted and weighted by each factor: [R, M] to [R,
+        G]."""
         return np.split(weights @ self.matrix, self.num_sums, axis=1)
 
 
@@ -124,7 +126,8 @@ def compute_auc(answers: ClassAnswers) -> Array:
 
 
 def average_auc(by_class: Array) -> float:
-    """Return the mean area; of two classes that of the second, which equals that of the first."""
+    """Return the mean area over the classes; with two classes, the area of the second, which equals
+    that of the first."""
     return float(by_class[-1] if len(by_class) == 2 else np.mean(by_class))
 
 
@@ -152,8 +155,8 @@ def compute_ece(bins: list[dict[str, float]]) -> float:
 
 
 def count_units(answers: ClassAnswers) -> WindowUnits:
-    """Return what `COMPARED` is computed from, window by window; of very many, neighbours are
-    joined: the number of answers, their loss, and hits, labels and guesses of each class."""
+    """Return the sums for `COMPARED` window by window, joined for neighbours where there are very
+    many: the number of answers, their loss, and hits, labels and guesses of each class."""
     num_windows, steps, num_classes = answers.log_probs.shape
     log_probs, labels = answers.log_probs.reshape(-1, num_classes), answers.labels.ravel()
     guesses = log_probs.argmax(axis=1)
@@ -193,7 +196,7 @@ COMPARED: dict[str, Callable[[Array], Array]] = {
     "balanced_accuracy": _compute_balanced_accuracy,
     "f1_macro": _compute_f1,
 }
-"""Metrics from the sums of `count_units`"""
+"""The functions that compute metrics from the sums of `count_units`"""
 
 
 def find_worst(
@@ -201,7 +204,8 @@ def find_worst(
 ) -> Iterator[tuple[int, int]]:
     """Yield window and predicted row of wrong answers, the least likely labels first.
 
-    Of windows that begin fewer than `min_distance` rows from each other, only one is selected.
+    Of windows that begin fewer than `min_distance` rows from each other, only the first is
+    selected.
     """
     of_label = np.take_along_axis(answers.log_probs, answers.labels[..., None], axis=-1)[..., 0]
     wrong = answers.log_probs.argmax(axis=-1) != answers.labels
@@ -223,9 +227,9 @@ class BootstrapResult(NamedTuple):
     """Metrics of a predictor over resamples of its windows."""
 
     metrics: dict[str, Array]
-    """[R]; empty where nothing was resampled"""
+    """The values of each metric, [R]; empty where nothing was resampled"""
     how: str
-    """How the resamples were drawn, or why there are none"""
+    """A description of how the resamples were drawn, or why there are none"""
 
     def get_interval(self, key: str) -> list[float] | None:
         """Return the interval of a metric."""

@@ -28,24 +28,26 @@ from slipstream.runs import Run
 from slipstream.scoring.batch import Baseline, ChunkLoader
 
 RIDGE_WORK = 2e11
-"""Multiplications that fitting the ridge may take; where all windows need more, it sees fewer."""
+"""The number of multiplications that fitting the ridge may take; where all windows would take more,
+it is fitted to fewer windows."""
 LOGISTIC_WORK, LOGISTIC_PASSES = 2e11, 2000
-"""Multiplications that fitting the logistic regression may take, and for each weight and window;
-where all windows need more, it sees fewer."""
+"""The number of multiplications that fitting the logistic regression may take, in all and per
+weight and window; where all windows would take more, it is fitted to fewer windows."""
 LOGISTIC_NUMBERS = 2e7
-"""Features that it may hold at once"""
+"""The number of features that the logistic regression may hold at once"""
 MIN_PROBABILITY = 1e-7
-"""What the majority baseline gives to a class that training never saw"""
+"""The probability that the majority baseline gives to a class without training windows"""
 MAX_FEATURES = 2048
 WIDE_INPUTS = MAX_FEATURES // 2
-"""From so many inputs on, features are too many however they are pooled."""
+"""With this many inputs or more, there are too many features even if rows are pooled"""
 RIDGE_PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to choose from, per training window"""
 STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
-"""The features that logistic regression has of each input"""
+"""The statistics of each input that the logistic regression uses as features"""
 LOGISTIC_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Penalties to choose from, the strongest first: each starts from the solution of the one before"""
 MAX_ITERATIONS = 200
+"""The number of iterations that the optimizer of the logistic regression may take per penalty"""
 
 Batches = Iterable[tuple[Tensor, ...]]
 """Inputs [T, B, F], targets [B, H, C] and, where some are known, rows ahead [B, H, U]; or features
@@ -53,8 +55,8 @@ Batches = Iterable[tuple[Tensor, ...]]
 
 
 class FoldWork:
-    """What the baselines of one fold leave to those of the next one: the folds of a walk-forward
-    split have most of their windows in common, and each of these is worked on once.
+    """Intermediate results that the baselines of consecutive folds share: the folds of a
+    walk-forward split have most of their windows in common, and each window is processed once.
 
     The folds are over the same scaled series, and are fitted one after the other.
     """
@@ -63,7 +65,7 @@ class FoldWork:
         train = [fold.starts["train"] for fold in dataset.folds]
         self.max_windows = max(map(len, train))
         self.train = torch.cat(train).unique()
-        """First rows of the windows that some fold trains on"""
+        """First rows of the windows that any fold trains on"""
         self.windows = torch.cat(
             [starts for fold in dataset.folds for starts in fold.starts.values()]
         )
@@ -77,8 +79,8 @@ class FoldWork:
 def fit_baselines(
     dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None = None
 ) -> dict[str, Baseline]:
-    """Fit every baseline of the task, as far as each means something for this data; of a fold, with
-    the work that was done for the folds before it."""
+    """Fit every baseline of the task that is meaningful for this data; for a fold, reuse the work
+    done for earlier folds."""
     if dataset.signature.classes:
         return {
             "majority": _fit_majority(dataset, load_chunks),
@@ -134,7 +136,7 @@ def restore_baseline(
 
 
 def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
-    """Return the rows that are known ahead, [B, H, U], of what is known beside the context."""
+    """Return the rows that are known ahead, [B, H, U], from the numbers beside the context."""
     rows, columns = signature.future_shape
     if static is None or not rows:
         return None
@@ -144,14 +146,15 @@ def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
 def _gather_past(
     series: Series, starts: Tensor, state: Mapping[str, Tensor], num_rows: int
 ) -> Tensor:
-    """Gather the last rows of the targets' own past; where none is known, the training mean."""
+    """Gather the last past rows of the targets; without a known value, the training mean."""
     past = windows.gather_past(series, starts, num_rows)
     mean = state.get("mean")
     return past if mean is None else torch.where(past.isnan(), mean.to(past.device), past)
 
 
 def _fit_past(dataset: Dataset, load_chunks: ChunkLoader) -> dict[str, Tensor]:
-    """Return the state that `_gather_past` needs: inputs are never missing, other targets may."""
+    """Return the state for `_gather_past`: a mean for targets that may be missing, which inputs
+    never are."""
     if dataset.signature.shared == len(dataset.signature.targets):
         return {}
     return {"mean": _compute_mean(dataset, load_chunks)}
@@ -235,8 +238,8 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
 def _move_moments(
     last: RidgeMoments | None, starts: Tensor, compute: Callable[[Tensor], RidgeMoments]
 ) -> RidgeMoments:
-    """Return the sums over some windows: those of the fold before, and what this one has more or
-    less. Where most of them are others, they are summed anew."""
+    """Return the sums over these windows, by adding and removing windows from the sums of the fold
+    before; where most windows differ, all are summed again."""
     if last is None or last.starts is None:
         return compute(starts)._replace(starts=starts)
     more = starts[~torch.isin(starts, last.starts)]
@@ -295,8 +298,8 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
 def _make_reader(
     load_chunks: ChunkLoader, work: FoldWork | None, features: int
 ) -> Callable[[Series, Tensor], Tensor]:
-    """Return a function from windows to their features; those of folds are computed once, where
-    they are not too many to hold."""
+    """Return a function from windows to their features; with folds, the features are computed once,
+    unless there are too many to hold."""
 
     def compute(series: Series, starts: Tensor) -> Tensor:
         return compute_statistics(*windows.gather_inputs(series, starts))
@@ -320,7 +323,7 @@ def _make_reader(
 
 
 def _iter_batches(load_chunks: ChunkLoader, set_name: str, stride: int) -> Iterator[Batch]:
-    """Yield a set's windows, or one in `stride`."""
+    """Yield batches of a set's windows, of every `stride`-th window."""
     for chunk in load_chunks(set_name):
         for starts in chunk.starts[::stride].split(EVAL_BATCH):
             yield windows.gather(chunk.series, starts.to(chunk.series.values.device))
@@ -335,18 +338,19 @@ def _to_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
 
 
 class RidgeFeatures(NamedTuple):
-    """How windows become features."""
+    """The conversion of windows to features."""
 
     pooled: int
-    """Rows averaged into one, so that features stay few"""
+    """The number of rows that are averaged into one, to limit the number of features"""
     relative: bool
-    """Whether rows and targets count from the window's last row: where every target is an input"""
+    """Whether rows and targets are relative to the window's last row, which requires that every
+    target is an input"""
     future: int = 0
-    """U: the first inputs, which stay as they are and of which rows ahead are known"""
+    """U, the number of inputs known ahead; they come first and are never relative"""
 
     def build(self, inputs: Tensor, ahead: Tensor | None = None) -> Tensor:
-        """Return the rows, averaged from the end, those ahead, and a one: [T, B, F] to [B, D + 1],
-        float64."""
+        """Return the features: rows averaged from the end, rows ahead, and a constant 1; [T, B, F]
+        to [B, D + 1], float64."""
         if self.relative:
             inputs = torch.cat(
                 [inputs[..., : self.future], (inputs - inputs[-1])[..., self.future :]], dim=-1
@@ -377,8 +381,8 @@ class Ridge:
     penalty: float
     features: RidgeFeatures
     basis: Tensor | None = None
-    """[D + 1, N + 1]: of wide tables, features become products with so many training windows, and
-    the constant"""
+    """[D + 1, N + 1]: for wide tables, the products of features with N training windows, and the
+    constant"""
 
     def to_state(self) -> dict[str, Tensor]:
         """Return it as tensors alone."""
@@ -413,7 +417,7 @@ class RidgeMoments(NamedTuple):
     yy: Tensor
     num_windows: int
     starts: Tensor | None = None
-    """The windows, where they are known"""
+    """The first rows of the windows, where they are known"""
 
     @classmethod
     def sum(cls, batches: Batches, features: RidgeFeatures) -> RidgeMoments:
@@ -426,7 +430,7 @@ class RidgeMoments(NamedTuple):
         return cls(xx, xy, yy, num_windows)
 
     def add(self, added: RidgeMoments, times: int) -> RidgeMoments:
-        """Return the sums with those over other windows added, or with -1 taken away."""
+        """Return the sums with the sums of other windows added `times` times; -1 removes them."""
         return RidgeMoments(
             self.xx + times * added.xx,
             self.xy + times * added.xy,
@@ -436,7 +440,7 @@ class RidgeMoments(NamedTuple):
 
 
 def choose_features(numbers: int, *, relative: bool, future: int) -> RidgeFeatures:
-    """Return how windows of so many numbers become features, of which there are few enough."""
+    """Return the conversion of windows that gives few enough features."""
     return RidgeFeatures(-(-numbers // MAX_FEATURES), relative, future)
 
 
@@ -478,8 +482,8 @@ def solve_ridge(train: RidgeMoments, val: RidgeMoments, features: RidgeFeatures)
 
 
 def _fit_wide(train: Batches, val: Batches, features: RidgeFeatures) -> Ridge:
-    """Find the same solution from the windows' products with each other, of which there are fewer
-    than of the features."""
+    """Find the same solution from the products of windows with each other, where there are fewer
+    windows than features."""
     x, y = _join(features.build_pairs(train))
     val_x, val_y = _join(features.build_pairs(val))
     mean, level = x.mean(dim=0), y.mean(dim=0)
@@ -520,7 +524,7 @@ def _append_one(features: Tensor) -> Tensor:
 
 
 def compute_statistics(inputs: Tensor, static: Tensor | None) -> Tensor:
-    """Return a few numbers of each input, and the static columns: [T, B, F] to [B, 7 F + K]."""
+    """Return the statistics of each input, and the static columns: [T, B, F] to [B, 7 F + K]."""
     rows = inputs.double()
     time = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
     time = (time - time.mean())[:, None, None]
@@ -582,7 +586,7 @@ def _minimize(
     x: Tensor, labels: Tensor, weights: Tensor, penalty: float, products: Tensor
 ) -> Tensor:
     """Return the weights with the lowest penalised loss, starting from `weights`; `products` are
-    the means of those of features, [D + 1, D + 1]."""
+    the mean products of the features, [D + 1, D + 1]."""
     from scipy import optimize  # takes a while, and only classes need it
 
     steps, num_classes = labels.shape[1], weights.shape[1] // labels.shape[1]
@@ -615,7 +619,8 @@ def _minimize(
 
 FOLDER, WEIGHTS, METADATA = "baselines", "weights.safetensors", "baselines.json"
 MAX_BYTES = 256 * 2**20
-"""Larger ones, of very many targets and predicted rows, are not saved but fitted when needed"""
+"""Larger baselines, of very many targets and predicted rows, are not saved but fitted when
+needed"""
 
 
 def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
@@ -640,7 +645,7 @@ def save_baselines(run: Run, folds: Sequence[Mapping[str, Baseline]]) -> None:
 def load_baselines(
     run: Run, signature: Signature, device: torch.device
 ) -> list[dict[str, Baseline]] | None:
-    """Load the baselines of every fold; None where a run has none, as those of version 0.1."""
+    """Load the baselines of every fold; None where a run has none, as in version 0.1."""
     folder = run.folder / FOLDER
     if not folder.exists():
         return None

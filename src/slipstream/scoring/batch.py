@@ -16,7 +16,7 @@ from slipstream.data.windows import Series, WindowChunk
 from slipstream.models.losses import select_point
 
 HalfWidths = dict[str, Tensor]
-"""By level, how far its interval reaches to either side of a prediction: [H, C], scaled"""
+"""The half-width of the interval around a prediction, by level: [H, C], scaled"""
 
 
 class PredictionBatch(NamedTuple):
@@ -52,11 +52,11 @@ class PredictionBatch(NamedTuple):
 
 
 Predictor = Callable[[Series, Tensor], Tensor]
-"""First rows of windows to their predictions, one row per sequence: [B * C, H, 1, Q] with
-independent channels, else [B, H, C, Q]"""
+"""A function from the series and first rows of windows to their predictions, one row per sequence:
+[B * C, H, 1, Q] with independent channels, else [B, H, C, Q]"""
 
 ChunkLoader = Callable[[str], Iterable[WindowChunk]]
-"""The name of a set to its windows"""
+"""A function from the name of a set to its windows"""
 
 
 class Baseline(NamedTuple):
@@ -66,11 +66,12 @@ class Baseline(NamedTuple):
     """A short description; where the data allows no such baseline, the reason"""
     predict: Predictor | None
     state: Mapping[str, Tensor] = MappingProxyType({})
-    """What it was fitted to; the signature of the data and this make the same baseline again"""
+    """The fitted tensors; with the signature of the data they restore the baseline"""
 
 
 class TaskMetrics(Protocol):
-    """What differs between predicting numbers and classes: `regression`, `classification`."""
+    """The differences between predicting numbers and classes, implemented by `regression` and
+    `classification`."""
 
     HEADLINE: str
     """The metric that plots and sentences show first"""
@@ -87,10 +88,10 @@ class TaskMetrics(Protocol):
     def compare_with(
         self, model: Any, references: Mapping[str, Any], /, *, context: int
     ) -> PairedComparison:
-        """Compare the model's sums over a set with those of others, by name."""
+        """Compare the model's sums over a set with the sums of the references, by name."""
 
     def describe_test(
         self, model: Any, references: Mapping[str, Any], dataset: Dataset, /
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what to add to the summary and to the test set's details, from the sums of the
-        model and of others over the test set."""
+        """Return the additions to the summary and to the test set's details, from the sums of the
+        model and of the references over the test set."""

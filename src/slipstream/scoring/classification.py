@@ -27,12 +27,13 @@ NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
 AGAINST_MAJORITY = ("log_loss", "balanced_accuracy")
 MAX_RETAINED = 20_000_000
-"""Probabilities to retain of one set; of more, those of an even sample of windows"""
+"""The number of probabilities retained of one set; of more, an even sample of windows is
+retained"""
 HITS, LABELS, GUESSES = range(3)
 MAX_WORST, MAX_PLOTTED = 20, 6
-"""Wrong windows to list, and how many of them with their inputs"""
+"""The number of wrong windows that are listed, and of those listed with their inputs"""
 MAX_INPUTS, MAX_ROWS = 6, 240
-"""Columns and rows of such inputs"""
+"""The largest number of columns and rows of the listed inputs"""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class ClassCounts:
     loss_by_series: Tensor
     """[S]"""
     stride: int
-    """One window in so many is retained"""
+    """Every `stride`-th window is retained"""
     retained: list[ClassAnswers] = field(default_factory=list)
-    """On the host: the answers of many models may be more than a GPU holds"""
+    """The retained answers, on the host because those of many models may exceed a GPU's memory"""
 
     @classmethod
     def zeros(
@@ -108,7 +109,7 @@ class ClassCounts:
         self.retained.append(ClassAnswers(*(t[:: self.stride].cpu().numpy() for t in tensors)))
 
     def merge(self, later: Sequence[ClassCounts]) -> ClassCounts:
-        """Return the counts over this set and others of the same classes and series."""
+        """Return the counts over this set and later ones of the same classes and series."""
         parts = (self, *later)
         merged: dict[str, Any] = {
             name: torch.stack([getattr(counts, name) for counts in parts]).sum(dim=0)
@@ -147,7 +148,7 @@ class ClassCounts:
         }
 
     def compute_overall(self) -> dict[str, float]:
-        """Return the metrics that need no more than the counts, which takes no time."""
+        """Return the metrics that follow from the counts alone, which is fast."""
         counts = _count_hits(self.confusion.cpu().numpy())
         return _compute_overall(counts, sum(self.loss_by_step.tolist()))
 
@@ -202,7 +203,7 @@ def build_columns(
 def compare_with(
     model: ClassCounts, references: Mapping[str, ClassCounts], *, context: int
 ) -> PairedComparison:
-    """Compare the answers of a model, window by window, with those of others."""
+    """Compare the answers of a model with those of the references, window by window."""
     model_units = answers.count_units(model.join_answers())
     units = {
         name: answers.count_units(counts.join_answers()) for name, counts in references.items()
@@ -213,7 +214,8 @@ def compare_with(
 def describe_test(
     model: ClassCounts, references: Mapping[str, ClassCounts], dataset: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return intervals, each predictor's difference from the majority class, the worst windows."""
+    """Return the intervals, each predictor's difference from the majority class, and the worst
+    windows."""
     counts = {"model": model, **references}
     retained = model.join_answers()
     context, majority = dataset.signature.context, {"majority": counts["majority"]}

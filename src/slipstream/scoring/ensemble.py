@@ -1,4 +1,4 @@
-"""What a run predicts with: its model, or the mean of all of its lanes, and intervals.
+"""The predictors of a run: its model, or the mean of all of its lanes, and intervals.
 
 Intervals are split-conformal: to either side of a prediction, they reach as far as a share of the
 validation set's errors did, of that target and predicted row. The lanes' disagreement is no part
@@ -41,13 +41,13 @@ from slipstream.scoring.predict import (
 )
 
 MAX_ERRORS = 50_000_000
-"""Numbers that intervals are computed from; of more windows, an even sample"""
+"""The number of errors that intervals are computed from; of more windows, an even sample is used"""
 
 
 def average_predictors(
     predictors: Sequence[Predictor], signature: Signature, weights: Sequence[float] | None = None
 ) -> Predictor:
-    """Return several models as one."""
+    """Return a predictor of the mean of several models."""
     is_classifier = bool(signature.classes)
 
     def predict(series: Any, starts: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ def predict_with_mean(
 
 
 class AbsoluteErrors:
-    """Absolute errors of one predictor on the validation set; none of classes, whose
-    probabilities say how sure they are."""
+    """Absolute errors of one predictor on the validation set; not for classes, whose probabilities
+    express the uncertainty."""
 
     def __init__(self, num_windows: int, signature: Signature) -> None:
         numbers = num_windows * signature.steps_out * len(signature.targets)
@@ -94,10 +94,8 @@ class AbsoluteErrors:
 
 
 def fit_conformal(errors: Tensor) -> HalfWidths:
-    """Return what each level's share of errors [B, H, C] stays within, the next one counted in.
-
-    Where there are too few for a level, it is the largest.
-    """
+    """Return the bound within which each level's share of the errors [B, H, C] and of one more
+    error lies; with too few errors for a level, the largest error."""
     num, ranked = len(errors), errors.sort(dim=0).values
     ranks = {name: min(math.ceil((num + 1) * level), num) for name, level in LEVELS.items()}
     return {name: ranked[rank - 1] for name, rank in ranks.items()}
@@ -119,7 +117,7 @@ class CoverageCounter:
 
 
 def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
-    """Return by level the share of truths within the intervals, of all counters together."""
+    """Return the share of truths within the intervals by level, of all counters together."""
     count = sum(counter.count for counter in counters)
     return {
         level: sum(counter.inside[level] for counter in counters) / count
@@ -128,10 +126,10 @@ def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
 
 
 class Mixing(NamedTuple):
-    """What becomes of the models' predictions."""
+    """How the models' predictions are combined and filtered."""
 
     weights: Sequence[float] | None = None
-    """Of the mean; without any, all count the same"""
+    """The weights of the mean; None for equal weights"""
     filter: WindowFilter | None = None
 
 
@@ -144,7 +142,7 @@ class MeanScores(NamedTuple):
     half_widths: dict[str, HalfWidths]
     coverage: dict[str, CoverageCounter]
     unfiltered: dict[str, dict[str, Any]]
-    """By name and set: the sums without `predict.filter`, where there is one"""
+    """The sums without `predict.filter`, by name and set, where there is a filter"""
 
 
 def score_with_mean(
@@ -157,11 +155,11 @@ def score_with_mean(
     *,
     intervals: bool = True,
 ) -> MeanScores:
-    """Score several models and their mean; fit intervals on the validation set, count what they
-    cover of the test set, and write the test set's batches.
+    """Score several models and their mean; fit intervals on the validation set, measure their
+    coverage on the test set, and write the test set's batches.
 
-    `positions` names those of the models and their mean that have intervals, unless `intervals` is
-    off. These are fitted to unfiltered predictions, so that they stay the same where another filter
+    `positions` names the models, and their mean, that have intervals, unless `intervals` is off.
+    Intervals are fitted to unfiltered predictions, so that they stay the same where another filter
     is set.
     """
     signature, count = dataset.signature, len(predictors) + (len(predictors) > 1)
@@ -209,13 +207,13 @@ class FoldRecord(NamedTuple):
     best: int
     """The lane that is the model"""
     half_widths: dict[str, HalfWidths]
-    """Of the model, and of the ensemble where there is one"""
+    """The half-widths of the model, and of the ensemble where there is one"""
 
 
 def save_lanes(
     run: Run, folds: Sequence[FoldRecord], scaler: Scaler, targets: Sequence[str], uses: str
 ) -> None:
-    """Write lanes/: the weights of every lane, and what predicting with them needs."""
+    """Write lanes/: the weights of every lane, and the metadata for predicting with them."""
     tensors: dict[str, Tensor] = {}
     entries: list[dict[str, Any]] = []
     number = 0
@@ -235,7 +233,7 @@ def save_lanes(
 def to_reach(
     half_widths: Mapping[str, HalfWidths], scaler: Scaler, targets: Sequence[str]
 ) -> Reach:
-    """Return half-widths as they are saved."""
+    """Return half-widths in their saved form: JSON values in physical units."""
     return {
         predictor: {
             level: {
@@ -264,18 +262,18 @@ class FoldPredictor(NamedTuple):
     predict: Predictor
     half_widths: HalfWidths | None
     models: Sequence[nn.Module] = ()
-    """The networks that it averages"""
+    """The networks that the predictor averages"""
 
 
 @dataclass(frozen=True)
 class RunPredictors:
-    """What a run predicts with."""
+    """The predictors of a run."""
 
     signature: Signature
     scaler: Scaler
     description: str
     folds: list[FoldPredictor]
-    """One for every fold; the last is for new data"""
+    """The predictor of every fold; the last one is used for new data"""
 
     @property
     def models(self) -> list[nn.Module]:
@@ -289,7 +287,7 @@ class RunPredictors:
 def load_predictors(
     run: Run, config: Config, plan: Plan, *, ensemble: bool | None = None
 ) -> RunPredictors:
-    """Load the run's model or its ensemble; by default, what was better on the validation set."""
+    """Load the run's model or its ensemble; by default, the better one on the validation set."""
     model, signature, scaler = checkpoint.load_model(run, config, plan.device)
     lanes = read_lanes(run, signature, ensemble=ensemble)
     if lanes is None:

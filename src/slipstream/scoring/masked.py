@@ -22,6 +22,7 @@ from slipstream.engine import objective
 from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
+from slipstream.events import Scoring
 from slipstream.models import noise
 from slipstream.scoring import regression, summary
 from slipstream.scoring.batch import ChunkLoader
@@ -35,8 +36,9 @@ BASELINES = {
     "interpolate": "a straight line across the mask",
 }
 COLLAPSED = 0.05
-"""Deviation below which a unit of the latent is the same for every window"""
+"""A unit of the latent with a smaller deviation is the same for every window"""
 NUM_EXAMPLES = 6
+"""The number of windows that are saved as examples"""
 EXAMPLES = "reconstructions.parquet"
 
 
@@ -44,36 +46,37 @@ class VisibleRows(NamedTuple):
     """For each row of windows, [T, B], the nearest rows that are not masked."""
 
     before: Tensor
-    """At or before it; -1 where there is none"""
+    """The nearest visible row at or before the row; -1 where there is none"""
     after: Tensor
-    """At or after it; T where there is none"""
+    """The nearest visible row at or after the row; T where there is none"""
     distance: Tensor
-    """Rows to the nearer of the two; 0 where it is not masked itself"""
+    """The distance to the nearer of the two rows; 0 for a visible row"""
 
 
 def find_visible_rows(mask: Tensor) -> VisibleRows:
     """Find the rows that masked rows [T, B] can be filled in from."""
     rows = len(mask)
-    place = torch.arange(rows, device=mask.device)[:, None].expand_as(mask)
-    before = place.masked_fill(mask, -1).cummax(dim=0).values
-    after = place.masked_fill(mask, rows).flip(0).cummin(dim=0).values.flip(0)
-    back = (place - before).masked_fill(before < 0, rows)
-    ahead = (after - place).masked_fill(after == rows, rows)
+    row = torch.arange(rows, device=mask.device)[:, None].expand_as(mask)
+    before = row.masked_fill(mask, -1).cummax(dim=0).values
+    after = row.masked_fill(mask, rows).flip(0).cummin(dim=0).values.flip(0)
+    back = (row - before).masked_fill(before < 0, rows)
+    ahead = (after - row).masked_fill(after == rows, rows)
     return VisibleRows(before, after, torch.minimum(back, ahead))
 
 
 def fill_with_last_visible(inputs: Tensor, visible: VisibleRows) -> Tensor:
-    """Return every row [T, B, F] as the last visible one; before the first such, as that."""
+    """Return each row [T, B, F] replaced by the last visible one; rows before the first visible row
+    by that row."""
     return _gather(inputs, torch.where(visible.before < 0, visible.after, visible.before))
 
 
 def fill_by_interpolation(inputs: Tensor, visible: VisibleRows) -> Tensor:
-    """Return every row on the straight line between the visible ones around it."""
+    """Return each row interpolated linearly between the visible rows around it."""
     rows = len(inputs)
     left = torch.where(visible.before < 0, visible.after, visible.before)
     right = torch.where(visible.after == rows, visible.before, visible.after)
-    place = torch.arange(rows, device=inputs.device)[:, None]
-    share = (place - left) / (right - left).clamp(min=1)
+    row = torch.arange(rows, device=inputs.device)[:, None]
+    share = (row - left) / (right - left).clamp(min=1)
     first, second = _gather(inputs, left), _gather(inputs, right)
     return first + (second - first) * share[..., None]
 
@@ -83,7 +86,7 @@ def _gather(inputs: Tensor, index: Tensor) -> Tensor:
 
 
 class FilledWindows(NamedTuple):
-    """Some windows with their masked rows filled in."""
+    """Windows with their masked rows filled in."""
 
     starts: Tensor
     """[B]"""
@@ -92,22 +95,22 @@ class FilledWindows(NamedTuple):
     mask: Tensor
     """[T, sequences]"""
     rows: dict[str, Tensor]
-    """By the model and by each baseline, as the inputs"""
+    """The rows as filled in by the model and by each baseline, in the shape of the inputs"""
     distance: Tensor
-    """[T, sequences]: rows to the nearest visible one"""
+    """[T, sequences]: distance to the nearest visible row"""
     tokens: Tensor
     """[T / patch, sequences, D]"""
 
 
 @dataclass(frozen=True)
 class MaskFiller:
-    """Fills in masked rows of windows, each with its mask of the validation."""
+    """Fills in the masked rows of windows; each window has a fixed mask, as in validation."""
 
     model: nn.Module
     plan: Plan
     pretrain: Pretrain
     mean: Tensor
-    """[F]: of the sequences, over the training windows"""
+    """[F]: mean of the sequences over the training windows"""
 
     def fill(self, series: Series, starts: Tensor) -> FilledWindows:
         inputs, _ = windows.gather_inputs(series, starts)
@@ -146,15 +149,15 @@ def compute_training_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
 
 
 class MaskedScores(NamedTuple):
-    """How well masked rows are filled in."""
+    """The scores of filled-in rows."""
 
     metrics: dict[str, Any]
-    """By the model and by each baseline"""
+    """The metrics of the model and of each baseline"""
     comparison: PairedComparison
-    """The model against the baselines"""
+    """The comparison of the model with the baselines"""
     latent: dict[str, Any]
     examples: pa.Table
-    """A few windows"""
+    """A table of a few windows"""
 
 
 @torch.inference_mode()
@@ -195,14 +198,14 @@ class MaskedSums:
             device=filler.plan.device,
         )
         self.by_distance = torch.zeros(2, signature.context, dtype=torch.float64)
-        """Count and squared error"""
+        """Number and squared errors of the masked rows, by distance"""
 
     def update(
         self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor, source: Series
     ) -> None:
         """Add the errors of masked rows as they are in `rows`, of windows of `source`."""
-        places = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
-        point, truth = (self._select(values, places) for values in (rows, filled.inputs))
+        masked_rows = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
+        point, truth = (self._select(values, masked_rows) for values in (rows, filled.inputs))
         scales = find_column_scales(source, filled.starts, len(self.sums.columns))
         if scales is None:
             self.sums.add(point, truth, starts, series)
@@ -213,12 +216,12 @@ class MaskedSums:
         independent = self.channels > 1
         squares = squares.transpose(1, 2).flatten(0, 1) if independent else squares.mean(dim=2)
         terms = torch.stack([torch.ones_like(squares), squares]).flatten(1).cpu()
-        distance = filled.distance.gather(0, places).T.flatten().cpu()
+        distance = filled.distance.gather(0, masked_rows).T.flatten().cpu()
         self.by_distance.index_add_(1, distance - 1, terms)
 
-    def _select(self, rows: Tensor, places: Tensor) -> Tensor:
+    def _select(self, rows: Tensor, masked_rows: Tensor) -> Tensor:
         """Return the masked rows, [B, M, C]: all inputs, or every sequence's own channel."""
-        selected = noise.gather_rows(rows, places).transpose(0, 1)
+        selected = noise.gather_rows(rows, masked_rows).transpose(0, 1)
         if self.channels == 1:
             return selected
         channels: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))
@@ -247,7 +250,7 @@ def find_column_scales(series: Series, starts: Tensor, count: int) -> Tensor | N
 
 
 class LatentSums:
-    """How much each unit of the encoder differs from window to window, at the same token."""
+    """Sums for the spread of each unit of the encoder over windows, at the same token."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -281,15 +284,15 @@ class ExampleCollector:
         self.tables: list[pa.Table] = []
 
     def add(self, filled: FilledWindows, chunk: WindowChunk) -> None:
-        for place in range(len(filled.starts)):
-            if self.num_seen + place in self.wanted:
-                self.tables.append(self._build_window(filled, place, chunk))
+        for number in range(len(filled.starts)):
+            if self.num_seen + number in self.wanted:
+                self.tables.append(self._build_window(filled, number, chunk))
         self.num_seen += len(filled.starts)
 
-    def _build_window(self, filled: FilledWindows, place: int, chunk: WindowChunk) -> pa.Table:
+    def _build_window(self, filled: FilledWindows, number: int, chunk: WindowChunk) -> pa.Table:
         signature, scaler, index = self.dataset.signature, self.dataset.scaler, self.dataset.index
         channels, rows = signature.sequences_per_window, signature.context
-        first = int(filled.starts[place]) + chunk.first_row
+        first = int(filled.starts[number]) + chunk.first_row
         owner = int(np.searchsorted(index.offsets, first, side="right") - 1)
         columns: dict[str, Any] = {
             "window": np.full(rows, len(self.tables), dtype=np.int32),
@@ -297,11 +300,12 @@ class ExampleCollector:
             "row": first - index.offsets[owner] + np.arange(rows),
         }
         names = signature.inputs if channels == 1 else signature.targets
-        scales = find_column_scales(chunk.series, filled.starts[place : place + 1], len(names))
+        scales = find_column_scales(chunk.series, filled.starts[number : number + 1], len(names))
         for i, name in enumerate(names):
-            if name in columns:  # the place of rows, or what another column was filled in with
+            # "window", "series" or "row", or the filled-in values of another column
+            if name in columns:
                 continue
-            sequence, column = (place, i) if channels == 1 else (place * channels + i, -1)
+            sequence, column = (number, i) if channels == 1 else (number * channels + i, -1)
             for suffix, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
                 scaled = values[:, sequence, column].double().cpu().numpy()
                 if scales is not None:
@@ -324,7 +328,7 @@ def score_encoder(
     The test rows, if the split names any, are not read.
     """
     run, config, dataset, plan = context.run, context.config, context.dataset, context.plan
-    run.append("scoring", what="the encoder")
+    run.append(Scoring(what="the encoder"))
     load_chunks = summary.make_chunk_loader(context)
     mean = compute_training_mean(dataset, load_chunks).to(plan.device)
     filler = MaskFiller(summary.restore_model(context, weights), plan, config.pretrain, mean)

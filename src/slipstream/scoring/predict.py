@@ -35,7 +35,7 @@ from slipstream.scoring.batch import (
 
 Part = TypeVar("Part")
 GPU_ROWS, MAX_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
-"""Context rows and windows that a GPU predicts at a time"""
+"""The number of context rows, and of windows, that a GPU predicts at a time"""
 
 
 def get_task_metrics(dataset: Dataset) -> TaskMetrics:
@@ -88,7 +88,8 @@ def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator
 
 
 def count_per_pass(series: Series) -> int:
-    """Return how many windows are predicted at a time: more on a GPU, which waits for each pass."""
+    """Return the number of windows to predict at a time: more on a GPU, where each pass costs a
+    wait."""
     if not series.values.is_cuda:
         return EVAL_BATCH
     rows = len(series.context_rows) * series.sequences_per_window
@@ -105,7 +106,7 @@ def predict_batches(
 def predict_side_by_side(
     predictors: Sequence[Predictor], load_chunks: ChunkLoader, set_name: str
 ) -> Iterator[list[PredictionBatch]]:
-    """Yield rows that hold one batch of each predictor, of the same windows."""
+    """Yield rows with one batch of each predictor, all of the same windows."""
     return _predict_rows(predictors, load_chunks(set_name), truth=True)
 
 
@@ -169,7 +170,7 @@ def build_table(
 
 
 MIN_PROBABILITY = 1e-30
-"""What a probability of 0 counts as; its logarithm is finite in float32"""
+"""Smaller probabilities count as this one, whose logarithm is finite in float32"""
 
 
 @dataclass(frozen=True)
@@ -181,18 +182,18 @@ class WindowFilter:
     design: FilterDesign
 
     def describe(self) -> dict[str, Any]:
-        """Return its settings and delay, as summaries contain them."""
+        """Return the filter's settings and delay, as in summaries."""
         return describe_filter(self.config.predict.filter, self.design)
 
     def start(self) -> BatchFilter:
-        """Return it in its initial state, for one predictor and set."""
+        """Return a filter in its initial state, for one predictor and set."""
         return BatchFilter(self)
 
     def filter_rows(
         self, rows: Iterable[list[PredictionBatch]]
     ) -> Iterator[tuple[list[PredictionBatch], list[PredictionBatch]]]:
-        """Yield the filtered batches of each row and those as they were; a row holds one batch of
-        every predictor."""
+        """Yield the filtered and the unfiltered batches of each row; a row holds one batch of every
+        predictor."""
         filters: list[BatchFilter] = []
         for row in rows:
             filters = filters or [self.start() for _ in row]

@@ -27,20 +27,20 @@ Array = npt.NDArray[Any]
 NAMES = ("mae", "rmse", "mse", "r2", "max_error", "bias")
 HEADLINE = "mae"
 MAX_UNITS = 4096
-"""Windows of which errors are retained one by one; of more, neighbours are joined"""
+"""The number of windows whose errors are kept separately; of more windows, neighbours are joined"""
 COMPARED: dict[str, Callable[[Array], Array]] = {
     "mae": lambda sums: sums[..., 1] / sums[..., 0],
     "rmse": lambda sums: np.sqrt(sums[..., 2] / sums[..., 0]),
     "scaled_mae": lambda sums: sums[..., 3] / sums[..., 0],
     "scaled_mse": lambda sums: sums[..., 4] / sums[..., 0],
 }
-"""From the number of windows, and their absolute and squared errors in physical and in standardised
-units, means over the targets"""
+"""The functions that compute metrics from the number of windows and their absolute and squared
+errors, in physical and in standardised units, as means over the targets"""
 
 
 class WindowSums:
-    """Errors window by window, in the order in which they come. When there are more than a limit,
-    neighbours are joined, so that memory is bounded however many there are."""
+    """Errors window by window, in the order in which they come. Above a limit, neighbours are
+    joined, so that memory is bounded for any number of windows."""
 
     def __init__(self, num_sums: int, device: torch.device) -> None:
         self._sums = torch.zeros(MAX_UNITS, num_sums, dtype=torch.float64, device=device)
@@ -52,8 +52,8 @@ class WindowSums:
         count = len(starts)
         while self._count + count > MAX_UNITS * self._joined:
             self._join()
-        place = self._count + torch.arange(count, device=values.device)
-        self._sums.index_add_(0, place // self._joined, values)
+        number = self._count + torch.arange(count, device=values.device)
+        self._sums.index_add_(0, number // self._joined, values)
         begin = -self._count % self._joined
         firsts = starts[begin :: self._joined]
         unit = (self._count + begin) // self._joined
@@ -61,7 +61,7 @@ class WindowSums:
         self._count += count
 
     def _join(self) -> None:
-        """Join each two units that follow one another."""
+        """Join each pair of consecutive units."""
         half = MAX_UNITS // 2
         pairs, firsts = self._sums.view(half, 2, -1).sum(dim=1), self._firsts[::2].clone()
         self._sums.zero_()
@@ -96,9 +96,9 @@ class RegressionSums:
     max_by_series: Tensor
     """[S, C]"""
     covered: Tensor
-    """[2, C]: number of truths between the outermost quantiles, and of those that could be"""
+    """[2, C]: number of truths between the outermost quantiles, and of all known truths"""
     pinball: Tensor
-    """[C]: pinball loss, the mean over the quantiles; of a point prediction as each of them"""
+    """[C]: pinball loss, averaged over the quantiles; a point prediction counts as each of them"""
     shift: Tensor
     """[C]: the physical value of a scaled zero"""
     relative: Tensor
@@ -107,7 +107,7 @@ class RegressionSums:
     """[S, C]: the mean error of a seasonal naive forecast of each series, scaled; None where
     nothing is forecast"""
     by_window: tuple[WindowSums, ...]
-    """What `COMPARED` is computed from; of sums that were merged, one after the other"""
+    """The sums for `COMPARED`; of merged sets, one entry for each set"""
 
     @classmethod
     def zeros(
@@ -203,7 +203,7 @@ class RegressionSums:
         return torch.stack([shares.sum(dim=1), known.abs().sum(dim=1)])
 
     def merge(self, later: Sequence[RegressionSums]) -> RegressionSums:
-        """Return the sums over this set and others of the same shape and scale."""
+        """Return the sums over this set and later ones of the same shape and scale."""
         merged: dict[str, Any] = {}
         for name in (
             *("by_step", "by_series", "covered", "pinball", "relative"),
@@ -339,7 +339,7 @@ def build_columns(
 def compare_with(
     model: RegressionSums, references: Mapping[str, RegressionSums], *, context: int
 ) -> PairedComparison:
-    """Compare the errors of a model, window by window, with those of others."""
+    """Compare the errors of a model with those of the references, window by window."""
     units = {name: sums.collect_units() for name, sums in references.items()}
     return compare_predictors(model.collect_units(), units, COMPARED, context=context)
 
@@ -347,5 +347,5 @@ def compare_with(
 def describe_test(
     _: RegressionSums, __: Mapping[str, RegressionSums], ___: Dataset
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return nothing more than the metrics."""
+    """Return nothing: the metrics are all that is reported about numbers."""
     return {}, {}

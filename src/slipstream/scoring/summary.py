@@ -52,14 +52,14 @@ from slipstream.scoring.predict import (
 
 PREDICTIONS = "predictions.parquet"
 SetSums = dict[str, Any]
-"""By set: the sums over its windows"""
+"""The sums over the windows of each set, by its name"""
 BaselineSums = dict[str, tuple[Baseline, SetSums]]
-"""By name: a baseline and its sums; empty sums where it means nothing"""
+"""Each baseline and its sums, by name; empty sums where the baseline is not meaningful"""
 
 
 def make_chunk_loader(context: RunContext, *, with_time: bool = False) -> ChunkLoader:
-    """Return a function from the name of a set to its windows; `with_time` gives those of the test
-    set their times."""
+    """Return a function from the name of a set to its windows; `with_time` adds the times to
+    windows of the test set."""
     dataset, rows = context.dataset, context.config.engine.buffer_rows
     return lambda set_name: dataset.iter_chunks(
         set_name, context.series, rows=rows, with_time=with_time and set_name == "test"
@@ -69,7 +69,7 @@ def make_chunk_loader(context: RunContext, *, with_time: bool = False) -> ChunkL
 def join_unfiltered(
     rows: Iterable[list[PredictionBatch]], window_filter: WindowFilter, positions: Sequence[int]
 ) -> Iterator[list[PredictionBatch]]:
-    """Yield rows with every batch filtered, then those at these positions as they were."""
+    """Yield rows of all filtered batches, followed by the unfiltered batches at these positions."""
     for filtered, row in window_filter.filter_rows(rows):
         yield [*filtered, *(row[position] for position in positions)]
 
@@ -84,7 +84,7 @@ def summarize_filter(config: Config, dataset: Dataset, unfiltered: SetSums) -> d
 
 @contextmanager
 def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
-    """Give a function that takes tables of one schema; the file appears when all are written."""
+    """Yield a function that writes tables of one schema; the file appears when all are written."""
     writer: pa.parquet.ParquetWriter | None = None
 
     def write(table: pa.Table) -> None:
@@ -103,7 +103,7 @@ def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
 def score_baselines(
     dataset: Dataset, load_chunks: ChunkLoader, baselines: Mapping[str, Baseline] | None = None
 ) -> BaselineSums:
-    """Score these baselines, or those fitted to the data set's own training windows, on every
+    """Score these baselines, or baselines fitted to the data set's own training windows, on every
     set."""
     baselines = baselines or fit_baselines(dataset, load_chunks)
     scored: BaselineSums = {name: (baseline, {}) for name, baseline in baselines.items()}
@@ -116,7 +116,7 @@ def score_baselines(
 
 
 def save_scored_baselines(run: Run, folds: Sequence[BaselineSums]) -> None:
-    """Write baselines/: those of every fold, or of a run without folds."""
+    """Write baselines/: the baselines of every fold, or of a run without folds."""
     save_baselines(
         run, [{name: baseline for name, (baseline, _) in fold.items()} for fold in folds]
     )
@@ -190,7 +190,7 @@ def count_windows(dataset: Dataset) -> dict[str, int]:
 
 
 def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """Return each set's overall metrics, also in standardised units where there are such."""
+    """Return each set's overall metrics, and if there are any, those in standardised units."""
     sections = {"metrics": "overall", "scaled": "scaled"}
     return {
         name: {set_name: metrics[section] for set_name, metrics in detail.items()}
@@ -205,8 +205,8 @@ def summarize_sums(sums: SetSums) -> dict[str, Any]:
 
 
 def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> dict[str, Any]:
-    """Return a baseline's overall metrics, the headline metric of every predicted row, and of
-    numbers those of each target."""
+    """Return a baseline's overall metrics, the headline metric of every predicted row and, for
+    numbers, the metrics of each target."""
     detail = {set_name: total.compute() for set_name, total in sums.items()}
     headline = get_task_metrics(dataset).HEADLINE
     by_step = [row[headline] for row in detail["test"]["per_step"]]
@@ -217,7 +217,7 @@ def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> d
 
 
 def list_missing_baselines(baselines: BaselineSums) -> list[str]:
-    """Say of each baseline without scores why it has none."""
+    """List the baselines without scores, with the reason."""
     return [
         f"no {name} baseline: {baseline.description}"
         for name, (baseline, sums) in baselines.items()
@@ -226,21 +226,21 @@ def list_missing_baselines(baselines: BaselineSums) -> list[str]:
 
 
 def get_comparison_metric(config: Config) -> str:
-    """Return the metric that models are compared by: an error in standardised units, or of classes
-    the log-loss. Weights of classes shift the probabilities, and are set for the sake of rare
-    classes: then it is the balanced accuracy."""
+    """Return the metric by which models are compared: an error in standardised units, or for
+    classes the log-loss. With class weights, which shift the probabilities in favour of rare
+    classes, it is the balanced accuracy."""
     if config.train.loss in CLASS_LOSSES:
         return "log_loss" if config.train.class_weights == "none" else "balanced_accuracy"
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
 
 def get_metric(summary: Mapping[str, Any], set_name: str, metric: str) -> float:
-    """Return that metric of a model or a baseline on one set."""
+    """Return a metric of a model or a baseline on one set."""
     return float((summary.get("scaled") or summary["metrics"])[set_name][metric])
 
 
 def get_metric_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
-    """Return how that metric varies over the seeds on the test set; None with a single seed."""
+    """Return the spread of a metric over the seeds on the test set; None with a single seed."""
     spread: dict[str, dict[str, Any]] | None = summary.get("scaled_spread") or summary["spread"]
     return spread[metric] if spread else None
 
@@ -251,10 +251,10 @@ def merge_sums(many: Sequence[Any]) -> Any:
 
 
 class FoldLanes(NamedTuple):
-    """The lanes of one fold; of a run without folds, all of them."""
+    """The lanes of one fold; all lanes of a run without folds."""
 
     number: int
-    """Of the fold, from 1"""
+    """The number of the fold, from 1"""
     fold: Fold | None
     fits: list[LaneResult]
 
@@ -271,14 +271,14 @@ class FoldLanes(NamedTuple):
         return f" of fold {self.number}" if self.fold else ""
 
     def narrow(self, context: RunContext) -> RunContext:
-        """Return the same context with this fold's windows."""
+        """Return the run context narrowed to this fold's windows."""
         if self.fold is None:
             return context
         return replace(context, dataset=context.dataset.select_fold(self.fold))
 
 
 def group_by_fold(fits: Sequence[LaneResult], dataset: Dataset, repeats: int) -> list[FoldLanes]:
-    """Group lanes by fold. A lane that never began is in none."""
+    """Group lanes by fold, without the lanes that never began."""
     folds: list[Fold | None] = [*dataset.folds] or [None]
     groups = [FoldLanes(number, fold, []) for number, fold in enumerate(folds, start=1)]
     for fit in fits:
@@ -316,18 +316,18 @@ class FoldSums:
 
     group: FoldLanes
     best: int
-    """The lane that is the model, among those that have one"""
+    """The position of the run's model among the lanes that have a model"""
     lanes: dict[str, list[Any]]
-    """val and test: of each lane that has a model"""
+    """The sums of each lane that has a model, for val and test"""
     model: SetSums
-    """Every set"""
+    """The model's sums, for every set"""
     ensemble: SetSums
-    """val and test; empty with a single lane"""
+    """The ensemble's sums, for val and test; empty with a single lane"""
     half_widths: dict[str, HalfWidths]
     coverage: dict[str, CoverageCounter]
     baselines: BaselineSums
     unfiltered: dict[str, SetSums]
-    """Of the model, and the ensemble: without `predict.filter`, where there is one"""
+    """The sums of the model and the ensemble without `predict.filter`, where there is one"""
 
 
 def score_folds(context: RunContext, groups: Sequence[FoldLanes]) -> list[FoldSums]:
@@ -403,7 +403,7 @@ def _build_predictors(context: RunContext, fits: Sequence[LaneResult]) -> list[P
 
 
 def restore_model(context: RunContext, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the model that was trained, with these weights, as it runs by the plan."""
+    """Return the trained model with these weights, set up to run as planned."""
     model, plan = context.model, context.plan
     model.load_state_dict(weights)
     model.eval()
@@ -417,7 +417,8 @@ def score_fold_baselines(
 ) -> list[FoldSums]:
     """Add the baselines of each fold, fitted on its own training windows, and save them.
 
-    `scored` has them already where another run on the same data did this; else it has them then.
+    Where another run on the same data has scored them, `scored` has them already; otherwise they
+    are added to it.
     """
     work = FoldWork(context.dataset) if context.dataset.folds else None
     groups = [fold.group for fold in folds]
@@ -432,7 +433,7 @@ def score_fold_baselines(
 
 
 def save_folds(context: RunContext, folds: Sequence[FoldSums], uses: str) -> None:
-    """Write lanes/."""
+    """Write lanes/: the weights and metadata of every fold's lanes."""
     records = []
     for fold in folds:
         weights = [fit.weights for fit in fold.group.fits_with_model]
@@ -501,7 +502,7 @@ def _summarize_lanes(
 def _compare_ensemble(
     context: RunContext, test: Any, baselines: BaselineSums, metric: str
 ) -> dict[str, Any]:
-    """Compare the ensemble with the baselines on the test set, as the model is."""
+    """Compare the ensemble with the baselines on the test set, in the same way as the model."""
     tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
     length = context.dataset.signature.context
     paired = get_task_metrics(context.dataset).compare_with(test, tested, context=length)
@@ -537,7 +538,7 @@ def _compute_coverage(folds: Sequence[FoldSums], predictor: str) -> dict[str, fl
 
 
 def _summarize_each(sums: FoldSums, model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the summary of each lane, with the model's kinds of metrics."""
+    """Yield the summary of each lane, with the same metrics as the model."""
     group, with_model = sums.group, sums.group.fits_with_model
     for fit in group.fits:
         scores: dict[str, Any] = {key: None for key in ("metrics", "scaled") if key in model}
@@ -579,7 +580,7 @@ def _summarize_fold(sums: FoldSums) -> dict[str, Any]:
 def _summarize_spreads(
     context: RunContext, folds: Sequence[FoldSums]
 ) -> dict[str, dict[str, Any] | None]:
-    """Return how each test metric varies over the repeats, also in standardised units.
+    """Return the spread of each test metric over the repeats, also in standardised units.
 
     Each repeat is scored on all folds together.
     """

@@ -19,9 +19,11 @@ from slipstream.base.run_names import is_run
 from slipstream.base.text import mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
+from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.planning import MAX_LANES
-from slipstream.runs import Event, Run, studies
+from slipstream.events import SearchEnd, SearchStart, Start
+from slipstream.runs import Run, studies
 from slipstream.runs.watching import start_follower
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget
@@ -74,7 +76,7 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         settings = _load_resumed_config(run, request)
         runs.require_data(run, settings, data, runs.SAME_ROWS)
     elif request.config is not None:
-        settings = request.load_config()
+        settings = resolve_context(request.load_config(), data)
         request.permit_classes(settings)
     else:
         raise UserError("give a config, or a search to resume")
@@ -110,13 +112,14 @@ def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
         raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
     earlier = runs.load_config(run)
     settings = configs.load(request.config or earlier, request.settings)
+    settings = resolve_context(settings, request.data)
     differences = configs.list_differences(earlier, settings)
     if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
         raise UserError(
             f"{run.folder}: cannot resume with changed settings ({', '.join(changed)}); start a "
             "new search"
         )
-    is_logged = any(event["event"] == "start" for event in runs.read_events(run))
+    is_logged = any(isinstance(event, Start) for event in runs.read_events(run))
     if is_logged or (run.folder / "model").exists():  # an export of a run has no log
         raise UserError(
             f"{run.folder}: is a training run, not a search",
@@ -142,17 +145,19 @@ def _search(
         sharing.join_study(study.study, config, data.fingerprint)
     budget = SearchBudget.of(config, runs.sum_parts(run), timer.started_at)
     run.append(
-        "resume" if resumed else "search",
-        run=str(run.folder),
-        trials=count_trials(config.tune, study.space),
-        parallel=launcher.num_workers * parallel,
-        space=list(study.space),
-        windows=data.dataset.num_windows,
-        device=str(device),
-        done=_count_done(study),
-        workers=launcher.num_workers,  # a resumed search has the same workers
-        on=launcher.cluster,
-        storage=launcher.storage and mask_url(launcher.storage),
+        SearchStart(
+            is_resumed=resumed,
+            run=str(run.folder),
+            trials=count_trials(config.tune, study.space),
+            parallel=launcher.num_workers * parallel,
+            space=list(study.space),
+            windows=data.dataset.num_windows,
+            device=str(device),
+            done=_count_done(study),
+            workers=launcher.num_workers,  # a resumed search has the same workers
+            on=launcher.cluster,
+            storage=launcher.storage and mask_url(launcher.storage),
+        )
     )
     check_logged(run)
     search = launcher.make_search(run, study, datasets, budget)
@@ -210,11 +215,12 @@ def count_parallel_trials(config: Config, device: str, num_workers: int = 1) -> 
     return min(-(-half // num_workers), most)
 
 
-def _find_result(run: Run, config: Config) -> Event | None:
+def _find_result(run: Run, config: Config) -> SearchEnd | None:
     """Return the result of an earlier part that used up the budget; a resume may raise that."""
     budget = get_budget(config)
     for event in reversed(list(runs.read_events(run))):
-        is_complete = {"seconds", "optuna_s", "packs"} <= event.keys()
-        if event["event"] == "searched" and event.get("asked") == budget and is_complete:
-            return event
+        if isinstance(event, SearchEnd) and event.limits == budget:
+            is_complete = event.optuna_s is not None and event.packs is not None
+            if is_complete:  # else an earlier version has logged it
+                return event
     return None

@@ -26,7 +26,7 @@ from slipstream.data.series import Flags
 from slipstream.data.splits import SETS
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, recovery
-from slipstream.events import End, Scoring
+from slipstream.events import End, Event, Scoring
 from slipstream.inference import portable
 from slipstream.inference.mixture import MemberErrors, match_rows
 from slipstream.inference.portable import FoldMixture, load_changed_config
@@ -39,7 +39,7 @@ from slipstream.inference.trained import (
     note_left_out,
 )
 from slipstream.models import files
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL
 from slipstream.scoring import ensemble as ensembles
 from slipstream.scoring import summary as summaries
@@ -68,11 +68,11 @@ def refuse_disagreement(members: Sequence[Member]) -> None:
     """Refuse members that predict something else than the first, or split their data otherwise."""
     first = members[0]
     for member in members[1:]:
-        signature, other = first.trained.signature, member.trained.signature
+        signature, member_signature = first.trained.signature, member.trained.signature
         facts: list[tuple[str, Any, Any]] = [
-            ("targets", sorted(signature.targets), sorted(other.targets)),
-            ("data.horizon", signature.horizon, other.horizon),
-            ("classes", list(signature.classes), list(other.classes)),
+            ("targets", sorted(signature.targets), sorted(member_signature.targets)),
+            ("data.horizon", signature.horizon, member_signature.horizon),
+            ("classes", list(signature.classes), list(member_signature.classes)),
         ]
         differing = configs.list_differences(first.config, member.config)
         for name in SAME_SETTINGS:
@@ -120,10 +120,13 @@ def refuse_other_data(members: Sequence[Member], datasets: Sequence[Dataset]) ->
             _compare_targets(*pair, *next_pair)
 
 
-def _compare_series(first: Member, data: Dataset, member: Member, other: Dataset) -> None:
+def _compare_series(first: Member, data: Dataset, member: Member, member_data: Dataset) -> None:
     """Refuse series that one member alone has, unless the other's windows are too long for
     them."""
-    for owner, has, lacking, lacks in ((first, data, member, other), (member, other, first, data)):
+    for owner, has, lacking, lacks in (
+        (first, data, member, member_data),
+        (member, member_data, first, data),
+    ):
         rows = dict(zip(has.index.series_names, np.diff(has.index.offsets), strict=True))
         shortest = lacks.signature.lead + lacks.signature.steps_out
         for name in sorted(rows.keys() - set(lacks.index.series_names)):
@@ -134,31 +137,31 @@ def _compare_series(first: Member, data: Dataset, member: Member, other: Dataset
                 )
 
 
-def _compare_targets(first: Member, data: Dataset, member: Member, other: Dataset) -> None:
+def _compare_targets(first: Member, data: Dataset, member: Member, member_data: Dataset) -> None:
     """Refuse targets that differ in a row which both have."""
     assert data.memory is not None
-    assert other.memory is not None
-    rows = match_rows(data, other)
-    both = np.flatnonzero((rows >= 0) & ~_mark_unknown(data) & ~_mark_unknown(other)[rows])
-    if not len(both):
+    assert member_data.memory is not None
+    rows = match_rows(data, member_data)
+    common = np.flatnonzero((rows >= 0) & ~_mark_unknown(data) & ~_mark_unknown(member_data)[rows])
+    if not len(common):
         raise UserError(
             f"{member.run.folder}: its data and those of {first.run.folder} have no row in common, "
             "by series and time; an ensemble needs the same data"
         )
     for name in data.signature.targets:
-        wanted = _read_target(data, name)[both]
-        found = _read_target(other, name)[rows[both]]
+        wanted = _read_target(data, name)[common]
+        found = _read_target(member_data, name)[rows[common]]
         size = 1.0 if data.signature.classes else data.scaler.size[name]
         wrong = np.flatnonzero(~np.isclose(wanted, found, rtol=TOLERANCE, atol=TOLERANCE * size))
         if len(wrong):
-            position = int(both[wrong[0]])
+            position = int(common[wrong[0]])
             owner = int(np.searchsorted(data.index.offsets, position, side="right")) - 1
             row = position - int(data.index.offsets[owner])
             raise UserError(
                 f'{member.run.folder}: target "{name}" is {found[wrong[0]]:g} in row {row} of '
                 f'series "{data.index.series_names[owner]}", but {wanted[wrong[0]]:g} in '
-                f"{first.run.folder}; {len(wrong):,} of {len(both):,} rows differ, and an ensemble "
-                "needs the same data"
+                f"{first.run.folder}; {len(wrong):,} of {len(common):,} rows differ, and an "
+                "ensemble needs the same data"
             )
 
 
@@ -193,7 +196,7 @@ class JointFold(NamedTuple):
     label: str | None
     dataset: Dataset
     """With the windows that all members have"""
-    own: Dataset
+    reference: Dataset
     """With all windows of the reference, which the baselines are fitted to"""
     predictors: list[Predictor]
 
@@ -215,17 +218,17 @@ class FoldScores:
 
 
 def list_folds(
-    dataset: Dataset, own: Dataset, predictors: Sequence[list[Predictor]]
+    dataset: Dataset, reference_data: Dataset, predictors: Sequence[list[Predictor]]
 ) -> list[JointFold]:
     """List the folds of the joint data set, with the members' predictors of each."""
     if not dataset.folds:
-        return [JointFold(1, None, dataset, own, predictors[-1])]
+        return [JointFold(1, None, dataset, reference_data, predictors[-1])]
     return [
         JointFold(
             number + 1,
             fold.label,
             dataset.select_fold(fold),
-            own.select_fold(own.folds[number]),
+            reference_data.select_fold(reference_data.folds[number]),
             predictors[number],
         )
         for number, fold in enumerate(dataset.folds)
@@ -278,7 +281,7 @@ def _score_fold(
     if window_filter:
         rows = summaries.join_unfiltered(rows, window_filter, [])
     train = accumulate_side_by_side(rows, dataset)
-    fitted = fit_baselines(fold.own, _make_loader(fold.own, series))
+    fitted = fit_baselines(fold.reference, _make_loader(fold.reference, series))
     reach = ensembles.to_reach(scores.half_widths, dataset.scaler, signature.targets)
     mixture = FoldMixture(fold.label, weights, best, reach)
     baselines = summaries.score_baselines(dataset, load_chunks, fitted)
@@ -286,7 +289,7 @@ def _score_fold(
 
 
 def _make_loader(dataset: Dataset, series: Series) -> ChunkLoader:
-    return lambda which: dataset.iter_chunks(which, series, rows=0, with_time=True)
+    return lambda subset: dataset.iter_chunks(subset, series, rows=0, with_time=True)
 
 
 def summarize_ensemble(
@@ -300,14 +303,18 @@ def summarize_ensemble(
 
     def merge(position: int) -> dict[str, Any]:
         sets = folds[-1].sums
-        return {which: merge_sums([fold.sums[which][position] for fold in folds]) for which in sets}
+        return {
+            subset: merge_sums([fold.sums[subset][position] for fold in folds]) for subset in sets
+        }
 
     baselines = summaries.merge_baselines([fold.baselines for fold in folds])
     scores, detail = summaries.summarize_scores(run, config, dataset, merge(-1), baselines)
     coverage = ensembles.compute_coverage([fold.scores.coverage[ENSEMBLE] for fold in folds])
     weights = folds[-1].mixture.weights
     unfiltered = [fold.scores.unfiltered.get(ENSEMBLE, {}) for fold in folds]
-    without = {which: merge_sums([fold[which] for fold in unfiltered]) for which in unfiltered[-1]}
+    without = {
+        subset: merge_sums([fold[subset] for fold in unfiltered]) for subset in unfiltered[-1]
+    }
     return scores | {
         **summaries.summarize_filter(config, dataset, without),
         "members": [
@@ -344,7 +351,7 @@ def _summarize_fold(scored: FoldScores, members: Sequence[Member]) -> dict[str, 
         "label": scored.fold.label,
         "windows": scored.fold.dataset.num_windows,
         "weights": dict(zip(names, scored.mixture.weights, strict=True)),
-        **summarize_sums({which: sums[-1] for which, sums in scored.sums.items()}),
+        **summarize_sums({subset: sums[-1] for subset, sums in scored.sums.items()}),
         "coverage": ensembles.compute_coverage([scored.scores.coverage[ENSEMBLE]]),
         "baselines": baselines,
     }
@@ -377,8 +384,8 @@ def ensemble(
     refuse_other_data(loaded, datasets)
     reference = max(range(len(loaded)), key=lambda i: loaded[i].trained.signature.context)
     first = loaded[reference]
-    own = {"name": name} | ({} if out is None else {"out": str(out)})
-    config = configs.replace_settings(first.config, {"out": loaded[0].config.out, **own})
+    settings = {"name": name} | ({} if out is None else {"out": str(out)})
+    config = configs.replace_settings(first.config, {"out": loaded[0].config.out, **settings})
     comment = COMMENT.format(count=len(loaded), name=first.name)
     result: dict[str, Any] = {}
 

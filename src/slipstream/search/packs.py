@@ -47,8 +47,17 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.planning import MAX_LANES, make_plan
 from slipstream.engine.state import EndedLane, TrainingState
 from slipstream.engine.step import Round
-from slipstream.events import Fallback, Recovery
-from slipstream.runs import Event, Run
+from slipstream.events import (
+    Epoch,
+    Event,
+    Exploit,
+    Fallback,
+    LaneEnd,
+    PackStart,
+    Recovery,
+    TrainingEnd,
+)
+from slipstream.runs import Run
 from slipstream.training import trained_lanes
 from slipstream.training.fitting import load_dataset
 from slipstream.training.trained_lanes import TrainedLane
@@ -374,12 +383,12 @@ class PackShape(NamedTuple):
     batch: int
     widths: tuple[int, ...]
 
-    def merge(self, other: PackShape) -> PackShape | None:
+    def merge(self, shape: PackShape) -> PackShape | None:
         """Return the smallest shape into which lanes of both fit, or None if there is none."""
-        if self.program != other.program or len(self.widths) != len(other.widths):
+        if self.program != shape.program or len(self.widths) != len(shape.widths):
             return None
-        widths = tuple(map(max, self.widths, other.widths))
-        return PackShape(self.program, max(self.batch, other.batch), widths)
+        widths = tuple(map(max, self.widths, shape.widths))
+        return PackShape(self.program, max(self.batch, shape.batch), widths)
 
 
 def get_pack_shape(config: Config, device: str) -> PackShape:
@@ -420,10 +429,12 @@ def _round_width(width: int, device: str) -> int:
 def can_join(trial: TrialRun, pack: PackShape, device: str) -> bool:
     """Whether a trial of another shape may take a place that is empty in a running pack on a GPU,
     which costs at most `MAX_WASTE` times as much as a pack of its own shape."""
-    own = get_trial_shape(trial, device)
-    if device != "cuda" or own.merge(pack) != pack:
+    trial_shape = get_trial_shape(trial, device)
+    if device != "cuda" or trial_shape.merge(pack) != pack:
         return False
-    return _count_flops(pack) * pack.batch <= MAX_WASTE * _count_flops(own) * own.batch
+    return (
+        _count_flops(pack) * pack.batch <= MAX_WASTE * _count_flops(trial_shape) * trial_shape.batch
+    )
 
 
 @dataclass
@@ -452,15 +463,15 @@ def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list
     best_merge: list[TrialGroup] = []
     costs = [_estimate_ms(group, device, num_windows) for group in groups]
     for i, group in enumerate(groups):
-        for j, other in enumerate(groups[:i]):
-            shape = group.shape.merge(other.shape)
+        for j, earlier in enumerate(groups[:i]):
+            shape = group.shape.merge(earlier.shape)
             if shape is None:
                 continue
-            union = TrialGroup(shape, [*other.trials, *group.trials])
+            union = TrialGroup(shape, [*earlier.trials, *group.trials])
             saving = costs[i] + costs[j] - _estimate_ms(union, device, num_windows)
             if saving > best_saving:
-                rest = [kept for kept in groups if kept not in (group, other)]
-                best_saving, best_merge = saving, [*rest, union]
+                unmerged = [kept for kept in groups if kept not in (group, earlier)]
+                best_saving, best_merge = saving, [*unmerged, union]
     return best_merge
 
 
@@ -543,13 +554,14 @@ class TrialPack:
             self.lane_owners = [lane.owner for lane in first]
             self.lane_starts = [(0.0, 0.0)] * len(first)
             self.search_run.append(
-                "pack",
-                trials=[trial.number for trial in trials],
-                places=self.num_lanes,
-                mode=mode,
-                widths=shape.widths,
-                batch=shape.batch,
-                plan=self.plan.to_dict(),
+                PackStart(
+                    trials=[trial.number for trial in trials],
+                    places=self.num_lanes,
+                    mode=mode,
+                    widths=list(shape.widths),
+                    batch=shape.batch,
+                    plan=self.plan.to_dict(),
+                )
             )
             build = partial(self._build, mode)
             state = states.start(first, build, TrialEvents(self), num_places=self.num_lanes)
@@ -598,11 +610,11 @@ class TrialPack:
             saved, problems = checkpoint.read_newest(self.run)
         except UserError as error:
             saved, problems = None, [str(error)]
-        what = "an older checkpoint of the pack"
+        measure = "an older checkpoint of the pack"
         if saved is None:
-            what = "training the trials of a pack from their start"
+            measure = "training the trials of a pack from their start"
         for problem in problems:
-            self.search_run.append(Fallback(what=what, why=problem))
+            self.search_run.append(Fallback(what=measure, why=problem))
         return saved
 
     def _restore_trial(self, number: int, search: dict[str, Any]) -> TrialRun:
@@ -743,11 +755,13 @@ class TrialPack:
 
     def _forward_event(self, event: Event) -> None:
         """Show an event of the pack as one of the search, with trial and fold."""
-        if event["event"] == "trained":
-            self.was_interrupted = event["signal_number"] != 0
-        if "lane" in event and event["lane"] < len(self.lane_owners):
-            number, fold = self.lane_owners[event["lane"]]
-            event = event | {"trial": number, "fold": fold}
+        match event:
+            case TrainingEnd():
+                self.was_interrupted = event.signal_number != 0
+            case Epoch() | Exploit() | LaneEnd() | Recovery():
+                if event.lane is not None and event.lane < len(self.lane_owners):
+                    number, fold = self.lane_owners[event.lane]
+                    event = replace(event, trial=number, fold=fold)
         self.search_run.notify(event)
 
     def _get_search_state(self) -> dict[str, Any]:

@@ -27,9 +27,8 @@ from slipstream.base.errors import (
     Wording,
 )
 from slipstream.config import Config
-from slipstream.events import ProbeStep
+from slipstream.events import Event, ProbeStep
 from slipstream.reporting.wording import beats_majority, describe_probe
-from slipstream.runs import Event
 from slipstream.scoring.summary import get_metric
 
 SCRATCH, FROZEN, TUNED = "scratch", "frozen", "fine-tuned"
@@ -242,10 +241,10 @@ def summarize_probe(
 
 
 def compare_with_scratch(
-    scratch: Sequence[float], other: Sequence[float], metric: str
+    scratch: Sequence[float], strategy: Sequence[float], metric: str
 ) -> dict[str, Any]:
     """Return the mean of the seeds' differences with its paired t interval, and a verdict."""
-    differences = [b - a for a, b in zip(scratch, other, strict=True)]
+    differences = [b - a for a, b in zip(scratch, strategy, strict=True)]
     interval = stats.compute_t_interval(differences)
     return {
         "difference": interval.mean,

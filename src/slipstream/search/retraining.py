@@ -23,6 +23,7 @@ from slipstream.base.errors import DivergedError
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.engine.planning import LANES_PER_STEP
+from slipstream.events import Retrained
 from slipstream.runs import Run
 from slipstream.scoring.summary import BaselineSums
 from slipstream.search.budget import SearchBudget
@@ -103,9 +104,9 @@ class Retraining(TrialSource):
         first = get_first_seed(config)
         self.seeds = range(first, first + config.tune.retrain_seeds)
         self.known = {
-            (event["trial"], event["seed"]): event
+            (event.trial, event.seed): event
             for event in runs.read_events(run)
-            if event["event"] == "retrained" and {"trial", "seed", "loss"} <= event.keys()
+            if isinstance(event, Retrained)
         }
         self.results: dict[int, RetrainedConfig] = {}
         self.pending: list[int] = []
@@ -119,7 +120,7 @@ class Retraining(TrialSource):
         for position, seed in enumerate(self.seeds):
             number = -1 - len(self.seeds) * (trial + 1) - position
             if event := self.known.get((trial, seed)):
-                self._add_result(trial, event["loss"], event)
+                self._add_result(event)
             elif number not in self.running:
                 self.pending.append(number)
 
@@ -170,7 +171,7 @@ class Retraining(TrialSource):
         return TrialRun(number, config, is_final=is_final, keeps_lane=True)
 
     def _start(self, number: int) -> TrialRun:
-        self.pending = [other for other in self.pending if other != number]
+        self.pending = [pending for pending in self.pending if pending != number]
         self.running[number] = self._make_run(number)
         return self.running[number]
 
@@ -210,19 +211,20 @@ class Retraining(TrialSource):
         if reason != NOT_STARTED and trial.number < 0:
             self._record(trial, math.inf, {"stopped": reason})
 
-    def _add_result(self, trial: int, loss: float | None, details: Mapping[str, Any]) -> None:
-        if trial not in self.results:
+    def _add_result(self, event: Retrained) -> None:
+        if event.trial not in self.results:
             return
-        was = self.results[trial]
-        loss = math.inf if loss is None else loss
-        stopped = [*was.stopped, details.get("stopped", "")]
-        self.results[trial] = was._replace(losses=[*was.losses, loss], stopped=stopped)
+        was = self.results[event.trial]
+        loss = math.inf if event.loss is None else event.loss  # JSON has no infinity
+        stopped = [*was.stopped, event.stopped or ""]
+        self.results[event.trial] = was._replace(losses=[*was.losses, loss], stopped=stopped)
 
     def _record(self, run: TrialRun, loss: float, details: Mapping[str, Any]) -> None:
         trial, seed = self._parse(run.number)
-        self.known[trial, seed] = {"loss": loss, **details}
-        self._add_result(trial, loss, details)
-        self.run.append("retrained", trial=trial, seed=seed, loss=loss, **details)
+        event = Retrained(trial=trial, seed=seed, loss=loss, **details)
+        self.known[trial, seed] = event
+        self._add_result(event)
+        self.run.append(event)
 
 
 class FilledSearch(TrialSource):

@@ -34,7 +34,8 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from slipstream import runs
 from slipstream.base.errors import Option, UserError
-from slipstream.runs import Event, Run
+from slipstream.events import Event, TrialEnd, format_event
+from slipstream.runs import Run
 from slipstream.runs.studies import PREFIX, find_path, is_journal
 from slipstream.search import database
 from slipstream.search.database import HEARTBEAT
@@ -81,8 +82,8 @@ def is_intact(operation: Any) -> bool:
     """Whether a line's checksum is right; a line that Optuna itself wrote has none."""
     if not isinstance(operation, dict) or "op_code" not in operation:
         return False
-    rest = {key: value for key, value in operation.items() if key != CHECKSUM}
-    return bool(operation.get(CHECKSUM) in (None, _compute_checksum(rest)))
+    content = {key: value for key, value in operation.items() if key != CHECKSUM}
+    return bool(operation.get(CHECKSUM) in (None, _compute_checksum(content)))
 
 
 def _compute_checksum(operation: Operation) -> str:
@@ -216,9 +217,9 @@ def repair(
         with runs.replace_atomically(_get_backup(path)) as temporary:
             temporary.write_bytes(content)
     runs.write_text(path, "".join(map(format_line, operations)))
-    what = f"is damaged after line {len(intact)}" if content else "is missing"
+    damage = f"is damaged after line {len(intact)}" if content else "is missing"
     kept = f", the damaged file is {_get_backup(path).name}" if content else ""
-    return [f"{path}: {what}; rebuilt from the lines before and events.jsonl{kept}"]
+    return [f"{path}: {damage}; rebuilt from the lines before and events.jsonl{kept}"]
 
 
 def _get_backup(path: Path) -> Path:
@@ -248,13 +249,13 @@ def _replay(operations: Sequence[Operation]) -> list[FrozenTrial] | None:
         return None
 
 
-def _find_ends(events: Iterable[Event]) -> dict[int, Event]:
+def _find_ends(events: Iterable[Event]) -> dict[int, TrialEnd]:
     """Return the events of trials that have ended in the log of the search, by trial number."""
     ends = {}
     for event in events:
         match event:
-            case {"event": "trial", "trial": int(number), "params": dict(), "state": str(state)}:
-                has_value = isinstance(event.get("value"), float) or state != "finished"
+            case TrialEnd(trial=int(number), params=dict(), state=str(state)):
+                has_value = isinstance(event.value, float) or state != "finished"
                 if number >= 0 and state in STATES and has_value:
                     ends[number] = event
     return ends
@@ -263,7 +264,7 @@ def _find_ends(events: Iterable[Event]) -> dict[int, Event]:
 def _rebuild(
     name: str,
     trials: Sequence[FrozenTrial],
-    ends: Mapping[int, Event],
+    ends: Mapping[int, TrialEnd],
     distributions: Distributions,
 ) -> list[Operation]:
     """Return the operations of a new journal, with the known trials and what the log says of their
@@ -285,19 +286,19 @@ def _rebuild(
 
 
 def _end_trial(
-    trial: FrozenTrial | None, event: Event, distributions: Distributions
+    trial: FrozenTrial | None, event: TrialEnd, distributions: Distributions
 ) -> FrozenTrial | None:
     """Return a trial as the event of its end describes it; None where its settings do not fit into
     the space."""
-    state = STATES[event["state"]]
-    other = ("event", "at_s", "trial", "params", "state", "value", "best")
-    notes = {key: value for key, value in event.items() if key not in other}
+    state = STATES[event.state]
+    known = ("event", "at_s", "trial", "params", "state", "value", "best")
+    notes = {key: value for key, value in format_event(event).items() if key not in known}
     try:
         return create_trial(
             state=state,
-            value=None if state == TrialState.FAIL else event.get("value"),
-            params=event["params"],
-            distributions={name: distributions[name] for name in event["params"]},
+            value=None if state == TrialState.FAIL else event.value,
+            params=event.params,
+            distributions={name: distributions[name] for name in event.params},
             user_attrs={NOTES: notes},
             system_attrs=trial.system_attrs if trial else {},
             intermediate_values=trial.intermediate_values if trial else {},

@@ -24,8 +24,8 @@ from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.engine.lanes import OUT_OF_TIME as TRAINING_OUT_OF_TIME
-from slipstream.events import End, RetrainingStart
-from slipstream.runs import Event, Run
+from slipstream.events import End, Recovery, RetrainingStart, SearchEnd
+from slipstream.runs import Run
 from slipstream.scoring.summary import get_metric, get_metric_over_seeds
 from slipstream.search import retraining, sharing
 from slipstream.search.budget import ModelCosts, RetrainingPlan, SearchBudget
@@ -40,7 +40,7 @@ from slipstream.search.study import (
     rank_trials,
 )
 from slipstream.search.trials import OptunaSearch
-from slipstream.search.workers import parse_costs
+from slipstream.search.workers import get_costs
 
 TEST_KEYS = (
     *("run", "metrics", "scaled", "spread", "scaled_spread"),
@@ -64,7 +64,7 @@ class FinishedSearch:
 
 
 def finish_search(
-    search: OptunaSearch, scheduler: PackScheduler, search_result: Event, timer: PhaseTimer
+    search: OptunaSearch, scheduler: PackScheduler, search_result: SearchEnd, timer: PhaseTimer
 ) -> FinishedSearch:
     """Retrain the best trials, test the chosen settings and the default, and write the summary.
 
@@ -103,7 +103,7 @@ def finish_search(
     summary = write([], {}, RETRAINING_PENDING if config.tune.retrain else None)
     if plan.num_trials:
         limit = None if budget.tune.minutes is None or not is_new else budget
-        costs = parse_costs(search_result) or ModelCosts(0.0)
+        costs = get_costs(search_result) or ModelCosts(0.0)
         limited, source = _limit_retraining(config, plan), scheduler.pool.source
         again = Retraining(run, limited, study)
         if isinstance(source, FilledSearch):
@@ -126,18 +126,18 @@ def finish_search(
 
 
 def plan_retraining(
-    run: Run, config: Config, search_result: Event, budget: SearchBudget
+    run: Run, config: Config, search_result: SearchEnd, budget: SearchBudget
 ) -> tuple[RetrainingPlan, bool]:
     """Return what is retrained, and whether that is decided now, not before a resume."""
-    earlier: Event | None = None
+    earlier: RetrainingStart | None = None
     for event in runs.read_events(run):
-        if event["event"] == "searched":
+        if isinstance(event, SearchEnd):
             earlier = None
-        elif event["event"] == "retraining":
+        elif isinstance(event, RetrainingStart):
             earlier = event
     if earlier is not None and config.tune.retrain:
-        return RetrainingPlan(earlier["num_trials"], earlier["num_seeds"]), False
-    plan = budget.plan_retraining(parse_costs(search_result))
+        return RetrainingPlan(earlier.num_trials, earlier.num_seeds), False
+    plan = budget.plan_retraining(get_costs(search_result))
     run.append(RetrainingStart(num_trials=plan.num_trials, num_seeds=plan.num_seeds))
     return plan, True
 
@@ -174,8 +174,8 @@ def describe_limits(
     trial = next(candidate for candidate in ranked if candidate.number == chosen)
     if get_state(trial) == CUT_OFF:
         epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
-        others = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
-        yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{others}"
+        remark = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
+        yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{remark}"
     if tune.retrain and not plan.num_trials:
         yield f"{OUT_OF_TIME}: no trial was retrained; the model of trial {chosen} was tested"
     elif plan != (tune.retrain, tune.retrain_seeds) and tune.retrain:
@@ -212,14 +212,14 @@ def summarize(
     trials: Sequence[FrozenTrial],
     retrained: Sequence[RetrainedConfig],
     tests: dict[str, dict[str, Any]],
-    search_result: Event,
+    search_result: SearchEnd,
 ) -> dict[str, Any]:
     best = rank_trials(trials)[0]
     params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
     states = [get_state(trial) for trial in trials]
     counts = {name: states.count(name) for name in STATE_NAMES.values()}
     counts |= {CUT_OFF: states.count(CUT_OFF)} if CUT_OFF in states else {}
-    search_s, optuna_s = search_result["seconds"], search_result["optuna_s"]
+    search_s, optuna_s = search_result.seconds, search_result.optuna_s or 0.0
     return {
         "run": str(run.folder),
         "name": config.name,
@@ -231,7 +231,7 @@ def summarize(
         "trials_per_hour": 3600 * (len(states) - states.count(CUT_OFF)) / max(search_s, 1e-9),
         "optuna_s": optuna_s,
         "optuna_share": optuna_s / max(search_s, 1e-9),
-        "packs": search_result["packs"],
+        "packs": search_result.packs,
         "retrained": [
             {
                 "trial": None if result.trial == DEFAULT else result.trial,
@@ -252,12 +252,13 @@ def summarize(
 
 def _describe_packs(run: Run) -> Iterator[str]:
     """Yield a sentence on packs that failed, and on what became of their trials."""
-    events = [e for e in runs.read_events(run) if e.get("what") == PACK_FAILED]
+    logged = (event for event in runs.read_events(run) if isinstance(event, Recovery))
+    events = [event for event in logged if event.what == PACK_FAILED]
     if events:
         many = "a pack failed" if len(events) == 1 else f"{len(events)} packs failed"
-        remedies = list(dict.fromkeys(event["remedy"] for event in events))
+        remedies = list(dict.fromkeys(event.remedy for event in events))
         listed = "; ".join(remedies[:3]) + ("; ..." if len(remedies) > 3 else "")
-        yield f"{many} ({events[-1]['why']}), and the search went on: {listed} (see crash.txt)"
+        yield f"{many} ({events[-1].why}), and the search went on: {listed} (see crash.txt)"
 
 
 def _describe_failures(

@@ -14,7 +14,7 @@ from slipstream.config import Config, Range
 from slipstream.config import search_space as spaces
 from slipstream.engine import checkpoint
 from slipstream.engine.recovery import refuse_oversized
-from slipstream.events import Fallback
+from slipstream.events import Fallback, TrialEnd
 from slipstream.runs import Run
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget, TrainingCosts
@@ -84,8 +84,8 @@ class OptunaSearch(TrialSource):
             if self.interrupted:
                 return self.interrupted.pop(0)
             if self.membership:
-                for what, why in self.membership.fail_stale_trials():
-                    self.run.append(Fallback(what=what, why=why))
+                for measure, why in self.membership.fail_stale_trials():
+                    self.run.append(Fallback(what=measure, why=why))
             trials = self.study.get_trials()
             has_retry = any(trial.state == TrialState.WAITING for trial in trials)
             if not has_retry and sharing.count_started(trials) >= self.num_trials:
@@ -211,13 +211,14 @@ class OptunaSearch(TrialSource):
             self._log_reassigned(trial.number)
             return
         self.run.append(
-            "trial",
-            trial=trial.number,
-            state=name_state(state, notes),
-            value=notes.get("lowest", frozen.value),
-            params=frozen.params,
-            **notes,
-            best=value is not None and value == self.best_value,
+            TrialEnd(
+                trial=trial.number,
+                state=name_state(state, notes),
+                value=notes.get("lowest", frozen.value),
+                params=frozen.params,
+                **notes,
+                best=value is not None and value == self.best_value,
+            )
         )
 
     def _give_up(self, trial: TrialRun) -> None:

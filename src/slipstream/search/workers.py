@@ -14,7 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,9 +27,21 @@ from slipstream.base.signals import catch_signals
 from slipstream.base.text import mask_secrets, mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
-from slipstream.events import Fallback, WorkerStart
+from slipstream.events import (
+    Epoch,
+    Event,
+    Fallback,
+    Other,
+    PackStart,
+    Recovery,
+    SearchEnd,
+    SearchStart,
+    TrialEnd,
+    WorkerChange,
+    WorkerStart,
+)
 from slipstream.models import custom
-from slipstream.runs import Event, Run, studies
+from slipstream.runs import Run, studies
 from slipstream.runs.studies import is_journal
 from slipstream.search import database, sharing
 from slipstream.search import storage as storages
@@ -41,7 +53,7 @@ from slipstream.search.storage import JOURNAL
 from slipstream.search.study import TimedStudy, make_distributions, open_study, rank_trials
 from slipstream.search.trials import OptunaSearch
 from slipstream.workers import ray, resources
-from slipstream.workers.child import REFUSED, STOPPED, Send, WorkerTask
+from slipstream.workers.child import Send, WorkerTask
 from slipstream.workers.launcher import STDERR, LocalWorkers, RestartRules, Workers, run_workers
 from slipstream.workers.resources import Bundle, WorkerCount
 
@@ -49,11 +61,6 @@ STUDY_NAME = "search"
 """The name of a study in the run folder; in a shared storage it is the name of the config"""
 PAUSE_S = 1.0
 """Between checks whether other workers have released trials"""
-LOGGED = ("trial", "pack", "recovery", "fallback")
-"""Events of workers that the log of the search repeats"""
-COSTS = ("model_s", "score_s")
-"""What a "searched" event says of one model: the seconds to train it, and to predict with it"""
-INTERNAL = ("begun", REFUSED, STOPPED)
 GIVEN_UP = f"the others retry its unfinished trials in about {HEARTBEAT[1]} s"
 
 
@@ -61,7 +68,7 @@ GIVEN_UP = f"the others retry its unfinished trials in about {HEARTBEAT[1]} s"
 class SearchTask(WorkerTask):
     """One worker of a search, by its run folder and number: what it is started with."""
 
-    cluster_events: ClassVar = ("trial", "pack", "epoch", "recovery", "fallback", "searched")
+    cluster_events: ClassVar = (TrialEnd, PackStart, Epoch, Recovery, Fallback, SearchEnd)
     config_toml: str
     storage_url: str
     study_name: str
@@ -71,7 +78,7 @@ class SearchTask(WorkerTask):
     spent_s: float = 0.0
     """The time that the search has taken so far"""
     setup_s: float = 0.0
-    """What its start-up and loading took"""
+    """Seconds of its start-up and loading"""
     heartbeat: tuple[int, int] = HEARTBEAT
 
     def run(self, send: Send) -> None:
@@ -81,7 +88,7 @@ class SearchTask(WorkerTask):
         return mask_secrets(text, self.storage_url)
 
 
-def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
+def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> SearchEnd:
     """Train trials until neither this worker nor another one has any left.
 
     Returns the "searched" event, even if it could not be written to the log. The scheduler may
@@ -98,26 +105,29 @@ def run_search(search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool)
             if stop.requested:
                 raise Interrupted("stopped", signal_number=stop.signal_number)
             scheduler.train()
-    result = {
-        "seconds": time.perf_counter() - search.started_at,  # includes earlier parts
-        "optuna_s": search.study.spent_s,
-        "packs": scheduler.num_packs,
-        **describe_costs(search.costs.estimate_model()),
-        "asked": get_budget(search.config),
-    }
-    search.run.append("searched", **result)
+    result = add_costs(
+        SearchEnd(
+            seconds=time.perf_counter() - search.started_at,  # includes earlier parts
+            optuna_s=search.study.spent_s,
+            packs=scheduler.num_packs,
+            limits=get_budget(search.config),
+        ),
+        search.costs.estimate_model(),
+    )
+    search.run.append(result)
     return result
 
 
-def describe_costs(costs: ModelCosts | None) -> dict[str, float | None]:
-    """Return the costs of a model as a "searched" event has them."""
-    return dict(zip(COSTS, costs or (None, None), strict=True))
+def add_costs(event: SearchEnd, costs: ModelCosts | None) -> SearchEnd:
+    """Return the event with the costs of a model."""
+    if costs is None:
+        return event
+    return replace(event, model_s=costs.train_s, score_s=costs.score_s)
 
 
-def parse_costs(event: Event) -> ModelCosts | None:
-    """Return the costs of a "searched" event; None where no model had an epoch."""
-    train_s, score_s = (event.get(name) for name in COSTS)
-    return None if train_s is None else ModelCosts(train_s, score_s or 0.0)
+def get_costs(event: SearchEnd) -> ModelCosts | None:
+    """Return the costs of a model that an event states; None where no model had an epoch."""
+    return None if event.model_s is None else ModelCosts(event.model_s, event.score_s or 0.0)
 
 
 def get_budget(config: Config) -> dict[str, Any]:
@@ -156,10 +166,10 @@ def make_storage_error(url: str | None, error: StorageInternalError) -> Resumabl
     """Explain that the storage stopped answering."""
     reason = mask_secrets(str(error.__cause__ or error).split("\n", 1)[0], url)
     storage = "the study" if url is None else mask_url(url)
-    what = "the database no longer answers"
+    problem = "the database no longer answers"
     if url is not None and is_journal(url):
-        what = "the journal can no longer be read or written"
-    return ResumableError(f"{storage}: {what} ({reason})")
+        problem = "the journal can no longer be read or written"
+    return ResumableError(f"{storage}: {problem} ({reason})")
 
 
 class WorkerResults:
@@ -167,38 +177,42 @@ class WorkerResults:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self._results: dict[int, Event] = {}
-        """The "searched" event of each worker that has ended"""
+        self._results: dict[int, SearchEnd] = {}
+        """By worker that has ended: its last event"""
         self._lost: set[str] = set()
-        """What was logged of trials whose worker may have ended"""
+        """Logged texts about trials whose worker may have ended"""
 
     def add(self, worker: int, event: Event) -> None:
         """Log or show an event, with the number of its worker."""
-        kind = event["event"]
-        if kind == "fallback" and event["why"].startswith(sharing.SILENT):
-            if event["what"] in self._lost:
+        if isinstance(event, Fallback) and event.why.startswith(sharing.SILENT):
+            if event.what in self._lost:
                 return  # all workers notice it
-            self._lost.add(event["what"])
-        if kind == "searched":
-            self._results[worker] = event
-        elif kind in LOGGED:
-            values = {key: value for key, value in event.items() if key not in ("event", "at_s")}
-            self.run.append(kind, **values, worker=worker)
-        elif kind not in INTERNAL:
-            self.run.notify(event | {"worker": worker})
+            self._lost.add(event.what)
+        match event:
+            case SearchEnd():
+                self._results[worker] = event
+            case TrialEnd() | PackStart() | Recovery() | Fallback():
+                self.run.append(replace(event, worker=worker))
+            case WorkerStart() | Other():
+                pass  # of no interest here; an error of the worker is in its outcome
+            case _:
+                change = {"worker": worker} if hasattr(event, "worker") else {}
+                self.run.notify(replace(event, **change))
 
     def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
-        self.run.append("worker", worker=task.index, what=what, **values)
+        self.run.append(WorkerChange(worker=task.index, what=what, **values))
 
-    def merge(self) -> dict[str, Any]:
+    def merge(self, *, seconds: float, limits: dict[str, Any]) -> SearchEnd:
         """Merge the results. Workers run at the same time, so the longest time in Optuna counts."""
         results = self._results.values()
-        known = [costs for costs in map(parse_costs, results) if costs is not None]
-        return {
-            "optuna_s": max((result["optuna_s"] for result in results), default=0.0),
-            "packs": sum(result["packs"] for result in results),
-            **describe_costs(max(known, default=None)),
-        }
+        known = [costs for costs in map(get_costs, results) if costs is not None]
+        merged = SearchEnd(
+            seconds=seconds,
+            optuna_s=max((result.optuna_s or 0.0 for result in results), default=0.0),
+            packs=sum(result.packs or 0 for result in results),
+            limits=limits,
+        )
+        return add_costs(merged, max(known, default=None))
 
 
 def copy_best_model(run: Run, study: TimedStudy) -> None:
@@ -234,20 +248,20 @@ def run_search_workers(
     tasks: Sequence[SearchTask],
     opened: AbstractContextManager[Workers],
     recover: Callable[[int], None],
-) -> dict[str, Any]:
-    """Run the workers until no trial is left; return their merged results.
+) -> WorkerResults:
+    """Run the workers until no trial is left; return their results.
 
     `recover` is called with the number of a worker that has died, before it is started again.
     """
     results = WorkerResults(run)
-    rules = RestartRules(progress=("trial",), given_up=GIVEN_UP, recover=recover)
+    rules = RestartRules(progress=(TrialEnd,), given_up=GIVEN_UP, recover=recover)
     with opened as workers:
         outcomes = run_workers(workers, tasks, rules, results)
     if all(outcome.kind != "done" for outcome in outcomes.values()):
         raise ResumableError(
             f"every worker died ({outcomes[0].reason}; see {run.folder}/workers/*/{STDERR})"
         )
-    return results.merge()
+    return results
 
 
 @dataclass(frozen=True)
@@ -264,7 +278,7 @@ class Launcher:
     uses_journal: bool = True
     """The study is in the journal of the run folder, which only one process may write to"""
     bundle: Bundle | None = None
-    """What each worker gets of a cluster"""
+    """The resources of a cluster that each worker gets"""
 
     def get_storage_url(self, run: Run) -> str | None:
         """Return the URL of the storage, or None for the journal of the run folder."""
@@ -307,8 +321,8 @@ class Launcher:
             membership = StudyMembership(study, sharing.read_worker_id(run))
         return OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
 
-    def run(self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> Event:
-        """Run the search until no trial is left; return the "searched" event."""
+    def run(self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> SearchEnd:
+        """Run the search until no trial is left; return the event of its end."""
         run, study, budget = search.run, search.study, search.budget
         if self.is_alone:
             if resumed:
@@ -324,11 +338,11 @@ class Launcher:
         else:
             workers = LocalWorkers(resources.assign_gpus(self.config, self.num_workers))
         recover = functools.partial(_refresh_heartbeats, run, study)
-        result = run_search_workers(run, tasks, workers, recover)
+        results = run_search_workers(run, tasks, workers, recover)
         copy_best_model(run, study)
         seconds = budget.spent_s + time.perf_counter() - started_at
-        result |= {"seconds": seconds, "asked": get_budget(self.config)}
-        run.append("searched", **result)
+        result = results.merge(seconds=seconds, limits=get_budget(self.config))
+        run.append(result)
         return result
 
     def _make_tasks(
@@ -381,15 +395,16 @@ def make_launcher(
     on: Literal["ray"] | None = None,
 ) -> Launcher:
     """Check the requested workers and storage, or take those of the resumed search."""
-    earlier = {} if resumed is None else _find_start_event(resumed)
+    earlier = None if resumed is None else _find_start_event(resumed)
+    earlier_storage = None if earlier is None else earlier.storage
     if storage is None and resumed is None:
         storage = os.environ.get(studies.ENV_VARIABLE) or None
-    elif storage is None and resumed is not None and earlier.get("storage"):
-        storage = studies.find_storage(earlier["storage"])
+    elif storage is None and resumed is not None and earlier_storage:
+        storage = studies.find_storage(earlier_storage)
         if storage is None:
-            raise UserError(studies.explain_missing(resumed.folder, earlier["storage"]))
+            raise UserError(studies.explain_missing(resumed.folder, earlier_storage))
     if storage is not None:
-        folder = resumed.folder if resumed and not earlier.get("storage") else None
+        folder = resumed.folder if resumed and not earlier_storage else None
         for name in (JOURNAL, *storages.RUN_FILES) if folder else ():
             if folder and (folder / name).exists():
                 raise UserError(
@@ -400,9 +415,13 @@ def make_launcher(
                     + Command("tune", resume=folder)
                 )
         storage = storages.make_absolute(storage)
-    on = on or earlier.get("on")
-    few = "auto" if on == "ray" else 1
-    requested = earlier.get("workers", few) if workers is None else workers
+    if on is None and earlier is not None and earlier.on == "ray":
+        on = "ray"
+    requested: WorkerCount = "auto" if on == "ray" else 1
+    if workers is not None:
+        requested = workers
+    elif earlier is not None and earlier.workers is not None:
+        requested = earlier.workers
     resources.check_count(requested)
     bundle = None
     if on == "ray":
@@ -417,19 +436,21 @@ def make_launcher(
         uses_journal = _resumes_journal(resumed, several=several)
     if storage is not None:
         storages.check_storage(storage)
-    return Launcher(config, num_workers, on, storage, earlier.get("storage"), uses_journal, bundle)
+    return Launcher(config, num_workers, on, storage, earlier_storage, uses_journal, bundle)
 
 
-def _find_start_event(run: Run) -> Event:
-    """Return the last event that describes the workers and the storage; {} if none was written."""
-    opening = (event for event in runs.read_events(run) if event["event"] in ("search", "resume"))
-    described = [event for event in opening if "workers" in event]
-    return described[-1] if described else {}
+def _find_start_event(run: Run) -> SearchStart | None:
+    """Return the last event that describes the workers and the storage; None if none was
+    written."""
+    for event in reversed(list(runs.read_events(run))):
+        if isinstance(event, SearchStart) and event.workers is not None:
+            return event
+    return None
 
 
 def check_logged(run: Run) -> None:
     """Raise an OSError if the log lacks the start event, which a resumed search needs."""
-    if not _find_start_event(run):
+    if _find_start_event(run) is None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(run.log))
 
 

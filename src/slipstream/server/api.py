@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GRAPH = "model.onnx"
 SWITCH_S = 0.0005
-"""How long the event loop may keep the model's thread waiting, and vice versa"""
+"""How long the event loop and the model's thread may keep each other waiting"""
 
 
 def serve(
@@ -59,7 +59,7 @@ def serve(
 
 
 def build_app(run: Path, *, token: str | None = None, has_streams: bool = True) -> ASGIApp:
-    """Return the ASGI application of a run, for servers other than our own."""
+    """Return the ASGI application of a run, for servers other than Slipstream's."""
     _, server = _load_server(run, ServerLimits(), has_streams=has_streams)
     return make_app(server, token)
 
@@ -80,7 +80,7 @@ def _load_server(
 
 
 def read_graph(run: PortableRun) -> bytes | None:
-    """Return the graph of a run that is an export, verified; None of any other run."""
+    """Return the verified graph of a run that is an export; None for any other run."""
     folder = run.run.folder
     if not (folder / EXPORT_FILE).exists() or not (folder / GRAPH).exists():
         return None

@@ -49,7 +49,7 @@ ERRORS = {
 
 
 def make_schema(model: ServedModel, limits: ServerLimits, *, has_streams: bool) -> bytes:
-    """Return the description as JSON."""
+    """Return the content of GET /schema: the inputs and outputs of the model."""
     from slipstream import __version__
 
     paths = {
@@ -191,7 +191,7 @@ class PredictionServer:
     ) -> None:
         self.model, self.limits, self.streams = model, limits, streams
         self.has_streams = has_streams
-        """Whether clients can use them; they cannot where several processes share the requests"""
+        """Whether clients can use streams; not where several processes share the requests"""
         self.metrics = ServerMetrics(
             {
                 "streams": ("Streams whose state is in memory.", lambda: len(streams)),
@@ -218,7 +218,8 @@ class PredictionServer:
         return _encode(answered.table, windows.notes, accepted, extra)
 
     async def push(self, request: Request) -> Response:
-        """Append rows to a stream and predict them; a request that fails leaves it as it was."""
+        """Append rows to a stream and predict them; a request that fails leaves the stream
+        unchanged."""
         if self.model.refusal:
             ahead = " that end with the rows to predict" if self.model.signature.future else ""
             text = (
@@ -263,7 +264,7 @@ class PredictionServer:
         return self.model.finish_steps(name, rows, state, every), rows.notes
 
     async def show(self, request: Request) -> Response:
-        """Show how far a stream is."""
+        """Return the number of rows that a stream has received."""
         name = request.path_params["id"]
         return _answer(to_json(_describe(name, self.streams.find(name).state)))
 
@@ -273,7 +274,7 @@ class PredictionServer:
         return Response(status_code=204)
 
     async def show_health(self, request: Request) -> Response:
-        """Say that the server is up; who has no token learns nothing else."""
+        """Report that the server is up; a client without the token learns nothing else."""
         known = {} if request.scope.get(STRANGER) else {"run": self.model.name}
         return _answer(to_json({"status": "ok", **known}))
 
@@ -298,7 +299,7 @@ def _describe(name: str, state: StreamState) -> dict[str, Any]:
 
 
 def make_app(server: PredictionServer, token: str | None) -> Guard:
-    """Return the application, with its checks before it."""
+    """Return the application behind its checks."""
     routes = [
         _route("/predict", server.predict, "POST"),
         _route("/health", server.show_health, "GET"),
@@ -351,7 +352,7 @@ async def _report_failure(request: Request, _: Exception) -> Response:
 
 
 def _read_formats(request: Request) -> tuple[str, str]:
-    """Return the format of the body, and that of the answer."""
+    """Return the formats of the body and of the answer."""
     kind = check_content_type(request.headers.get("content-type", ""))
     return kind, choose_format(request.headers.get("accept", ""))
 

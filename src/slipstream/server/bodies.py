@@ -1,4 +1,4 @@
-"""What the server accepts, and the error that a request ends with where it is beyond that."""
+"""The bodies of requests and answers: formats, limits, and the errors of requests beyond them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class ServerLimits:
     rows: int = 100_000
     """Rows of one request"""
     columns: int = 2_000
-    """Columns of one request, those that the model does not read included"""
+    """Columns of one request, including columns that the model does not read"""
     requests: int = 256
     """Requests that are worked on at a time; more get status 503"""
     request_s: float = 30.0
-    """From a request's first byte to the last of its response"""
+    """Seconds from a request's first byte to the last of its response"""
     streams: int = 10_000
     idle_s: float = 3600.0
-    """A stream that had no row for so long is removed"""
+    """Seconds without a row after which a stream is removed"""
 
     @property
     def all_bodies_bytes(self) -> int:
@@ -80,7 +80,8 @@ ARROW_FILE = "application/vnd.apache.arrow.file"
 
 @dataclass(frozen=True)
 class TableMaker:
-    """Turns predictions of windows, [N, H, C] or with quantiles or classes behind, into a table."""
+    """Turns predictions of windows [N, H, C], or [N, H, C, Q] with quantiles or classes, into a
+    table."""
 
     signature: Signature
     half_widths: Widths | None
@@ -88,8 +89,8 @@ class TableMaker:
     def make(
         self, places: WindowPositions, values: Floats, factors: Floats | None = None
     ) -> pa.Table:
-        """Return the predictions of these windows, with the place of each; intervals are as wide as
-        the relative size of each window's series, `factors` [N, 1, C]."""
+        """Return the predictions of these windows as a table, with the series and time of each;
+        intervals are multiplied by `factors` [N, 1, C], the relative sizes of the series."""
         if classes := self.signature.classes:
             columns = list_class_columns(values.reshape(-1, len(classes)), classes)
             return build_prediction_table(places, columns)
@@ -108,7 +109,7 @@ class TableMaker:
 
 
 FILE_MAGIC = b"ARROW1\0\0"
-"""How a file begins; a stream of the same messages follows"""
+"""The beginning of an Arrow file; a stream of the same messages follows"""
 RECORDS, DICTIONARY = 3, 2
 """Kinds of messages that have a body"""
 NOT_ARROW = "the body is not Arrow IPC, which its Content-Type names"
@@ -172,7 +173,7 @@ class _FlatTable:
         return struct.unpack_from(form, self.data, position)[0]
 
     def locate(self, field: int) -> int | None:
-        """Return where a field is; None where it has its default."""
+        """Return the position of a field; None where it has its default."""
         if field >= self.num_fields:
             return None
         offset = self._unpack("<H", self.fields + 4 + 2 * field)
@@ -183,7 +184,7 @@ class _FlatTable:
         return 0 if position is None else int(self._unpack(form, position))
 
     def follow(self, field: int) -> int | None:
-        """Return where the table or vector that a field points to is."""
+        """Return the position of the table or vector that a field points to."""
         position = self.locate(field)
         return None if position is None else position + int(self._unpack("<I", position))
 
@@ -225,7 +226,8 @@ WILDCARDS = ("*/*", "application/*")
 
 
 def choose_format(accept: str) -> str:
-    """Return the media type to answer in: what Accept weighs most, JSON where all are equal."""
+    """Return the media type of the answer: the one that Accept weighs most, JSON where all are
+    equal."""
     if not accept:
         return JSON
     best, result = 0.0, ""
@@ -253,7 +255,7 @@ def _read_weight(parameters: Sequence[str]) -> float:
 
 
 def encode_table(table: pa.Table, kind: str, extra: dict[str, Any]) -> bytes:
-    """Return a table in a format; in JSON `extra` stands beside its rows."""
+    """Return a table in a format; in JSON, `extra` comes beside its rows."""
     if kind == CSV:
         import pyarrow.csv
 
@@ -269,7 +271,7 @@ def encode_table(table: pa.Table, kind: str, extra: dict[str, Any]) -> bytes:
 
 
 def list_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows of a table as JSON has them: times as text, what is no number as null."""
+    """Return the rows of a table for JSON: times as text, NaN and infinity as null."""
     columns = [_to_values(column) for column in table.columns]
     names = table.column_names
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
@@ -302,11 +304,11 @@ SHAPES = (
     f'{{"{COLUMNS}": {{"name": [value, ...], ...}}}}'
 )
 HEAD_LINES = 50
-"""Lines of a CSV of which the number of columns is checked"""
+"""Lines of a CSV whose number of columns is checked"""
 
 
 def check_content_type(content_type: str) -> str:
-    """Return the media type of a body that can be read."""
+    """Return the media type of a body; refuse types that cannot be read."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind not in (JSON, CSV, ARROW, ARROW_FILE):
         accepted = f"{JSON}, {CSV} or {ARROW}"
@@ -316,7 +318,7 @@ def check_content_type(content_type: str) -> str:
 
 
 def parse_table(body: bytes, kind: str, limits: ServerLimits) -> pa.Table | bytes:
-    """Return the table in a body; that of a CSV is its text, once its size is checked."""
+    """Return the table in a body; a CSV stays bytes, once its size is checked."""
     if not body:
         raise RequestError(400, "the body is empty")
     if kind == JSON:
@@ -370,7 +372,7 @@ def _to_table(content: Any, limits: ServerLimits) -> pa.Table:
 
 
 def _turn(rows: list[Any], limits: ServerLimits) -> dict[str, list[Any]]:
-    """Return rows as columns; what a row does not have is missing."""
+    """Return rows as columns; a value that a row does not have is missing."""
     names: dict[str, None] = {}
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):

@@ -1,4 +1,5 @@
-"""Stands before the application: who may ask, how much, for how long, and how many at a time."""
+"""Checks every request before the application: who may ask, how much, for how long, and how many at
+a time."""
 
 from __future__ import annotations
 
@@ -47,14 +48,14 @@ class Histogram:
 
 @dataclass
 class ServerMetrics:
-    """What `GET /metrics` shows."""
+    """The figures of `GET /metrics`."""
 
     gauges: Mapping[str, tuple[str, Callable[[], float]]]
-    """By name: its meaning, and what reads it"""
+    """By name: the meaning of a gauge, and the function that reads it"""
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """By route and status"""
+    """Counts by route and status"""
     seconds: dict[str, Histogram] = field(default_factory=dict)
-    """By route"""
+    """Durations by route"""
     batches: Histogram = field(default_factory=lambda: Histogram(WINDOWS))
     """Windows of each call of the model"""
     windows: int = 0
@@ -93,13 +94,13 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 OPEN = "/health"
-"""The route that needs no token: for the probes of an orchestrator"""
+"""The route that needs no token, for the probes of an orchestrator"""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WATCHED = (OPEN, "/metrics")
-"""The routes that a busy server answers too: an orchestrator would end it otherwise"""
+"""Routes that a busy server answers too: without an answer, an orchestrator would end it"""
 BODY, ROUTE, STRANGER = "slipstream.body", "slipstream.route", "slipstream.stranger"
-"""Where a request's body, the name of its route, and whether it came without the token, are in the
-scope"""
+"""Keys of the scope: the request's body, the name of its route, and whether it came without the
+token"""
 
 
 class Guard:
@@ -209,7 +210,7 @@ class Guard:
 
 
 class _Answer:
-    """Sends a response, and knows what was sent."""
+    """Sends a response, and records what was sent."""
 
     def __init__(self, send: Send) -> None:
         self.send, self.status = send, 0

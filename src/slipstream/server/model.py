@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Arrays = Mapping[str, npt.NDArray[Any]]
-"""By the name of the graph's input or output: [windows, ...]"""
+"""Arrays [windows, ...] by the name of the graph's input or output"""
 GATHER_S = 0.003
 """How long a batch waits for requests that are on their way"""
 BATCH, SHARE = 256, 64
-"""Windows of a call, and those that one request adds before it is the next one's turn"""
+"""Windows of a call, and windows that one request adds before the next one's turn"""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class WindowJob:
 
     num_windows: int
     gather: Callable[[int, int], Arrays]
-    """The windows from one number to before another"""
+    """Returns the windows from one number to before another"""
     done: asyncio.Future[Arrays]
     position: int = 0
     """Windows that are in a batch already"""
@@ -133,7 +133,7 @@ class Batcher:
             running.add_done_callback(lambda result: self._finish(batch, result))
 
     def _take(self) -> list[_Slice]:
-        """Take the next windows, a share of each request in turn."""
+        """Take the next windows, some of each request in turn."""
         batch: list[_Slice] = []
         room = BATCH
         while self._jobs and room:
@@ -186,7 +186,7 @@ CHUNK_ROWS = 32
 
 
 class TablePass:
-    """The rows of a table on their way through a model, up to the last window of each piece."""
+    """The rows of a table on their way through a model, up to the last window of each segment."""
 
     def __init__(self, member: PortableMember, rows: NewRows, starts: Ints) -> None:
         model, signature = member.first, member.first.signature
@@ -215,7 +215,7 @@ class TablePass:
         return self._position == len(self._rows)
 
     def advance(self) -> None:
-        """Compute the next rows; one thread does at a time."""
+        """Compute the next rows; called by one thread at a time."""
         for row in self._rows[self._position : self._position + CHUNK_ROWS]:
             if row in self._begins:
                 self._states = [network.start() for network in self._networks]
@@ -228,23 +228,24 @@ class TablePass:
             self._position += 1
 
     def finish(self) -> Floats:
-        """Return the windows' predictions as the graph of windows has them: [N, H, C], with
-        quantiles behind, or [N, H, Q] of classes."""
+        """Return the windows' predictions in the shape of the graph of windows: [N, H, C], [N, H,
+        C, Q] with quantiles, or [N, H, Q] for classes."""
         values = restore_outputs(self._outputs, self._model.signature, self._model.scaler)
         signature = self._model.signature
         return values if signature.classes or signature.quantiles else values[..., 0]
 
 
 PADDINGS = (1, 2, 4, 8)
-"""What the number of windows in a call may have to be a multiple of"""
+"""Multiples to which the number of windows in a call may have to be padded"""
 TRIAL_SIZES = (1, 2, 3, 5)
+"""Batch sizes that are compared to find the padding"""
 SLOW_S = 0.01
 """A model that takes longer for one window has nothing to gain from batches"""
 CSV_NAME = "request.csv"
 
 
 class Answered(NamedTuple):
-    """The table of an answer and, of a stream, its new state."""
+    """The table of an answer and, for a stream, its new state."""
 
     table: pa.Table
     state: StreamState
@@ -252,14 +253,14 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True)
 class RequestWindows:
-    """The windows of one request, and how their predictions become an answer."""
+    """The windows of one request, and the function that turns predictions into an answer."""
 
     num_windows: int
     gather: Callable[[int, int], Arrays]
     finish: Callable[[Arrays], Answered]
     notes: tuple[str, ...]
     table_pass: TablePass | None = None
-    """What predicts them instead, where the state is carried on"""
+    """The pass that predicts the windows where the state is carried on"""
 
 
 class ServedModel:
@@ -290,9 +291,9 @@ class ServedModel:
         self.tables = TableMaker(self.interface.signature, run.half_widths)
         self.design = design_filter(self.config.predict.filter, self.signature.step)
         self.refusal = ""
-        """Why there are no streams; empty where there are"""
+        """Why there are no streams; "" where there are"""
         self.stream = self._make_stream(run, regime)
-        """What predicts streams row by row; None where windows do"""
+        """Predicts streams row by row; None where windows do"""
         self.padding: int | None = None
         self.padding = self._find_padding()
 
@@ -350,7 +351,7 @@ class ServedModel:
         )
 
     def _make_pass(self, rows: NewRows, starts: Ints) -> TablePass | None:
-        """Return what predicts windows after all rows before them; None where windows suffice."""
+        """Return a pass over all rows for a carried state; None where windows suffice."""
         return TablePass(self.member, rows, starts) if self.signature.state == "carried" else None
 
     def _filter_windows(self, rows: NewRows, starts: Ints, outputs: Arrays) -> Floats:
@@ -369,7 +370,7 @@ class ServedModel:
     def append(
         self, name: str, source: pa.Table | bytes, state: StreamState, *, every: bool = False
     ) -> RequestWindows:
-        """Read new rows of a stream: the windows that end with them or, of a forecast, with the
+        """Read new rows of a stream: the windows that end with them or, for a forecast, with the
         last of them."""
         with _name_source(source) as named:
             rows = self.reader.read(named, state)
@@ -399,7 +400,7 @@ class ServedModel:
     def _filter_stream(
         self, rows: ArrivedRows, values: Floats, state: StreamState
     ) -> tuple[Floats, StreamState]:
-        """Filter predictions after those that the stream had, up to a gap."""
+        """Filter predictions after the stream's earlier ones, up to a gap."""
         ends, smoother = rows.ends, self._make_filter()
         earlier = {name[7:]: a for name, a in state.arrays.items() if name.startswith("filter.")}
         follows = np.isin(ends - 1, ends) & (rows.begins[ends] == rows.begins[ends - 1])
@@ -436,7 +437,8 @@ class ServedModel:
         before: StreamState,
         after: StreamState,
     ) -> WindowPositions:
-        """Return where predictions belong in the whole stream, by the rows that they end with."""
+        """Return the series, row and time of predictions in the whole stream, by the rows that they
+        end with."""
         index = SeriesIndex(
             series_names=(name,),
             offsets=np.array([0, after.num_rows]),
@@ -451,18 +453,18 @@ class ServedModel:
 
     @cached_property
     def _last_row(self) -> Signature:
-        """The signature of windows that are their last row, wherever the others are."""
+        """The signature of windows that consist of their last row."""
         return self.signature.model_copy(update={"context": 1})
 
     def _to_feeds(self, windows: PhysicalWindows) -> Arrays:
-        """Return windows as the graph takes them."""
+        """Return windows as inputs of the graph."""
         arrays = windows._asdict().items()
         dtype = self.interface.dtype
         return {name: array.astype(dtype) for name, array in arrays if array is not None}
 
     def run(self, feeds: Arrays) -> Arrays:
-        """Call the graph so that a window's prediction is the same in whatever company it comes;
-        one thread does at a time."""
+        """Call the graph so that a window's prediction does not depend on the other windows of the
+        batch; called by one thread at a time."""
         count = len(feeds["rows"])
         if self.padding is None:
             results = [self._call(_slice(feeds, number, number + 1)) for number in range(count)]
@@ -516,7 +518,7 @@ class ServedModel:
         return None
 
     def make_empty(self) -> Arrays:
-        """Return the outputs of no window."""
+        """Return the outputs for zero windows."""
         name = self.interface.output
         return {name: np.empty((0, *map(int, self.interface.get_output_shape(name)[1:])))}
 
@@ -527,7 +529,7 @@ def _slice(arrays: Arrays, begin: int, end: int) -> Arrays:
 
 @contextmanager
 def _name_source(source: pa.Table | bytes) -> Iterator[Any]:
-    """Put a CSV into a file, so that it is read by the same code as any other."""
+    """Write a CSV to a file, so that the usual reader reads it."""
     if not isinstance(source, bytes):
         yield source
         return
@@ -538,7 +540,7 @@ def _name_source(source: pa.Table | bytes) -> Iterator[Any]:
 
 
 def _join_signatures(run: PortableRun) -> Signature:
-    """Return the reference's signature with what other members of an ensemble read beside it."""
+    """Return the reference's signature with the further columns of an ensemble's other members."""
     interface, signature = make_interface(run), run.signature
     if interface.inputs[: len(interface.future)] != interface.future:
         raise UserError(

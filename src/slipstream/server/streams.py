@@ -48,12 +48,12 @@ MAX_NOTES = 3
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a stream remembers of its rows."""
+    """The state of a stream: its latest rows and counts."""
 
     num_rows: int = 0
-    """Rows that it has received"""
+    """Rows that the stream has received"""
     missing_rows: int = 0
-    """Rows that it needs before the next one has a full context"""
+    """Rows that the stream needs before the next row has a full context"""
     arrays: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """`inputs` [K, F]: the last rows in one piece, at most one less than the context; `last` [F]:
     the last known value of each input; `static` [S]; `time` [1] of the last row; `filter.*`: the
@@ -62,24 +62,24 @@ class StreamState:
 
 @dataclass(frozen=True)
 class ArrivedRows:
-    """The rows of one request, behind those that the stream remembers."""
+    """The rows of one request, after the rows of the stream's state."""
 
     inputs: Floats
     """[K + N, F]"""
     ends: Ints
-    """The new rows that end a full context, counted from the first remembered one"""
+    """The new rows that end a full context, counted from the first row of the state"""
     begins: Ints
-    """[K + N]: where the rows in one piece begin that each row belongs to"""
+    """[K + N]: the first row of the segment without gaps that each row belongs to"""
     static: Floats | None
     time: Times | None
     """[N]"""
     state: StreamState
-    """What the stream remembers afterwards"""
+    """The new state of the stream"""
     notes: tuple[str, ...]
 
 
 class StreamReader:
-    """Reads rows for a model as its config says."""
+    """Reads rows of a stream by the run's config."""
 
     def __init__(self, config: Config, signature: Signature, scaler: Scaler) -> None:
         split = Split(train=0.7, val=0.1, test=0.2)
@@ -89,7 +89,7 @@ class StreamReader:
         self.roles = Roles(signature.inputs, signature.targets, signature.static)
 
     def read(self, source: Any, state: StreamState) -> ArrivedRows:
-        """Check new rows, a table or the path of a CSV, and append them to the stream's."""
+        """Check new rows, a table or the path of a CSV, and append them to the stream's rows."""
         table = self.read_table(source)
         time, gaps = self.read_times(table, state)
         static = self._read_static(table, state)
@@ -122,7 +122,7 @@ class StreamReader:
         return table
 
     def read_times(self, table: DataTable, state: StreamState) -> tuple[Times | None, Flags]:
-        """Return the rows' times, and which of them do not follow in time."""
+        """Return the rows' times, and which rows come after a gap."""
         no_gaps: Flags = np.zeros(table.num_rows, dtype=bool)
         name = self.data.time_column
         if name is None:
@@ -153,7 +153,7 @@ class StreamReader:
         raise RequestError(409, f"{here}: {order} {before}; a stream's rows come in order of time")
 
     def _read_inputs(self, table: DataTable, state: StreamState) -> tuple[Floats, Floats]:
-        """Return the new rows' inputs, NaN in those that are left out, and the last known ones."""
+        """Return the new rows' inputs, NaN in rows that are left out, and the last known inputs."""
         names = self.signature.inputs
         columns = [read_numbers(table, name, "data.inputs") for name in names]
         values = np.stack(columns, axis=1)
@@ -189,7 +189,7 @@ class StreamReader:
         return np.asarray(first)
 
     def describe_gaps(self, state: StreamState, gaps: Flags) -> list[str]:
-        """Note where a context begins anew because of the time."""
+        """Note where a context starts again after a gap in time."""
         return [
             f"row {state.num_rows + row}: its step in time is not the {self.signature.step:g} that "
             "the model was trained on; the context begins anew there"
@@ -208,24 +208,25 @@ class StreamReader:
 
 
 def _find_unknown(values: Floats) -> Flags:
-    """Mark the rows of which a value is missing."""
+    """Mark the rows with a missing value."""
     return np.asarray(np.isnan(values).any(axis=1))
 
 
 def _find_begins(unknown: Flags, gaps: Flags, num_before: int) -> Ints:
-    """Return for every row where the rows in one piece begin that it belongs to; behind itself for
-    a row that is left out."""
+    """Return the first row of each row's segment without gaps; a row that is left out gets the row
+    after itself."""
     places = np.arange(len(unknown)) + num_before
     begins = np.where(unknown, places + 1, np.where(gaps, places, 0))
     return np.concatenate([np.zeros(num_before, dtype=np.int64), np.maximum.accumulate(begins)])
 
 
 VERSION = 1
+"""Version of the file of streams; a file of another version is refused"""
 HEADER = "streams.json"
 
 
 def save_streams(path: Path, states: Mapping[str, StreamState], hashes: Mapping[str, str]) -> None:
-    """Write all streams; `hashes` are those of the model's files."""
+    """Write all streams; `hashes` are the sums of the model's files."""
     streams = [
         {"id": name, "rows": state.num_rows, "missing_rows": state.missing_rows}
         for name, state in states.items()
@@ -295,7 +296,7 @@ class OpenStream:
 
 
 class Streams:
-    """All streams, the one that was used least recently first."""
+    """All streams, the least recently used first."""
 
     def __init__(self, limits: ServerLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self.clock = limits, clock
@@ -393,14 +394,14 @@ CHUNK_ROWS = 32
 
 
 class SteppedRows(NamedTuple):
-    """What the rows of one request gave."""
+    """The predictions of the rows of one request."""
 
     values: Floats
-    """[N, H, C], with quantiles behind, or [N, H, Q] of classes"""
+    """[N, H, C], [N, H, C, Q] with quantiles, or [N, H, Q] for classes"""
     ends: Ints
     """Rows of the stream after which there is a prediction"""
     time: Times | None
-    """Of all new rows"""
+    """Times of all new rows"""
     state: StreamState
     notes: tuple[str, ...]
     factors: Floats | None = None
@@ -408,8 +409,8 @@ class SteppedRows(NamedTuple):
 
 
 class RowSteps:
-    """The rows of one request on their way through the model; the stream's own state is not
-    touched."""
+    """The rows of one request on their way through the model, which leaves the stream's own state
+    unchanged."""
 
     def __init__(
         self, name: str, source: Any, state: StreamState, stream: Stream, reader: StreamReader
@@ -431,7 +432,7 @@ class RowSteps:
         return self._position == len(self._rows)
 
     def advance(self) -> None:
-        """Predict the next rows; one thread does at a time."""
+        """Predict the next rows; called by one thread at a time."""
         stream, name = self._stream, self._name
         if self._arrays:
             stream.load_state(self._arrays, name)
@@ -479,7 +480,7 @@ def _list_values(table: DataTable, name: str) -> list[Any]:
 
 
 def _select(prediction: StreamPrediction) -> Floats:
-    """Return the numbers of a prediction as the graph has them."""
+    """Return the numbers of a prediction in the shape of the graph's output."""
     if prediction.probabilities is not None:
         return prediction.probabilities
     if prediction.quantiles is not None:

@@ -1,4 +1,4 @@
-"""Statistics of a table's columns, collected batch by batch: types, times, courses, samples."""
+"""Statistics of a table's columns, collected batch by batch: types, courses, samples."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,268 +19,11 @@ import pyarrow.compute as pc
 
 from slipstream.base.statistics import Moments
 from slipstream.data import columns
-from slipstream.data.columns import clean_text, find_formats, is_text, parse_known_times
+from slipstream.data.columns import clean_text, is_text
 from slipstream.data.series import MissingCode, find_codes
 
 Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, pa.ChunkedArray]
-
-HEAD_ROWS = 200
-"""Rows that are examined to find the columns of the time"""
-FORMAT_ROWS = 20_000
-"""Rows that decide between formats where the first `HEAD_ROWS` rows fit several"""
-NAMES = re.compile(r"(^|[^a-z])(time|date|datetime|timestamp|t|seconds|zeit|datum)([^a-z]|$)", re.I)
-PARTS = (
-    (("year", "yyyy"), "%Y"),
-    (("month", "mm"), "%m"),
-    (("day", "dd"), "%d"),
-    (("hour", "hh"), "%H"),
-    (("minute",), "%M"),
-    (("second",), "%S"),
-)
-CLOCKS = {r"^\d{1,2}:\d{2}:\d{2}$": "%H:%M:%S", r"^\d{1,2}:\d{2}$": "%H:%M"}
-CLOCKS |= {r"^\d{1,2}\.\d{2}\.\d{2}$": "%H.%M.%S", r"^\d{1,2}:\d{2}:\d{2}[.,]\d+$": "%H:%M:%S.%f"}
-MICROSECONDS = 1e6
-GAP = 1.5
-"""A step longer than this many usual steps is a gap: the default of `data.gap_tolerance`"""
-MAX_DISORDER = 100_000
-"""Rows out of order whose numbers are kept"""
-MAX_TIMES = 5_000_000
-"""Rows whose times are kept, so that the steps after sorting can be computed"""
-MIN_RISING = 0.9
-"""Share of the first steps that go one way in a column of numbers that is taken for the time"""
-MAX_UNREADABLE = 0.1
-"""Share of the first cells that may be unreadable in a column named like a time"""
-SURE_NAMES = re.compile(r"^(time|date|datetime|timestamp|zeit|datum)([ _(\[].*)?$", re.I)
-"""Names that mean the time even where the rows are in no order"""
-
-
-class TimeSource(NamedTuple):
-    """The columns that hold the time of a row."""
-
-    columns: tuple[str, ...]
-    format: str | None
-    """The format of the text; None for ISO 8601 and for numbers"""
-    is_date: bool
-    """Whether the columns hold dates and times, not numbers"""
-    other_format: str | None = None
-    """A second format that fits the first rows, with day and month swapped"""
-
-    def read(self, batch: Columns, decimal: str | None) -> Floats:
-        """Return the times of a batch, in seconds or in the column's unit, unreadable ones NaN."""
-        values = batch[self.columns[0]]
-        if not self.is_date:
-            return to_floats(values, decimal)
-        if len(self.columns) > 1 or is_text(values.type):
-            text = join_text([batch[name] for name in self.columns])
-            values = parse_known_times(text, self.format)
-        micros = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False)
-        numbers = micros.cast(pa.int64()).cast(pa.float64(), safe=False)
-        return np.asarray(numbers.fill_null(np.nan).to_numpy()) / MICROSECONDS
-
-
-def to_floats(values: pa.ChunkedArray, decimal: str | None) -> Floats:
-    """Return a column's numbers, NaN for the missing ones and for text that is no number."""
-    if is_text(values.type):
-        values = pc.replace_substring(values, ",", ".") if decimal == "," else values
-        number = pc.match_substring_regex(values, r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$")
-        values = pc.if_else(number, values, pa.scalar(None, pa.string()))
-    values = values.cast(pa.float64(), safe=False).fill_null(np.nan)
-    return np.asarray(values.to_numpy(), dtype=np.float64)
-
-
-def join_text(parts: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    """Return the cells of several columns joined by a blank, without surrounding blanks."""
-    texts = [pc.utf8_trim_whitespace(part.cast(pa.string())) for part in parts]
-    return texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, " ")
-
-
-def find_time(batch: Columns, decimal: str | None) -> TimeSource | None:
-    """Find the columns that hold the time, from the first rows of a table."""
-    head = {name: values.slice(0, HEAD_ROWS) for name, values in batch.items()}
-    for name, values in head.items():
-        if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
-            return TimeSource((name,), None, is_date=True)
-    return _find_text(head, batch) or _find_parts(head) or _find_number(head, decimal)
-
-
-def _find_text(head: Columns, batch: Columns) -> TimeSource | None:
-    """Find text that reads as times, or as dates beside a column of times of day."""
-    texts = {name: join_text([values]) for name, values in head.items() if is_text(values.type)}
-    clocks = {name: mark for name, text in texts.items() if (mark := _find_clock(text))}
-    for name, text in texts.items():
-        formats = find_formats(text) if name not in clocks and len(text) else []
-        if not formats and NAMES.search(name):
-            formats = _find_most(text)
-        if not formats:
-            continue
-        other_format = None
-        if len(formats) > 1:
-            formats = _rank_formats(join_text([batch[name].slice(0, FORMAT_ROWS)]), formats)
-            other_format = formats[1] if len(formats) > 1 else None
-        first = formats[0]
-        if clocks and first in (None, "%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y/%m/%d"):
-            clock, mark = next(iter(clocks.items()))
-            date = _find_date_format(text) if first is None else first
-            if date is not None:
-                other_format = other_format and f"{other_format} {mark}"
-                return TimeSource((name, clock), f"{date} {mark}", True, other_format)
-        return TimeSource((name,), first, True, other_format)
-    return None
-
-
-def _find_most(text: pa.ChunkedArray) -> list[str | None]:
-    """Return the format that fits nearly all cells in a list; an empty list without one."""
-    for position in sorted({0, len(text) // 2, len(text) - 1} if len(text) else ()):
-        for candidate in find_formats(text.slice(position, 1)):
-            if parse_known_times(text, candidate).null_count <= MAX_UNREADABLE * len(text):
-                return [candidate]
-    return []
-
-
-def _rank_formats(text: pa.ChunkedArray, formats: Sequence[str | None]) -> list[str | None]:
-    """Return the formats that fit the most cells, the likeliest first: the one with the fewest
-    backward steps, then the one with the most even steps. 01/02/2024 is in January or February."""
-    ranked = []
-    for rank, candidate in enumerate(formats):
-        times = parse_known_times(text, candidate)
-        micros = times.drop_null().cast(pa.int64()).to_numpy()
-        steps = np.diff(micros).astype(np.float64)
-        uneven = float(np.abs(steps - np.median(steps)).mean()) if len(steps) else 0.0
-        ways = min(int((steps < 0).sum()), int((steps > 0).sum()))  # the latest may come first
-        ranked.append((times.null_count, ways, uneven, rank, candidate))
-    ranked.sort(key=lambda entry: entry[:4])
-    fewest = ranked[0][0]
-    return [candidate for missing, *_, candidate in ranked if missing == fewest]
-
-
-def _find_date_format(text: pa.ChunkedArray) -> str | None:
-    """Return the format of ISO dates without a time of day; None for any other text."""
-    is_date = pc.all(pc.match_substring_regex(text, r"^\d{4}-\d{2}-\d{2}$")).as_py()
-    return "%Y-%m-%d" if is_date else None
-
-
-def _find_clock(text: pa.ChunkedArray) -> str | None:
-    """Return the format of a column of times of day; None where a cell is none."""
-    for pattern, mark in CLOCKS.items():
-        if len(text) and pc.all(pc.match_substring_regex(text, pattern)).as_py():
-            return mark
-    return None
-
-
-def _find_parts(head: Columns) -> TimeSource | None:
-    """Find columns of years, months, days and hours."""
-    names = {name.strip().lower(): name for name in head}
-    columns, marks = [], []
-    for known, mark in PARTS:
-        name = next((names[part] for part in known if part in names), None)
-        if name is None:
-            break
-        columns.append(name)
-        marks.append(mark)
-    if len(columns) < 3:
-        return None
-    time_format = " ".join(marks)
-    text = join_text([head[name] for name in columns])
-    if parse_known_times(text, time_format).null_count:
-        return None
-    return TimeSource(tuple(columns), time_format, is_date=True)
-
-
-def _find_number(head: Columns, decimal: str | None) -> TimeSource | None:
-    """Find a column of numbers that is named like a time and rises or falls throughout. A column
-    whose name leaves no doubt may be in any order if its numbers are distinct."""
-    for name, values in head.items():
-        if not NAMES.search(name) or pa.types.is_dictionary(values.type):
-            continue
-        numbers = to_floats(values, decimal)
-        steps = np.diff(numbers)
-        if not steps.any() or np.isnan(numbers).any():
-            continue
-        # a step of zero counts as rising: series whose rows alternate share their times
-        is_ordered = max((steps >= 0).mean(), (steps < 0).mean()) >= MIN_RISING
-        is_sure = SURE_NAMES.match(name) and len(np.unique(numbers)) == len(numbers) > 2
-        if is_ordered or is_sure:
-            return TimeSource((name,), None, is_date=False)
-    return None
-
-
-class SortedTimes(NamedTuple):
-    """The step, gaps and repeated times within each series once its rows are sorted."""
-
-    step: float | None
-    """The median step"""
-    gaps: int
-    repeated: int
-    """Rows with the time of another row"""
-
-
-@dataclass
-class TimeOrder:
-    """Running statistics of the time's steps from row to row."""
-
-    num_rows: int = 0
-    unreadable: int = 0
-    backward: int = 0
-    repeated: int = 0
-    gaps: int = 0
-    step: float | None = None
-    """The median step of the first batch"""
-    low: float = np.inf
-    high: float = -np.inf
-    disorder: list[int] = field(default_factory=list)
-    """Rows whose time is not later than the row above, up to `MAX_DISORDER` of them"""
-    last: float = np.nan
-    file_starts: list[int] = field(default_factory=list)
-    """The number of each file's first row"""
-    times: list[Floats] = field(default_factory=list)
-    """The times of all rows; empty above `MAX_TIMES` rows"""
-
-    def start_file(self) -> None:
-        self.last = np.nan
-        self.file_starts.append(self.num_rows)
-
-    def sort(self, starts: Sequence[int]) -> SortedTimes | None:
-        """Return the steps after sorting the rows from each start to the next by time; None where
-        a time is unreadable or there are too many rows."""
-        if self.unreadable or not self.num_rows or self.num_rows > MAX_TIMES:
-            return None
-        if set(self.disorder) <= set(starts):  # every series is sorted already
-            steps = np.diff(np.concatenate(self.times))
-            steps = np.delete(steps, np.asarray(starts[1:], dtype=np.int64) - 1)
-        else:
-            times = np.concatenate(self.times)
-            series = np.searchsorted(np.asarray(starts), np.arange(len(times)), side="right")
-            order = np.lexsort((times, series))
-            steps = np.diff(times[order])[np.diff(series[order]) == 0]
-        forward = steps[steps > 0]
-        step = float(np.median(forward)) if len(forward) else None
-        gaps = int((forward > GAP * step).sum()) if step is not None else 0
-        return SortedTimes(step, gaps, int((steps == 0).sum()))
-
-    def add(self, times: Floats) -> None:
-        steps = np.diff(times, prepend=self.last)
-        forward = steps[steps > 0]
-        if self.step is None and len(forward):
-            self.step = float(np.median(forward))
-        back, same = steps < 0, steps == 0
-        if len(self.disorder) < MAX_DISORDER:
-            self.disorder += (self.num_rows + np.flatnonzero(back | same)).tolist()
-        self.num_rows += len(times)
-        if self.num_rows <= MAX_TIMES:
-            self.times.append(times)
-        else:
-            self.times.clear()
-        self.unreadable += int(np.isnan(times).sum())
-        self.backward += int(back.sum())
-        self.repeated += int(same.sum())
-        if self.step is not None:
-            self.gaps += int((steps > GAP * self.step).sum())
-        if not np.isnan(times).all():
-            self.low, self.high = min(self.low, np.nanmin(times)), max(self.high, np.nanmax(times))
-        if len(times):
-            self.last = float(times[-1])
-
 
 MAX_BINS = 512
 """Bins of a course; once all are used, neighbours are merged and a bin holds twice the rows"""
@@ -393,6 +136,8 @@ class Sample:
 NUMBER, TIME, TEXT, BOOLEAN, EMPTY = "number", "time", "text", "boolean", "empty"
 MAX_DISTINCT = 5_000
 """Distinct texts up to which they are counted"""
+MAX_NUMBERS = 2_000
+"""Different numbers up to which a column may tell series, or classes, apart"""
 MAX_RUNS, MAX_STARTS = 20_000, 0.2
 """Runs of a column, and their share of the rows, above which it cannot be a series id"""
 MIN_TEXTS = 10_000
@@ -458,6 +203,26 @@ class Runs:
 
 
 @dataclass
+class TextCounter:
+    """Counts the occurrences of each distinct text, up to `MAX_DISTINCT` texts."""
+
+    total: int = 0
+    """Cells that were added"""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Occurrences of each distinct text; empty where there are too many"""
+    has_many: bool = False
+
+    def add(self, texts: pa.ChunkedArray) -> None:
+        self.total += len(texts)
+        if not self.has_many:
+            for entry in pc.value_counts(texts).to_pylist():
+                self.counts[entry["values"]] += entry["counts"]
+            if len(self.counts) > MAX_DISTINCT:
+                self.has_many = True
+                self.counts.clear()
+
+
+@dataclass
 class ColumnProfile:
     """Statistics of one column over all files."""
 
@@ -470,11 +235,10 @@ class ColumnProfile:
     sample: Sample = field(default_factory=Sample)
     runs: Runs = field(default_factory=Runs)
     num_infinite: int = 0
-    num_texts: int = 0
+    texts: TextCounter = field(default_factory=TextCounter)
     """Cells that are neither missing nor a number"""
-    texts: Counter[str] = field(default_factory=Counter)
-    """Occurrences of each distinct text; empty above `MAX_DISTINCT`"""
-    has_many_texts: bool = False
+    numbers: set[float] | None = field(default_factory=set)
+    """The different numbers, as an id has few; None where there are too many"""
     num_steps: int = 0
     num_counted: int = 0
     """How many of `num_steps`, the steps from row to row, are exactly 1"""
@@ -504,8 +268,8 @@ class ColumnProfile:
         elif kind == pa.null():
             self._add_numbers(values.cast(pa.float64()))
         else:
-            self.num_texts += len(values)
-            self.has_many_texts = True
+            self.texts.total += len(values)
+            self.texts.has_many = True
 
     def _add_numbers(self, values: pa.ChunkedArray) -> None:
         if not len(values):
@@ -522,6 +286,10 @@ class ColumnProfile:
             self.num_infinite += int((~is_finite).sum()) - num_missing
             self.moments.add(numbers[is_finite])
             numbers = np.where(is_finite, numbers, np.nan)
+        if self.numbers is not None:
+            distinct = pc.unique(pa.array(numbers[is_finite]))
+            is_few = len(distinct) <= MAX_NUMBERS
+            self.numbers = self.numbers | set(distinct.to_pylist()) if is_few else None
         self.trace.add(numbers)
         self.sample.add(numbers)
         steps = np.diff(numbers)
@@ -533,30 +301,21 @@ class ColumnProfile:
 
     def _add_text(self, text: pa.ChunkedArray, decimal: str | None) -> None:
         """Add text cells; cells that hold a number count as numbers."""
-        if decimal != "," and not self.num_texts:
+        if decimal != "," and not self.texts.total:
             with suppress(pa.ArrowInvalid):  # a cast of pure numbers is twice as fast as cleaning
                 self._add_numbers(text.cast(pa.float64()))
                 return
         clean = clean_text(text)
-        if self.num_texts > MIN_TEXTS and not self.moments.count:  # no need to look for numbers
+        if self.texts.total > MIN_TEXTS and not self.moments.count:  # no need to look for numbers
             self.num_missing += clean.null_count
-            self._count_texts(clean.drop_null())
+            self.texts.add(clean.drop_null())
             return
         numbers, not_numbers = parse_cells(clean, decimal)
         before = self.num_missing
         self._add_numbers(numbers)
         if len(not_numbers):  # null among the numbers, but not missing
             self.num_missing = before + clean.null_count
-            self._count_texts(not_numbers)
-
-    def _count_texts(self, not_numbers: pa.ChunkedArray) -> None:
-        self.num_texts += len(not_numbers)
-        if not self.has_many_texts:
-            counts = pc.value_counts(not_numbers).to_pylist()
-            self.texts.update({entry["values"]: entry["counts"] for entry in counts})
-            if len(self.texts) > MAX_DISTINCT:
-                self.has_many_texts = True
-                self.texts.clear()
+            self.texts.add(not_numbers)
 
     @property
     def kind(self) -> str:
@@ -564,15 +323,16 @@ class ColumnProfile:
             return TIME
         if self.is_boolean:
             return BOOLEAN
-        if not self.moments.count and not self.num_texts:
+        if not self.moments.count and not self.texts.total:
             return EMPTY
-        return NUMBER if self.moments.count > self.num_texts else TEXT
+        return NUMBER if self.moments.count > self.texts.total else TEXT
 
     @property
     def is_constant(self) -> bool:
         """Whether all known values are equal."""
         if self.kind == TEXT:
-            return not self.has_many_texts and len(self.texts) == 1 and not self.moments.count
+            texts = self.texts
+            return not texts.has_many and len(texts.counts) == 1 and not self.moments.count
         return bool(self.moments.count) and self.moments.low == self.moments.high
 
     @property
@@ -587,7 +347,7 @@ class ColumnProfile:
     @property
     def num_distinct(self) -> int | None:
         """The number of distinct texts; None above `MAX_DISTINCT`, and for numbers."""
-        return None if self.has_many_texts or self.kind != TEXT else len(self.texts)
+        return None if self.texts.has_many or self.kind != TEXT else len(self.texts.counts)
 
     def find_codes(self) -> list[MissingCode]:
         """Return the numbers that seem to mean "missing"."""
@@ -596,7 +356,8 @@ class ColumnProfile:
     def find_marks(self) -> list[str]:
         """Return the texts among numbers that seem to mean "missing". There are none where a text
         such as 2,89 looks like a number in another notation."""
-        few = 0 < len(self.texts) <= MAX_MARKS and not self.has_many_texts
-        if self.kind != NUMBER or not few or any(map(looks_like_number, self.texts)):
+        texts = self.texts.counts
+        few = 0 < len(texts) <= MAX_MARKS and not self.texts.has_many
+        if self.kind != NUMBER or not few or any(map(looks_like_number, texts)):
             return []
-        return sorted(self.texts)
+        return sorted(texts)

@@ -14,17 +14,32 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 import tomli_w
 
 from slipstream import config as configs
 from slipstream.base import machine
-from slipstream.base.errors import UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, UserError
 from slipstream.base.storage import group_by_content, is_url, parse_path
 from slipstream.base.text import format_count, format_number
 from slipstream.config import SIMULATED, Config, Data
 from slipstream.data import files
 from slipstream.data.columns import is_text
+from slipstream.data.formats.archive import ARFF, LABEL, TARGET, TS
 from slipstream.data.formats.reader import Batch, OpenTable, ReadOptions, open_table
+from slipstream.data.layout import UNNAMED
+from slipstream.data.times import (
+    MARGIN,
+    NAMES,
+    SortedTimes,
+    TimeCandidate,
+    TimeOrder,
+    TimeSource,
+    find_times,
+    to_floats,
+)
 from slipstream.reporting.page import Course
 from slipstream.reporting.wording import find_unit
 from slipstream.tools.columns import (
@@ -34,12 +49,10 @@ from slipstream.tools.columns import (
     TEXT,
     TIME,
     ColumnProfile,
-    SortedTimes,
-    TimeOrder,
-    TimeSource,
-    find_time,
     looks_like_number,
 )
+
+Floats = npt.NDArray[np.float64]
 
 EVERY_SHEET = ReadOptions(sheets=("*",))
 
@@ -52,7 +65,13 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
         return
     folder, paths = files.expand_path(parse_path(path))
     for file in files.open_files(folder, paths, options):
-        yield from file.inspect()
+        try:
+            yield from file.inspect()
+        except EmptyFileError:
+            if len(paths) == 1:
+                raise
+            notes = (files.EMPTY_NOTE,)
+            yield OpenTable(file.name, "empty", 0, (), {}, notes, None, None, iter(()))
 
 
 INTERLEAVED = 0.3
@@ -89,14 +108,45 @@ class SeriesColumns(NamedTuple):
     """The first row of each series; empty where series alternate"""
 
 
+MAX_RIVALS = 3
+"""Formats of the same cells that are compared over all rows"""
+MAX_REPEATED = 0.05
+"""Share of rows with the time of another row up to which they are repeats, not other series"""
+
+
+class TimeReading(NamedTuple):
+    """A reading of columns as the time, and its steps over all rows."""
+
+    source: TimeSource
+    order: TimeOrder
+
+    @property
+    def cost(self) -> float:
+        """How unlikely the reading is by all rows: cells that are no time, steps back, gaps."""
+        order = self.order
+        steps = order.sort(order.file_starts) if order.file_starts else None
+        gaps = order.gaps if steps is None else steps.gaps
+        backward = min(order.backward, order.num_rows - order.backward - order.repeated)
+        weighed = 3 * order.unreadable + backward + 0.5 * gaps
+        return weighed / max(order.num_rows, 1)
+
+
 @dataclass
 class Survey:
     """Statistics of all rows of all files."""
 
     files: list[FileFacts] = field(default_factory=list)
+    empty_files: list[FileFacts] = field(default_factory=list)
     columns: dict[str, ColumnProfile] = field(default_factory=dict)
-    time: TimeSource | None = None
-    order: TimeOrder = field(default_factory=TimeOrder)
+    readings: list[TimeReading] = field(default_factory=list)
+    """The likeliest reading of columns as the time; after it, formats that fit the first rows as
+    well, until all rows have decided"""
+    candidates: list[TimeCandidate] = field(default_factory=list)
+    """All readings that the first rows allow, the likeliest first"""
+    has_changed_repeats: bool = False
+    """Whether a row with the time of the row above differs from it"""
+    head: Batch = field(default_factory=dict)
+    """The first rows"""
     scalars: set[str] = field(default_factory=set)
     has_sheets: bool = False
     """Whether a workbook has several sheets, each of which is a series"""
@@ -108,26 +158,58 @@ class Survey:
     def num_rows(self) -> int:
         return sum(file.num_rows for file in self.files)
 
+    @property
+    def has_cases(self) -> bool:
+        """Whether the files are class archives, which have a series per row."""
+        return all(file.format in (TS, ARFF) for file in self.files)
+
+    @property
+    def time(self) -> TimeSource | None:
+        return self.readings[0].source if self.readings else None
+
+    @property
+    def time_columns(self) -> tuple[str, ...]:
+        return self.time.columns if self.time else ()
+
+    @property
+    def order(self) -> TimeOrder:
+        return self.readings[0].order if self.readings else TimeOrder()
+
+    @property
+    def order_is_date(self) -> bool:
+        return self.time is not None and self.time.is_date
+
+    @property
+    def rival(self) -> TimeReading | None:
+        """A second reading of the same cells that all rows allow as well."""
+        return self.readings[1] if len(self.readings) > 1 else None
+
     def add(self, table: OpenTable) -> None:
         """Read all rows of a table."""
         num_rows = 0
-        self.order.start_file()
         for name in table.columns:
             profile = self.columns.setdefault(name, ColumnProfile(name))
             profile.unit = profile.unit or table.units.get(name, "")
         for number, batch in enumerate(table.batches):
-            if self.time is None and not self.files and not number:
-                self.time = find_time(batch, table.decimal)
+            if not self.files and not number:
+                self._find_readings(batch, table.decimal)
+            if not number:
+                for reading in self.readings:
+                    reading.order.start_file()
             self._add_batch(table, batch, is_first=not number)
             num_rows += len(next(iter(batch.values()))) if batch else 0
         self.scalars |= set(table.scalars)
         self.has_sheets |= bool(table.sheet)
         facts = table.name, table.format, table.num_bytes, num_rows, table.columns, table.notes
-        self.files.append(FileFacts(*facts))
+        (self.files if num_rows else self.empty_files).append(FileFacts(*facts))
 
     def _add_batch(self, table: OpenTable, batch: Batch, *, is_first: bool) -> None:
-        if self.time is not None and set(self.time.columns) <= batch.keys():
-            self.order.add(self.time.read(batch, table.decimal))
+        for number, (source, order) in enumerate(self.readings):
+            if set(source.columns) <= batch.keys():
+                times = source.read(batch, table.decimal)
+                order.add(times)
+                if not number and not self.has_changed_repeats:
+                    self.has_changed_repeats = _has_changed_repeats(batch, times)
 
         def add(name: str) -> None:
             values, profile = batch[name], self.columns[name]
@@ -138,15 +220,43 @@ class Survey:
         for _ in self.threads.map(add, batch):  # Arrow and numpy release Python's lock
             pass
 
+    def repeats_are_copies(self, num_repeated: int) -> bool:
+        """Return whether all rows with a repeated time repeat the whole row above."""
+        return num_repeated == self.order.repeated and not self.has_changed_repeats
+
+    def _find_readings(self, batch: Batch, decimal: str | None) -> None:
+        """Find the likeliest reading of the time, and formats of the same cells that are as
+        likely by the first rows."""
+        self.head = {name: values.slice(0, WIDE_ROWS) for name, values in batch.items()}
+        self.candidates = find_times(batch, decimal)
+        if self.candidates:
+            best = self.candidates[0]
+            rivals = [
+                candidate
+                for candidate in self.candidates
+                if candidate.source.columns == best.source.columns
+                if candidate.cost - best.cost < MARGIN
+            ]
+            self.readings = [
+                TimeReading(rival.source, TimeOrder()) for rival in rivals[:MAX_RIVALS]
+            ]
+
+    def decide_time(self) -> None:
+        """Order the readings of the time by all rows; only equals of the best stay beside it."""
+        self.readings.sort(key=lambda reading: reading.cost)
+        best = self.readings[0].cost if self.readings else 0.0
+        self.readings = [reading for reading in self.readings if reading.cost == best]
+
     def find_series_columns(self) -> SeriesColumns | None:
         """Find the columns that identify a series: their values change where the time starts
         again, or alternate where times repeat."""
-        order, used = self.order, self.time.columns if self.time else ()
+        order, used = self.order, self.time_columns
         if self.time is None or not order.disorder:
             return None
         whole = order.sort(order.file_starts)
-        if whole is not None and not whole.repeated and 2 * whole.gaps < len(order.disorder):
-            return None  # one series, whose rows are not sorted
+        is_unique = whole is not None and whole.repeated <= MAX_REPEATED * order.num_rows
+        if whole is not None and is_unique and 2 * whole.gaps < len(order.disorder):
+            return None  # one series, whose rows are not sorted or repeat some times
         if order.repeated >= INTERLEAVED * order.num_rows:
             return self._find_mixed()
         names = [
@@ -187,11 +297,22 @@ class Survey:
         """Find a column of series ids that alternate: each time occurs once with every id."""
         num_times = self.order.num_rows - self.order.repeated
         for name, profile in self.columns.items():
-            count = profile.num_distinct or 0
+            count = profile.num_distinct or len(profile.numbers or ())
             distance = abs(count * num_times - profile.num_rows)
-            if profile.kind == TEXT and count > 1 and distance <= 0.05 * profile.num_rows:
+            if name in self.time_columns or profile.is_constant:
+                continue
+            if count > 1 and distance <= 0.05 * profile.num_rows:
                 return SeriesColumns((name,), count, profile.num_rows // count, 0, is_mixed=True)
         return None
+
+
+def _has_changed_repeats(batch: Batch, times: Floats) -> bool:
+    """Return whether a row with the time of the row above differs from it in another column."""
+    rows = np.flatnonzero(np.diff(times) == 0) + 1
+    if not 0 < len(rows) <= MAX_REPEATED * len(times):
+        return bool(len(rows))  # so many are no copies
+    here, above = pa.array(rows), pa.array(rows - 1)
+    return not all(values.take(here).equals(values.take(above)) for values in batch.values())
 
 
 def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
@@ -200,18 +321,39 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
     with survey.threads:
         for table in tables:
             survey.add(table)
+    survey.decide_time()
     if not survey.num_rows:
         raise UserError(f"{parse_path(path)}: has no rows")
     return survey
 
 
 CONTEXT, HORIZON = 96, 24
+"""Rows of the proposed windows, where the series are long enough: four days and one, if hourly"""
 EPOCHS = 20
 MAX_INPUTS = 60
 """Inputs up to which `data.inputs` lists them; above, `data.ignore` lists the other columns"""
 MAX_MISSING = 0.5
 """Share of missing values from which on a column is no input"""
-TARGETS = re.compile(r"^(target|label|y|soc|soh|ot|close|price|load|demand|power|pm2\.?5)$", re.I)
+TARGETS = (
+    *(
+        "target",
+        "y",
+        "soc",
+        "soh",
+        "ot",
+        "close",
+        "price",
+        "load",
+        "demand",
+        "power",
+        "consumption",
+    ),
+    *("cnt", "count", "sales", "pm2.5", "pm25", "value"),
+)
+"""Names of columns that people predict, the likeliest first"""
+LABELS = ("label", "class", "activity", "state", "fault", "status", "target", "category", "event")
+"""Names of columns of classes"""
+MAX_CLASSES = 50
 SHORT = 0.3
 """Length of the shortest series, as a share of the mean, below which short ones are dropped"""
 MANY_GAPS = 5
@@ -219,6 +361,154 @@ MANY_GAPS = 5
 INFINITE = [math.inf, -math.inf]
 MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
+MAX_ALTERNATIVES = 3
+"""Less likely readings of the time that the config lists as comments"""
+
+
+def _format_time(source: TimeSource) -> dict[str, Any]:
+    """Return the settings of a reading of the time."""
+    columns = source.columns
+    settings: dict[str, Any] = {"time": columns[0] if len(columns) == 1 else list(columns)}
+    return settings if source.format is None else settings | {"time_format": source.format}
+
+
+def describe_steps(order: SortedTimes, *, is_date: bool) -> str:
+    """Say how regular times are: "every 1 h, 3 gaps"."""
+    if order.step is None:
+        return "a single time"
+    step = format_step(order.step) if is_date else f"{order.step:.6g}"
+    parts = [f"every {step}", format_count(order.gaps, "gap") if order.gaps else "no gaps"]
+    if order.repeated:
+        parts.append(format_count(order.repeated, "repeated time"))
+    return ", ".join(parts)
+
+
+def format_step(seconds: float) -> str:
+    """Return a step of time in its largest unit: 15 min, 1 h, 1 day."""
+    for unit, size in (("day", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size and math.isclose(seconds / size, round(seconds / size)):
+            count = round(seconds / size)
+            return format_count(count, unit) if unit == "day" else f"{count} {unit}"
+    return f"{seconds:.6g} s"
+
+
+def describe_candidate(candidate: TimeCandidate) -> str:
+    """Say what speaks against a reading of the time."""
+    shares = {
+        "of the cells are no times": candidate.unreadable,
+        "of the rows have the time of another row": candidate.repeated,
+        "of the steps go back": candidate.backward,
+        "of the steps are uneven": candidate.uneven,
+    }
+    found = [
+        f"{format_number(100 * share, figures=2)} % {what}"
+        for what, share in shares.items()
+        if share
+    ]
+    return ", ".join(found) or "as regular, but another column is named like the time"
+
+
+def _simplify(name: str) -> str:
+    """Return a column's name in lower case, without units and marks: "Load (kW)" becomes "load"."""
+    bare = re.sub(r"\([^)]*\)|\[[^\]]*\]", " ", name.lower())
+    return " ".join(re.findall(r"[^\W_]+(?:\.\d+)?", bare))
+
+
+def find_target(names: Sequence[str]) -> str:
+    """Return the column that people would most likely predict: by its name, or the last."""
+    simple = {_simplify(name): name for name in reversed(names)}
+    words = {word: name for text, name in simple.items() for word in text.split()}
+    for known in (simple, words):
+        for target in TARGETS:
+            if target in known:
+                return known[target]
+    return names[-1]
+
+
+WIDE_COLUMNS = 20
+"""Numbered columns from which on a table may have a series per row"""
+WIDE_ROWS = 500
+"""Rows by which it is decided"""
+MIN_CONTRAST = 0.2
+"""How much more neighbours along a row correlate than neighbours down a column"""
+MAX_RATIO = 100.0
+"""How far the sizes of series may differ and be scaled alike"""
+
+
+class WideLayout(NamedTuple):
+    """A table with a series per row: its values stand in numbered columns."""
+
+    values: tuple[str, ...]
+    """The columns of values, in their order"""
+    others: tuple[str, ...]
+    """The columns before them"""
+    shortest: int
+    """Values of the shortest series"""
+    longest: int
+    ratio: float
+    """The size of the largest series divided by that of the smallest"""
+
+
+def find_wide_layout(survey: Survey) -> WideLayout | None:
+    """Return the layout of a table with a series per row: without times, with numbered columns of
+    numbers at its end, in which cells follow from those on their left, not from those above."""
+    names = list(survey.columns)
+    values = _list_numbered(survey, names)
+    if survey.time is not None or len(values) < WIDE_COLUMNS or not survey.head:
+        return None
+    columns = [to_floats(survey.head[name].slice(0, WIDE_ROWS), None) for name in values]
+    cells = np.stack(columns, axis=1)
+    if len(cells) < 2 or _correlate(cells) < _correlate(cells.T) + MIN_CONTRAST:
+        return None
+    lengths = len(values) - np.isnan(cells)[:, ::-1].argmin(axis=1)  # without empty cells behind
+    sizes = np.nanmean(np.abs(cells), axis=1)
+    sizes = sizes[sizes > 0]
+    ratio = float(sizes.max() / sizes.min()) if len(sizes) else 1.0
+    others = tuple(names[: names.index(values[0])])
+    return WideLayout(tuple(values), others, int(lengths.min()), int(lengths.max()), ratio)
+
+
+def _correlate(cells: Floats) -> float:
+    """Return the correlation of neighbours along rows, each without its mean."""
+    parts = cells - np.nanmean(cells, axis=1, keepdims=True)
+    left, right = parts[:, :-1].ravel(), parts[:, 1:].ravel()
+    known = ~(np.isnan(left) | np.isnan(right))
+    left, right = left[known], right[known]
+    size = math.sqrt(float(left @ left) * float(right @ right))
+    return float(left @ right) / size if size else 0.0
+
+
+def _list_numbered(survey: Survey, names: Sequence[str]) -> list[str]:
+    """List the columns of numbers at the end of a table whose names count on: V2, V3, V4."""
+    numbered: list[str] = []
+    following: tuple[str, int] | None = None
+    for name in reversed(names):
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        if match is None or survey.columns[name].kind not in (NUMBER, EMPTY):
+            break
+        prefix, number = match[1], int(match[2])
+        if following is not None and following != (prefix, number + 1):
+            break
+        following = (prefix, number)
+        numbered.append(name)
+    while len(numbered) > 1 and _holds_codes(survey.columns[numbered[-1]]):
+        numbered.pop()  # a label or the number of a series
+    return numbered[::-1]
+
+
+def _holds_codes(column: ColumnProfile) -> bool:
+    """Return whether a column holds a few whole numbers."""
+    numbers = column.numbers
+    if numbers is None or len(numbers) > MAX_CLASSES:
+        return False
+    return all(number.is_integer() for number in numbers)
+
+
+class Doubt(NamedTuple):
+    """A question that the rows leave open. Its name is what `data.accept` takes."""
+
+    name: str
+    message: str
 
 
 class Proposal:
@@ -230,24 +520,94 @@ class Proposal:
         self.reasons: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         """Lines that the config has as comments, with the reason"""
+        self.doubts: list[Doubt] = []
+        """Questions that only a person can answer"""
         self.order = self._sort_times()
         self.roles: dict[str, str] = {}
         self.data: dict[str, Any] = {"path": path, **settings}
         if survey.has_sheets and "sheet" not in settings:
             self.data["sheet"] = "*"
             self.reasons["sheet"] = "every sheet is a series"
-        self._choose_marks()
-        self._choose_rows()
-        self._choose_columns()
-        self._choose_split()
+        self.wide = find_wide_layout(survey)
+        if survey.has_cases:
+            self._choose_cases()
+        elif self.wide is not None:
+            self._choose_wide(self.wide)
+        else:
+            self._choose_marks()
+            self._choose_rows()
+            self._choose_columns()
+            self._choose_split()
+            self._ask_about_numbers()
+        if self.doubts:
+            self.data["undecided"] = {doubt.name: doubt.message for doubt in self.doubts}
+            self.reasons["undecided"] = "train refuses until it is answered"
 
     @property
     def config(self) -> dict[str, Any]:
-        return {
-            "data": self.data,
-            "model": {"kind": "lstm", "hidden": 64, "layers": 1, "normalize": "last"},
-            "train": {"epochs": EPOCHS},
-        }
+        model: dict[str, Any] = {"kind": "lstm", "hidden": 64, "layers": 1}
+        if "task" not in self.data:
+            model["normalize"] = "last"
+        return {"data": self.data, "model": model, "train": {"epochs": EPOCHS}}
+
+    def _choose_cases(self) -> None:
+        """Choose the settings of a class archive, whose format says what its columns are."""
+        label = next((name for name in (LABEL, TARGET) if name in self.survey.columns), None)
+        self.roles |= dict.fromkeys(self.survey.columns, "value")
+        if label is not None:
+            self.roles[label] = "target"
+            self.data |= {"layout": "wide", "targets": [label], "context": "all"}
+            if label == LABEL:
+                self.data["task"] = "classify"
+                self.reasons["targets"] = f"{self._count_classes(label)} classes"
+            else:
+                self.data["horizon"] = 0
+            self.reasons["context"] = "a whole series is one window"
+            return
+        self.data["layout"] = "wide"
+        self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+
+    def _choose_wide(self, wide: WideLayout) -> None:
+        """Choose the columns and windows of a table with a series per row."""
+        survey, columns = self.survey, self.survey.columns
+        self.data["layout"] = "wide"
+        self.reasons["layout"] = f"a series per row: {survey.num_rows:,} series"
+        has_names = any(not name.startswith(UNNAMED) for name in columns)
+        first = wide.values[0] if has_names else str(1 + len(wide.others))
+        self.data["values"] = f"{first}:"
+        self.roles |= dict.fromkeys(wide.values, "value")
+        keys = [name for name in wide.others if columns[name].num_distinct == survey.num_rows]
+        if keys:
+            self.data["id"] = keys[0]
+            self.roles[keys[0]] = "id"
+        label = next((name for name in wide.others if self._is_label(columns[name])), None)
+        if label is not None:
+            self.data |= {"task": "classify", "targets": [label], "context": "all"}
+            self.reasons["targets"] = f"{self._count_classes(label)} classes, one for each series"
+            self.reasons["context"] = "a whole series is one window"
+            self.roles[label] = "target"
+            return
+        self._choose_windows(wide.shortest, wide.longest)
+        if wide.ratio > MAX_RATIO:
+            self.data["scale_by"] = "series"
+            self.reasons["scale_by"] = f"sizes differ by a factor of {wide.ratio:,.0f}"
+        self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+
+    def _ask_about_numbers(self) -> None:
+        """Ask about columns that would be inputs if some of their cells were written otherwise."""
+        for name, column in self.survey.columns.items():
+            odd = [text for text in column.texts.counts if looks_like_number(text)]
+            if column.kind == NUMBER and odd and name not in self.roles:
+                self.doubts.append(
+                    Doubt(
+                        "numbers",
+                        f'"{name}" is left out, because cells of it are written in another way '
+                        f'("{odd[0]}"): write all numbers with one decimal mark and no separators '
+                        "between thousands (data.decimal names the mark), or accept that it is "
+                        "left out",
+                    )
+                )
+                return
 
     def _choose_marks(self) -> None:
         """Choose the values that mean "missing" (data.na), beside empty cells."""
@@ -273,22 +633,98 @@ class Proposal:
             self.roles |= dict.fromkeys(names, "id")
             self.reasons["id"] = f"{series.num_series:,} series"
         if survey.time is None:
+            self._ask_unread_time()
+            return
+        settings = _format_time(survey.time)
+        if survey.order.unreadable:
+            self._leave_out_time(settings)
             return
         for name in survey.time.columns:
             self.roles[name] = "time"
-        columns = survey.time.columns
-        settings: dict[str, Any] = {"time": columns[0] if len(columns) == 1 else list(columns)}
-        if survey.time.format is not None:
-            settings["time_format"] = survey.time.format
-        if self.why_no_time:
-            self.left_out = {_format_line(*setting): "" for setting in settings.items()}
-            self.left_out[next(iter(self.left_out))] = f"left out: {self.why_no_time}"
-            return
         self.data |= settings
-        if self.num_disordered:
+        self._explain_time(settings)
+        if self.num_backward:
             self.data["unsorted"] = "sort"
-            rows = format_count(self.num_disordered, "row")
+            rows = format_count(self.num_backward, "row")
             self.reasons["unsorted"] = f"{rows} earlier than the row above"
+        if self.order.repeated:
+            self._choose_duplicates()
+
+    def _ask_unread_time(self) -> None:
+        """Ask about a column that is named like a time, but holds text of another kind."""
+        for name, column in self.survey.columns.items():
+            if column.kind == TEXT and NAMES.search(name) and not column.is_constant:
+                example = next(iter(column.texts.counts), "")
+                shown = f' ("{example}")' if example else ""
+                self.doubts.append(
+                    Doubt(
+                        "time",
+                        f'"{name}" is named like a time, but its text{shown} has none of the usual '
+                        "formats: name it as data.time with data.time_format, or accept that rows "
+                        "are taken in the order of the file",
+                    )
+                )
+                return
+
+    def _leave_out_time(self, settings: dict[str, Any]) -> None:
+        """Leave the time out where cells of it are no times, and ask."""
+        columns = self.survey.time_columns
+        self.roles |= dict.fromkeys(columns, "")
+        cells = format_count(self.survey.order.unreadable, "cell")
+        self.left_out = {_format_line(*setting): "" for setting in settings.items()}
+        self.left_out[next(iter(self.left_out))] = f"left out: {cells} cannot be read as a time"
+        self.doubts.append(
+            Doubt(
+                "time",
+                f'{cells} of "{" and ".join(columns)}" cannot be read as a time, so that data.time '
+                "is left out and rows are taken in the order of the file: correct the cells and "
+                "set data.time, or accept the order of the file",
+            )
+        )
+
+    def _explain_time(self, settings: dict[str, Any]) -> None:
+        """Say how regular the time is, ask where two readings fit, and list the alternatives."""
+        survey, order = self.survey, self.order
+        self.reasons["time"] = describe_steps(order, is_date=survey.order_is_date)
+        rival = survey.rival
+        if rival is not None and rival.source.format != settings.get("time_format"):
+            self.doubts.append(
+                Doubt(
+                    "date format",
+                    f'day and month may be swapped: data.time_format = "{settings["time_format"]}" '
+                    f'and "{rival.source.format}" fit all rows equally well; keep the right one',
+                )
+            )
+        chosen = survey.time
+        for candidate in survey.candidates:
+            source = candidate.source
+            if source == chosen or len(self.left_out) >= MAX_ALTERNATIVES:
+                continue
+            reason = describe_candidate(candidate)
+            lines = [_format_line(*setting) for setting in _format_time(source).items()]
+            if chosen is not None and source.columns == chosen.columns:
+                lines = lines[1:]  # only the format differs
+            is_rival = survey.rival is not None and source == survey.rival.source
+            if lines:
+                why = "as likely" if is_rival else f"less likely: {reason}"
+                self.left_out["; ".join(lines)] = why
+
+    def _choose_duplicates(self) -> None:
+        """Choose how rows with the same time become one, or ask where they are many."""
+        repeated, num_rows = self.order.repeated, self.survey.num_rows
+        rows = format_count(repeated, "row")
+        if repeated > MAX_REPEATED * num_rows:
+            self.doubts.append(
+                Doubt(
+                    "repeated time",
+                    f"{rows} of {num_rows:,} have the time of another row: name the column that "
+                    "tells series apart (data.id), resample, or merge them "
+                    '(data.duplicates = "mean" | "first" | "last")',
+                )
+            )
+            return
+        self.data["duplicates"] = "first" if self.survey.repeats_are_copies(repeated) else "mean"
+        self.reasons["duplicates"] = f"{rows} with the time of another row"
 
     def _sort_times(self) -> SortedTimes:
         """Return the step and the gaps within each series, its rows sorted by time."""
@@ -298,27 +734,25 @@ class Proposal:
         return times or SortedTimes(order.step, order.gaps, order.repeated * (series is None))
 
     @property
-    def num_disordered(self) -> int:
-        """The number of rows whose time is not later than the row above in the same series."""
+    def num_backward(self) -> int:
+        """The number of rows whose time is earlier than the row above in the same series."""
         order = self.survey.order
-        return order.backward + order.repeated if self.series is None else self.series.disorder
-
-    @property
-    def why_no_time(self) -> str:
-        """The reason why the config leaves out the column of times; "" where it has it."""
-        order = self.survey.order
-        if order.unreadable:
-            return f"{format_count(order.unreadable, 'cell')} of it cannot be read as a time"
-        if self.num_disordered and self.order.repeated:
-            return f"{format_count(self.order.repeated, 'row')} with the time of another row"
-        return ""
+        if self.series is None:
+            return order.backward
+        return max(self.series.disorder - self.order.repeated, 0)
 
     def _choose_columns(self) -> None:
         columns = self.survey.columns
         inputs = [name for name, profile in columns.items() if self._is_input(profile)]
         if not inputs:
             return
-        target = next((name for name in inputs if TARGETS.match(name)), inputs[-1])
+        label = self._find_label()
+        if label is not None:
+            self._choose_label(label)
+            inputs = [name for name in inputs if name != label]
+            target = label
+        else:
+            target = find_target(inputs)
         if len(inputs) <= MAX_INPUTS:
             self.data["inputs"] = inputs
         else:
@@ -329,13 +763,35 @@ class Proposal:
             ]
             self.data["ignore"] = left
         self.data["targets"] = [target]
-        self.reasons["targets"] = "the column to predict; name another one"
+        self.reasons.setdefault("targets", "the column to predict; name another one")
         self.roles |= dict.fromkeys(inputs, "input") | {target: "target"}
-        if any(columns[name].num_missing or columns[name].num_texts for name in inputs) or (
+        if any(columns[name].num_missing or columns[name].texts.total for name in inputs) or (
             "na" in self.data
         ):
             self.data["missing"] = "forward"
             self.reasons["missing"] = "repeat the last known value"
+
+    def _find_label(self) -> str | None:
+        """Return a column that is named like classes and has a few values."""
+        for name, column in self.survey.columns.items():
+            if _simplify(name) in LABELS and self._is_label(column):
+                return name
+        return None
+
+    def _is_label(self, column: ColumnProfile) -> bool:
+        """Return whether a column may hold classes: a few texts or whole numbers."""
+        whole = column.kind == TEXT or all(number.is_integer() for number in column.numbers or ())
+        few = 2 <= self._count_classes(column.name) <= MAX_CLASSES
+        is_free = column.name not in self.roles and not column.num_missing
+        return whole and few and is_free and not column.is_constant
+
+    def _count_classes(self, name: str) -> int:
+        column = self.survey.columns[name]
+        return (column.num_distinct if column.kind == TEXT else len(column.numbers or ())) or 0
+
+    def _choose_label(self, name: str) -> None:
+        self.data["task"] = "classify"
+        self.reasons["targets"] = f"{self._count_classes(name)} classes, one for each row"
 
     def _is_input(self, column: ColumnProfile) -> bool:
         if column.kind not in (NUMBER, BOOLEAN) or column.name in self.roles:
@@ -344,7 +800,7 @@ class Proposal:
             return False
         if column.name in self.survey.scalars or self.find_copied(column) is not None:
             return False
-        if column.num_texts and not column.find_marks():
+        if column.texts.total and not column.find_marks():
             return False
         return column.num_missing <= MAX_MISSING * column.num_rows
 
@@ -369,17 +825,9 @@ class Proposal:
         shortest, count = min(lengths), len(lengths)
         if series is not None:
             shortest, count = series.shortest, series.num_series
-        mean = survey.num_rows / count
-        if shortest < SHORT * mean and shortest < 4 * (CONTEXT + HORIZON):
-            self.data["short"] = "drop"
-            self.reasons["short"] = f"the shortest series has {shortest:,} rows"
-            shortest = int(SHORT * mean)
-        # the shortest series still has several windows in each of its three sets
-        self.data["context"] = max(min(CONTEXT, shortest // 5), 1)
-        self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
-        self.reasons["context"] = "rows that the model sees"
-        self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
-        gaps, window = self.order.gaps, self.data["context"] + self.data["horizon"]
+        self._choose_windows(shortest, survey.num_rows / count)
+        window = self.data["context"] + self.data.get("horizon", 0)
+        gaps = self.order.gaps
         if "time" in self.data and gaps > max(count, MANY_GAPS, survey.num_rows / (8 * window)):
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
@@ -387,6 +835,20 @@ class Proposal:
         path = parse_path(self.path)
         if path.is_dir() and all((path / name).is_dir() for name in SETS):
             self.data["split"] = {"folders": True}
+
+    def _choose_windows(self, shortest: int, mean: float) -> None:
+        """Choose a context and a horizon that fit into series of this length."""
+        if shortest < SHORT * mean and shortest < 4 * (CONTEXT + HORIZON):
+            self.data["short"] = "drop"
+            self.reasons["short"] = f"the shortest series has {shortest:,} rows"
+            shortest = int(SHORT * mean)
+        # the shortest series still has several windows in each of its three sets
+        self.data["context"] = max(min(CONTEXT, shortest // 5), 1)
+        self.reasons["context"] = "rows that the model sees"
+        if self.data.get("task") == "classify":
+            return
+        self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
+        self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
 
     def to_toml(self, path: str | None = None) -> str:
         """Format the config as TOML, each choice with its reason; `path` replaces `data.path`."""
@@ -399,6 +861,9 @@ class Proposal:
                     value = path
                 reason = reasons.get(name, "")
                 lines.append(_format_line(name, value) + (f"  # {reason}" if reason else ""))
+                if name == "undecided":
+                    names = _format_line("accept", list(value))
+                    lines.append(f"# {names}  # or accept it as it is")
                 if (section, name) == ("data", "path"):
                     lines += [f"# {line}" + f"  # {why}" * bool(why) for line, why in left_out]
         return "\n".join(lines) + "\n"
@@ -406,11 +871,15 @@ class Proposal:
 
 def _format_line(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        inner = ", ".join(_format_line(key, item) for key, item in value.items())
+        inner = ", ".join(_format_line(_format_key(key), item) for key, item in value.items())
         return f"{name} = {{ {inner} }}"
     if isinstance(value, list):
         return f"{name} = [{', '.join(_format_value(item) for item in value)}]"
     return f"{name} = {_format_value(value)}"
+
+
+def _format_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _format_value(name)
 
 
 def _format_value(value: Any) -> str:
@@ -442,19 +911,22 @@ class Remark(NamedTuple):
 
 def list_problems(proposal: Proposal, path: str) -> list[Remark]:
     """List the problems of files, then of the time, then of each column."""
+    columns = [
+        column
+        for column in proposal.survey.columns.values()
+        if proposal.roles.get(column.name) != "value"  # one cell of a series, not a column
+    ]
     return [
         *_check_files(proposal, path),
-        *_check_time(proposal),
-        *(
-            remark
-            for column in proposal.survey.columns.values()
-            for remark in _check(column, proposal)
-        ),
+        *(() if proposal.data.get("layout") == "wide" else _check_time(proposal)),
+        *(remark for column in columns for remark in _check(column, proposal)),
     ]
 
 
 def _check_files(proposal: Proposal, path: str) -> Iterator[Remark]:
     survey = proposal.survey
+    for file in survey.empty_files:
+        yield from (Remark(None, f"{file.name}: {note}") for note in file.notes)
     for file in survey.files:
         yield from (Remark(None, f"{file.name}: {note}") for note in file.notes)
         missing = [name for name in survey.columns if name not in file.columns]
@@ -484,33 +956,34 @@ def _check_time(proposal: Proposal) -> Iterator[Remark]:
         return
     name = " and ".join(source.columns)
     where = "" if series is None else " within a series"
-    left_out = "data.time is left out, and rows are taken in the order of the file"
     if survey.order.unreadable:
         count = format_count(survey.order.unreadable, "cell")
+        left_out = "data.time is left out, and rows are taken in the order of the file"
         message = f"{count} cannot be read as a time, so that {left_out}; correct them"
         yield Remark(name, message, "unreadable")
-    elif proposal.num_disordered and order.repeated:
-        rows = format_count(order.repeated, "row")
-        yield Remark(
-            name,
-            f"{rows} with the time of another row{where}, so that {left_out}; remove duplicates, "
-            "or name the column that tells series apart (data.id)",
-            "repeated",
-        )
-    elif proposal.num_disordered:
-        rows = format_count(proposal.num_disordered, "row")
+        return
+    if proposal.num_backward:
+        rows = format_count(proposal.num_backward, "row")
         yield Remark(
             name,
             f'{rows} earlier than the row above{where}; sort them by time (data.unsorted = "sort")',
             "disorder",
         )
-    if source.other_format is not None:
+    if order.repeated:
+        rows = format_count(order.repeated, "row")
+        yield Remark(
+            name,
+            f"{rows} with the time of another row{where} (data.duplicates); or name the column "
+            "that tells series apart (data.id)",
+            "repeated",
+        )
+    if survey.rival is not None and source.format is not None:
         yield Remark(
             name,
             f'day and month may be swapped: read as data.time_format = "{source.format}"; '
-            f'"{source.other_format}" fits as well',
+            f'"{survey.rival.source.format}" fits as well',
             "swapped",
-            (source.other_format,),
+            (str(survey.rival.source.format),),
         )
     if order.gaps:
         step = f"the usual step of {order.step:.6g}" + (" s" if source.is_date else "")
@@ -558,15 +1031,15 @@ def _describe(
     if column.num_infinite:
         count = format_count(column.num_infinite, "infinite value")
         yield "infinite", f"{count}, which no model can read (data.na)", *INFINITE
-    if column.kind == NUMBER and column.num_texts and role != "time":
-        texts = ", ".join(f'"{text}"' for text, _ in column.texts.most_common(MAX_NAMED))
+    if column.kind == NUMBER and column.texts.total and role != "time":
+        texts = ", ".join(f'"{text}"' for text, _ in column.texts.counts.most_common(MAX_NAMED))
         marks = column.find_marks()
-        count = format_count(column.num_texts, "cell")
-        are = "is no number" if column.num_texts == 1 else "are no numbers"
-        fix = f"; if {'it means' if column.num_texts == 1 else 'they mean'} missing, set data.na"
+        count = format_count(column.texts.total, "cell")
+        are = "is no number" if column.texts.total == 1 else "are no numbers"
+        fix = f"; if {'it means' if column.texts.total == 1 else 'they mean'} missing, set data.na"
         if not marks:
             fix = ""
-        if any(map(looks_like_number, column.texts)):
+        if any(map(looks_like_number, column.texts.counts)):
             fix = ": write all numbers with one decimal mark and no separators between thousands"
         yield "no numbers", f"{count} {are} ({texts}){fix}", *marks
 
@@ -608,6 +1081,7 @@ class Findings:
                 remark._asdict() | {"values": configs.to_json_values(remark.values)}
                 for remark in self.problems
             ],
+            "questions": [doubt._asdict() for doubt in self.proposal.doubts],
             "config": configs.to_json_values(self.proposal.config),
             "toml": self.proposal.to_toml(),
         }
@@ -688,6 +1162,20 @@ def parse_options(overrides: Sequence[str]) -> tuple[ReadOptions, dict[str, Any]
 def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
     """Inspect a file, a folder or a pattern; `overrides` are settings of the reader."""
     options, settings = parse_options(overrides)
-    survey = survey_tables(open_tables(path, options), path)
+    try:
+        survey = survey_tables(open_tables(path, options), path)
+    except EncodingError as error:
+        if options.encoding is not None:
+            raise
+        settings |= {"encoding": error.encoding}
+        options = options._replace(encoding=error.encoding)
+        survey = survey_tables(open_tables(path, options), path)
+    except UserError as error:
+        if error.setting != "data.layout" or options.is_wide:
+            raise
+        # the first line has values, not names: perhaps every row is a series
+        survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
+        if find_wide_layout(survey) is None:
+            raise
     proposal = Proposal(survey, path, settings)
     return Findings(path, survey, proposal, list_problems(proposal, path))

@@ -36,13 +36,14 @@ from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
 from slipstream.engine.planning import (
     TimedWorkload,
     TrainingWorkload,
-    prepare_task,
+    build_by_rules,
     resolve_batch_size,
 )
 from slipstream.models import custom
@@ -274,6 +275,7 @@ def _sum_by_name(spans: list[Span], steps: int) -> list[dict[str, Any]]:
 CHAIN_US, CHAIN_WIDTH = 1.05, 128
 """Microseconds of one LSTM step of this width with weights on chip; 0.85 to 1.25 on an H200"""
 CHAIN_CLOCK_MHZ = 1980.0
+"""The clock at which `CHAIN_US` was measured"""
 BACKWARD = 1.3
 """Time of a recurrent step in the backward pass, relative to the forward pass"""
 STATE_ACCESSES = {"adam": 10, "adamw": 10, "sgd": 8, "rmsprop": 8}
@@ -282,6 +284,7 @@ gradient and optimizer state in the update"""
 MIN_IDLE = 0.2
 """The share of the step from which idleness is the bottleneck, whatever the kernels do"""
 MIN_LOADER = 0.3
+"""The share of the step from which loading data is the bottleneck"""
 MIN_BATCH_GAIN = 2.5
 """The gain per window of a batch four times as large from which the batch counts as too small"""
 MAX_EXTRA_CORES = 0.5
@@ -696,6 +699,7 @@ def _choose_step(trace: Trace) -> tuple[float, float]:
 REPEAT_S = 0.5
 MAX_STEPS = 200
 MIN_GAIN = 1.05
+"""Gains below it are within the spread of the measurements"""
 MAX_CHANGES = 3
 BATCH_FACTOR = 4
 LONG_STEP_MS = 250.0
@@ -717,6 +721,7 @@ def profile(
     config = configs.load(config, overrides)
     custom.allow_classes(config)
     tell("loading the data ...")
+    config = resolve_context(config)
     dataset = datasets.load_dataset(config)
     if dataset.memory is None and config.engine.home != "stream":
         config = replace_settings(config, engine={"home": "stream"})
@@ -778,7 +783,7 @@ def _record(
     tell(f"{format_ms(wall_ms)} a step; recording {steps} steps ...")
     recorded, chrome = record_trace(workload, min(steps, MAX_STEPS))
     tell("measuring what this machine could do ...")
-    context, _ = prepare_task(workload.config, dataset)
+    context, _ = build_by_rules(workload.config, dataset)
     on_gpu = plan.device.type == "cuda"
     facts = StepFacts(
         on_gpu=on_gpu,

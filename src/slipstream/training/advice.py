@@ -1,4 +1,4 @@
-"""What often helps and is not set, and how much it helps here: measured by short trainings."""
+"""Suggest settings that often help and are not set, and measure each by a short training."""
 
 import math
 import time
@@ -172,7 +172,7 @@ def measure_suggestions(
         tell(f"training for {seconds:.0f} s: {describe_settings(settings)} ...")
         trial = _train_briefly(configs.replace_settings(config, settings), data, seconds)
         first = trials[0]["scaled_error"] if trials else trial["scaled_error"]
-        if all(trial["scaled_error"] < other["scaled_error"] for other in trials):
+        if all(trial["scaled_error"] < earlier["scaled_error"] for earlier in trials):
             changes = settings
         trials.append({"settings": settings, **trial, "change": trial["scaled_error"] / first - 1})
     summary = {

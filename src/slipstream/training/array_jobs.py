@@ -26,8 +26,9 @@ from slipstream.base.phases import PhaseTimer
 from slipstream.base.run_names import is_run
 from slipstream.config import Config
 from slipstream.engine.recovery import explain_out_of_memory
+from slipstream.events import Event, Start
 from slipstream.models import custom
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.training import division as divisions
 from slipstream.training import fitting, resuming
 from slipstream.training.division import Division, get_share
@@ -104,10 +105,9 @@ def _show_as_share(
         return None
 
     def show(event: Event) -> None:
-        if event["event"] == "start":
-            event = event | {"pack": event["pack"] | {"share": str(share)}}
-        event = renumber(event, lanes, share.number - 1)
-        watch({key: value for key, value in event.items() if key != "worker"})
+        if isinstance(event, Start):
+            event = replace(event, pack=(event.pack or {}) | {"share": str(share)})
+        watch(renumber(event, lanes))
 
     return show
 

@@ -22,6 +22,7 @@ from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.lanes import Lane, LaneResult, Progress
 from slipstream.engine.pack import compute_capacity, describe_capacity, parse_capacity
 from slipstream.engine.step import Rows
+from slipstream.events import Start
 from slipstream.runs import Run
 from slipstream.runs.folder import FOLDER, SHARES
 from slipstream.workers.ray import release_locks
@@ -97,8 +98,8 @@ def find_workers(run: Run) -> tuple[int, Literal["ray"] | None]:
     division = read_division(run)
     if division is not None:
         return division.workers, division.on
-    starts = [e for e in runs.read_events(run) if e["event"] == "start" and e.get("pack")]
-    pack = starts[-1]["pack"] if starts else {}
+    starts = [event for event in runs.read_events(run) if isinstance(event, Start)]
+    pack = next((start.pack for start in reversed(starts) if start.pack), {})
     return pack.get("workers", 1), pack.get("on")
 
 

@@ -21,6 +21,7 @@ from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.context import EncoderMatch
 from slipstream.engine.optim import CORE, is_encoder_weight
+from slipstream.events import EncoderLoaded
 from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
 from slipstream.models.kinds import load_kind
 
@@ -49,19 +50,22 @@ def load_encoder(config: Config) -> PretrainedEncoder | None:
         raise UserError(f'train.init_from = "{folder}": there is no such run')
     kind = runs.find_kind(Path(folder))
     if kind != "pretrain":
-        what = OTHER_KINDS.get(kind) or "a run of " + Command(kind)
+        kind_found = OTHER_KINDS.get(kind) or "a run of " + Command(kind)
         raise UserError(
-            f'train.init_from = "{folder}": is ' + what + "; name a run of " + Command("pretrain")
+            f'train.init_from = "{folder}": is '
+            + kind_found
+            + "; name a run of "
+            + Command("pretrain")
         )
     run = runs.open_run(folder)
-    theirs = load_run_config(run)
+    encoder_config = load_run_config(run)
     files = storage.read_verified(run.model)
     signature, scaler = parse_description(files)
     assert signature.masked
     path = run.model / WEIGHTS_FILE
     weights = checkpoint.parse_tensors(files[path.name], path)
     scaler, limits = scaler.select(signature.inputs), parse_limits(files)
-    return PretrainedEncoder(str(run.folder), theirs, signature, scaler, weights, limits)
+    return PretrainedEncoder(str(run.folder), encoder_config, signature, scaler, weights, limits)
 
 
 def select_limits(encoder: PretrainedEncoder, config: Config) -> Replay:
@@ -79,18 +83,22 @@ def match_weights(
     """Match the encoder's weights to the model's; a UserError lists everything that differs."""
     wrong = [*_list_other_settings(encoder, config), *_list_other_columns(encoder, signature)]
     order = _find_column_order(encoder.signature, signature) if not wrong else []
-    ours = {name: weight for name, weight in model.named_parameters() if is_encoder_weight(name)}
-    theirs = {name: weight for name, weight in encoder.weights.items() if name.startswith(CORE)}
+    own_weights = {
+        name: weight for name, weight in model.named_parameters() if is_encoder_weight(name)
+    }
+    encoder_weights = {
+        name: weight for name, weight in encoder.weights.items() if name.startswith(CORE)
+    }
     weights = {}
-    for name in sorted(ours.keys() | theirs.keys()):
-        if name not in theirs or name not in ours:
-            where = "the encoder" if name not in theirs else "this model"
+    for name in sorted(own_weights.keys() | encoder_weights.keys()):
+        if name not in encoder_weights or name not in own_weights:
+            where = "the encoder" if name not in encoder_weights else "this model"
             wrong.append(f"{name} is not in {where}")
-        elif theirs[name].shape != ours[name].shape:
-            shapes = list(ours[name].shape), list(theirs[name].shape)
+        elif encoder_weights[name].shape != own_weights[name].shape:
+            shapes = list(own_weights[name].shape), list(encoder_weights[name].shape)
             wrong.append(f"{name} is {shapes[0]} here and {shapes[1]} there")
         else:
-            weight = theirs[name]
+            weight = encoder_weights[name]
             of_inputs = load_kind(config.model).input_weights if order else None
             if of_inputs is not None and of_inputs.fullmatch(name):  # a patch has row after row
                 by_column = weight.unflatten(1, (-1, len(order)))
@@ -102,31 +110,31 @@ def match_weights(
             + "; ".join(wrong)
             + "; leave out what the encoder settles, or pre-train one that fits"
         )
-    summary = {
-        "from": encoder.folder,
-        "matched": sorted(weights),
-        "new": [name for name, _ in model.named_parameters() if not is_encoder_weight(name)],
-        "unused": [name for name in encoder.weights if not name.startswith(CORE)],
-        "columns_reordered": order != sorted(order),
-    }
-    return EncoderMatch(weights, summary)
+    event = EncoderLoaded(
+        from_run=encoder.folder,
+        matched=sorted(weights),
+        new=[name for name, _ in model.named_parameters() if not is_encoder_weight(name)],
+        unused=[name for name in encoder.weights if not name.startswith(CORE)],
+        columns_reordered=order != sorted(order),
+    )
+    return EncoderMatch(weights, event)
 
 
 def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str]:
     """Describe the settings that differ and that the encoder's shape depends on."""
-    ours, theirs = config.model, encoder.config.model
-    if ours.kind != theirs.kind:
-        return [f'model.kind is "{ours.kind}", there "{theirs.kind}"']
+    model, encoder_model = config.model, encoder.config.model
+    if model.kind != encoder_model.kind:
+        return [f'model.kind is "{model.kind}", there "{encoder_model.kind}"']
     pairs = {
-        f"model.{name}": (getattr(ours, name), getattr(theirs, name))
-        for name in ours.spec.encoder_settings
+        f"model.{name}": (getattr(model, name), getattr(encoder_model, name))
+        for name in model.spec.encoder_settings
     }
-    pairs["model.hidden"] = list(ours.sizes), list(theirs.sizes)
+    pairs["model.hidden"] = list(model.sizes), list(encoder_model.sizes)
     for name in ("scale", "scale_by", "channels"):
         pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
-    if ours.normalize != "none":  # which leaves columns that are known ahead as they are
+    if model.normalize != "none":  # which leaves columns that are known ahead as they are
         pairs["data.future"] = sorted(config.data.future), sorted(encoder.signature.future)
-    if ours.spec.knows_positions:
+    if model.spec.knows_positions:
         pairs["data.context"] = config.data.context, encoder.signature.context
     return [f"{name} is {a}, there {b}" for name, (a, b) in pairs.items() if a != b]
 
@@ -139,17 +147,17 @@ def _name_columns(signature: Signature) -> tuple[str, ...]:
 
 
 def _list_other_columns(encoder: PretrainedEncoder, signature: Signature) -> list[str]:
-    ours, theirs = _name_columns(signature), _name_columns(encoder.signature)
-    more = (name for name in ours if name not in theirs)
-    less = (name for name in theirs if name not in ours)
+    columns, encoder_columns = _name_columns(signature), _name_columns(encoder.signature)
+    more = (name for name in columns if name not in encoder_columns)
+    less = (name for name in encoder_columns if name not in columns)
     return [
         *(f'data.inputs has "{name}", which the encoder has not seen' for name in more),
         *(f'data.inputs lacks "{name}", which the encoder reads' for name in less),
     ]
 
 
-def _find_column_order(theirs: Signature, ours: Signature) -> list[int]:
+def _find_column_order(encoder_signature: Signature, signature: Signature) -> list[int]:
     """Return the position of each column of this run's sequences in the encoder's."""
-    there = _name_columns(theirs)
-    order = [there.index(name) for name in _name_columns(ours)]
-    return order + list(range(len(order), theirs.model_inputs))
+    there = _name_columns(encoder_signature)
+    order = [there.index(name) for name in _name_columns(signature)]
+    return order + list(range(len(order), encoder_signature.model_inputs))

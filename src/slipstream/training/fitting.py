@@ -29,6 +29,7 @@ from slipstream.engine.events import LaneEvents
 from slipstream.engine.lanes import INTERRUPTED, FitResult, Lane, LaneResult, parse_progress
 from slipstream.engine.monitor import Monitor
 from slipstream.engine.plan import ONE_AT_A_TIME, PackChoice, Plan
+from slipstream.events import Fallback, Start
 from slipstream.models.custom import list_buffers
 from slipstream.models.forecaster import build
 from slipstream.models.losses import explain_point, make_validation_settings
@@ -91,7 +92,7 @@ def load_dataset(
     init = encoders.match_weights(encoder, settings, dataset.signature, model)
     notes = [
         f"starts from the encoder of {encoder.folder}: {len(init.weights)} weights matched, new "
-        f"are {', '.join(init.summary['new'])}; inputs are scaled as they were there"
+        f"are {', '.join(init.event.new)}; inputs are scaled as they were there"
     ]
     notes += _describe_frozen(settings)
     if data is None and _has_seen_test_rows(encoder, settings, dataset):
@@ -116,11 +117,19 @@ def _describe_frozen(settings: Config) -> list[str]:
 
 def _has_seen_test_rows(encoder: PretrainedEncoder, settings: Config, dataset: Dataset) -> bool:
     """Whether the encoder was pre-trained on rows that are tested here, as far as is known."""
-    theirs, ours = encoder.config.data, settings.data
+    encoder_data, data = encoder.config.data, settings.data
     names = ("paths", "ids", "where", "short")
-    same = all(getattr(theirs, name) == getattr(ours, name) for name in names)
-    alike = (theirs.split.by, theirs.split.folders) == (ours.split.by, ours.split.folders)
-    return dataset.memory is not None and same and alike and datasets.shares_rows(dataset, theirs)
+    same = all(getattr(encoder_data, name) == getattr(data, name) for name in names)
+    alike = (encoder_data.split.by, encoder_data.split.folders) == (
+        data.split.by,
+        data.split.folders,
+    )
+    return (
+        dataset.memory is not None
+        and same
+        and alike
+        and datasets.shares_rows(dataset, encoder_data)
+    )
 
 
 def build_monitor(context: RunContext) -> Monitor:
@@ -133,7 +142,7 @@ def prepare_model(context: RunContext) -> RunContext:
     run, timer, ranks = context.run, context.timer, context.ranks
     with seed_generators(context.config.seed, context.plan.device):
         if context.init is not None and context.checkpoint is None:
-            run.append("init", **context.init.summary)
+            run.append(context.init.event)
         # the other ranks wait until the plan is settled
         context = replace(context, ranks=ranks and ranks.without_sums())
         with timer.time("set-up"):
@@ -292,32 +301,34 @@ def announce(context: RunContext) -> None:
     steps = -(-max(counts) // context.windows_per_step)
     if context.is_carried:
         steps = context.num_steps  # of the last fold
-    rounds, kind = -(-num_lanes // context.packing.num_lanes), "guessed"
+    rounds = -(-num_lanes // context.packing.num_lanes)
     if plan.ms_per_step is not None:
-        expected_s, kind = plan.ms_per_step / 1e3 * steps * train.max_epochs * rounds, "measured"
+        expected_s = plan.ms_per_step / 1e3 * steps * train.max_epochs * rounds
     else:
         expected_s = planning.guess_duration_s(context, plan) * num_lanes
-    pack: dict[str, Any] = {}
+    pack: dict[str, Any] | None = None
     if config.trains_lanes:
         saved = context.checkpoint
         done = len(list_ended(saved.metadata, config)) if saved else 0
         facts = {"folds": len(dataset.folds), "repeats": train.repeats, "seed": config.seed}
-        pack = {"rounds": rounds, "pack": context.summarize_packing() | facts | {"done": done}}
+        pack = context.summarize_packing() | facts | {"done": done}
     context.run.append(
-        "start",
-        run=str(context.run.folder),
-        windows=count_windows(dataset),
-        series=len(dataset.index.series_names),
-        parameters=context.num_parameters,
-        epochs=train.max_epochs,
-        steps_per_epoch=steps,
-        plan=plan.to_dict(),
-        scale=_describe_scale(context),
-        **pack,
-        expected_s=expected_s,
-        expected_is=kind,
-        notes=dataset.notes,
-        files=dataset.summarize_files(),
+        Start(
+            run=str(context.run.folder),
+            windows=count_windows(dataset),
+            series=len(dataset.index.series_names),
+            parameters=context.num_parameters,
+            epochs=train.max_epochs,
+            steps_per_epoch=steps,
+            plan=plan.to_dict(),
+            scale=_describe_scale(context),
+            rounds=None if pack is None else rounds,
+            pack=pack,
+            expected_s=expected_s,
+            expected_is="guessed" if plan.ms_per_step is None else "measured",
+            notes=list(dataset.notes),
+            files=dataset.summarize_files(),
+        )
     )
 
 
@@ -371,7 +382,7 @@ def _record_plan(run: Run, ran: Plan, failures: Mapping[str, str]) -> Plan:
     """Write the plan as it ran, with every program that could not be captured; return it."""
     if failures:
         for name, why in failures.items():
-            run.append("fallback", what=f"{name} not captured", why=why)
+            run.append(Fallback(what=f"{name} not captured", why=why))
         reason = "; ".join(f"{name} ran eagerly: {why}" for name, why in failures.items())
         ran = replace(ran, capture=False, reasons=ran.reasons | {"capture": reason})
     runs.write_json(run.folder / "plan.json", ran.to_dict())

@@ -41,7 +41,7 @@ def summarize_data(dataset: Dataset, config: Config) -> dict[str, Any]:
         return summary | {"rows_by_set": None, "timelines": []}
     assignments = _assign_rows(dataset, config)
     last = assignments[-1][1]
-    rows_by_set = {name: last.count_rows(which) for which, name in enumerate(SETS)}
+    rows_by_set = {name: last.count_rows(position) for position, name in enumerate(SETS)}
     return summary | {
         "rows_by_set": rows_by_set,
         "timelines": list(_list_timelines(dataset, assignments)),

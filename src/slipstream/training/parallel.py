@@ -41,11 +41,12 @@ from slipstream.engine.context import RunContext, build_model, seed_generators
 from slipstream.engine.events import LaneEvents
 from slipstream.engine.parallel import LOST, Ranks, SilentRun
 from slipstream.engine.plan import Plan
+from slipstream.events import Event, Other, Recovery, Step
 from slipstream.models.forecaster import build
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.training.fitting import load_dataset
 from slipstream.training.request import FinishedRun, TrainRequest
-from slipstream.workers.child import REFUSED, STOPPED, Send, WorkerTask
+from slipstream.workers.child import STOPPED, Send, WorkerTask
 from slipstream.workers.launcher import STDERR, LocalWorkers, Outcome, Started, WorkerProcess
 
 MARKER = "torchrun.json"
@@ -127,7 +128,7 @@ class RankLeader:
         self.place.announce(run.folder)
         mark_run(run.folder, self.place)
         if self.place.why:
-            run.append("recovery", what=self.place.why, remedy="all processes, started again")
+            run.append(Recovery(what=self.place.why, remedy="all processes, started again"))
         return self.ranks
 
 
@@ -252,7 +253,7 @@ class RankTask(WorkerTask):
         place = RankPlace(
             *(self.index, self.size, self.index, self.store),
             why=self.why,
-            announce=lambda folder: send({"event": OPENED, "run": str(folder)}),
+            announce=lambda folder: send(Other(name=OPENED, values={"run": str(folder)})),
         )
         folder = self.resume if self.may_be_finished else self.new_folder
         try:
@@ -267,10 +268,11 @@ class RankTask(WorkerTask):
                 place=place,
             )
         except Interrupted as stop:
-            send({"event": STOPPED, **stop.to_json()})
+            send(Other(name=STOPPED, values=stop.to_json()))
             raise
         if place.is_leader:
-            send({"event": FINISHED, "run": str(result.run), "is_new": result.is_new})
+            values = {"run": str(result.run), "is_new": result.is_new}
+            send(Other(name=FINISHED, values=values))
 
 
 class _Watcher:
@@ -280,7 +282,7 @@ class _Watcher:
         self.send, self.sent_at = send, 0.0
 
     def __call__(self, event: Event) -> None:
-        if event["event"] == "step":
+        if isinstance(event, Step):
             now = time.perf_counter()
             if now < self.sent_at + STEPS_S:
                 return
@@ -383,15 +385,17 @@ class Attempt:
         return self.folder
 
     def _take(self, rank: int, event: Event) -> None:
-        match event["event"]:
-            case "opened":
-                self.folder = Path(event["run"])
-            case "finished":
-                self.folder, self.is_finished = Path(event["run"]), True
-                self.is_new = event["is_new"]
-            case name if name == STOPPED:
-                self.errors[rank] = parse_json_error(ResumableError, event)
-            case name if rank == 0 and name != REFUSED:
+        match event:
+            case Other(name="opened", values=values):
+                self.folder = Path(values["run"])
+            case Other(name="finished", values=values):
+                self.folder, self.is_finished = Path(values["run"]), True
+                self.is_new = values["is_new"]
+            case Other(name="stopped", values=values):
+                self.errors[rank] = parse_json_error(ResumableError, values)
+            case Other(name="refused"):
+                pass  # its exit code says so, too
+            case _ if rank == 0:
                 self.watch(event)
 
     def _check_end(self, workers: LocalWorkers) -> None:
@@ -434,10 +438,10 @@ def _find_first_death(workers: LocalWorkers, worker: WorkerProcess) -> WorkerPro
     """Return the process that died by itself: the others end because it is gone."""
     deadline = time.monotonic() + FIRST_DEATH_S
     while worker.exit_code == EXIT_RESUMABLE and time.monotonic() < deadline:
-        for other in workers.processes.values():
-            code = other.process.poll()
+        for process in workers.processes.values():
+            code = process.process.poll()
             if code not in (None, 0, EXIT_RESUMABLE):
-                return other
+                return process
         time.sleep(0.05)
     return worker
 

@@ -1,4 +1,4 @@
-"""What a model predicts on a few validation series while it trains, for whoever looks at the run.
+"""Predictions on a few validation series during training, for people who watch the run.
 
 It is computed after a validation, by a copy of the model, so that training has the same numbers;
 only while the run is watched; and seldom enough to take at most one percent of the time.
@@ -27,7 +27,7 @@ from slipstream.scoring.ensemble import build_predictor
 from slipstream.scoring.predict import predict_batches
 
 MAX_SERIES, MAX_TARGETS, MAX_ROWS = 3, 4, 400
-"""What is shown: series, targets of each, and rows of a series"""
+"""Limits of a preview: series, targets of each, and rows of a series"""
 MIN_S, MAX_SHARE = 1.0, 0.01
 """Seconds between two previews, and the share of the time that they take, at most"""
 DIGITS = 8
@@ -141,12 +141,12 @@ def choose_windows(starts: Ints, index: SeriesIndex, num_rows: int) -> Ints:
     spread = np.linspace(0, len(ids) - 1, min(len(ids), MAX_SERIES)).round().astype(np.int64)
     chosen = []
     for owner in ids[spread]:
-        own, position = np.sort(starts[owners == owner]), 0
+        own_starts, position = np.sort(starts[owners == owner]), 0
         for _ in range(max(MAX_ROWS // num_rows, 1)):
-            if position == len(own):
+            if position == len(own_starts):
                 break
-            chosen.append(own[position])
-            position = int(np.searchsorted(own, own[position] + num_rows))
+            chosen.append(own_starts[position])
+            position = int(np.searchsorted(own_starts, own_starts[position] + num_rows))
     return np.array(chosen, dtype=np.int64)
 
 

@@ -19,8 +19,9 @@ from slipstream.base.phases import PhaseTimer
 from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import is_run
 from slipstream.config import Config
+from slipstream.events import Event
 from slipstream.models import custom
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.workers.resources import WorkerCount
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What training and a search have in common; `slipstream.train` documents the fields."""
+    """The arguments that training and a search share; `slipstream.train` documents them."""
 
     kinds: ClassVar[tuple[str, ...]]
     """The kinds of runs that `resume` may name"""
@@ -38,7 +39,7 @@ class RunRequest:
     data: Any = field(default=None, kw_only=False)
     overrides: tuple[str, ...] = ()
     watch: Callable[[Event], None] | None = None
-    """Called with every event as it is logged, a dict"""
+    """Called with every event as it is logged"""
     resume: str | Path | None = None
     folder: Path | None = None
     """The run folder to create, or to go on with, where it is named"""
@@ -93,7 +94,7 @@ class TrainRequest(RunRequest):
     pretrain: bool = False
     """Pre-train an encoder"""
     place: RankPlace | None = None
-    """That of this process among those that train the model together, if it is one of several"""
+    """The rank of this process, where several processes train the model together"""
     may_be_finished: bool = False
     """Whether a finished run, where one is to be resumed, is a result and no mistake"""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,12 +13,14 @@ from slipstream.base.errors import Command, Message, Option, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.data.dataset import Dataset
+from slipstream.data.loading import resolve_context
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import Progress, parse_progress
 from slipstream.engine.plan import Plan
 from slipstream.engine.state import split_rows
+from slipstream.events import CheckpointSaved, Fallback, Resume
 from slipstream.models.forecaster import build
 from slipstream.runs import Run
 from slipstream.training import fitting, shares
@@ -59,10 +60,11 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
     saved, wrong = _read_newest(run, division)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     config = configs.load(was if request.config is None else request.config, request.settings)
+    config = resolve_context(config, request.data)
     if config.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
         config = configs.replace_settings(config, {"train.batch": was.train.batch})
     changed = refuse_changes(run, was, config, request.force)
-    progress = _describe_start(run, config, saved)
+    resume = _describe_start(run, config, saved)
     runs.require_data(run, config, request.data, runs.SAME_ROWS)
     placement = _place_workers(run, request, config)
     context = replace(
@@ -75,7 +77,7 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
         if division is not None:
             forget_shares(run)
         runs.truncate_log(run, 0)
-        run.append("resume", **progress, differs="", spent_s=context.spent_s)
+        run.append(replace(resume, spent_s=context.spent_s))
         return context
     if context.fingerprint != saved.metadata["data"]:
         raise UserError(_explain_other_data(run, changed))
@@ -91,9 +93,9 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
         goes_on = any(name.startswith("train.") for name in differences)
         context = shares.take_up(context, division, changed=goes_on)
     for problem in wrong:
-        run.append("fallback", what="an older checkpoint is used", why=problem)
+        run.append(Fallback(what="an older checkpoint is used", why=problem))
     differs = _describe_differences(then, now, changed)
-    run.append("resume", **progress, differs=differs, spent_s=context.spent_s)
+    run.append(replace(resume, differs=differs, spent_s=context.spent_s))
     return context
 
 
@@ -110,14 +112,15 @@ def _read_newest(run: Run, division: Division | None) -> tuple[Checkpoint | None
     later ones. Where the lanes are divided among workers, it is that of all of them."""
     if division is not None:
         return shares.read_merged(run), []
-    had_one = any(event["event"] == "checkpoint" for event in runs.read_events(run))
-    if checkpoint.list_steps(run) or had_one or (run.folder / "metrics.json").exists():
+    was_saved = any(isinstance(event, CheckpointSaved) for event in runs.read_events(run))
+    if checkpoint.list_steps(run) or was_saved or (run.folder / "metrics.json").exists():
         return checkpoint.read_newest(run)
     return None, []
 
 
-def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[str, Any]:
-    """Return what a resumed run logs of its start; raise a UserError if nothing is left to do."""
+def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> Resume:
+    """Return the event with which a resumed run starts; raise a UserError if nothing is left to
+    do."""
     finished = saved is not None and (run.folder / "metrics.json").exists()
     entries = saved.metadata["lanes"] if saved else []
     if config.trains_lanes:
@@ -130,7 +133,7 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
                 run.folder,
             )
         lanes = f"{ended} of {num_lanes} lanes done" if saved else "no lane done"
-        return {"step": saved.step if saved else 0, "lanes": lanes}
+        return Resume(step=saved.step if saved else 0, lanes=lanes)
     progress = parse_progress(entries[0]["progress"]) if entries else Progress()
     if (
         finished
@@ -142,7 +145,7 @@ def _describe_start(run: Run, config: Config, saved: Checkpoint | None) -> dict[
             "it further, raise train.epochs",
             run.folder,
         )
-    return {"step": progress.step, "epoch": progress.epoch}
+    return Resume(step=progress.step, epoch=progress.epoch)
 
 
 def refuse_changes(run: Run, was: Config, config: Config, force: bool) -> list[str]:

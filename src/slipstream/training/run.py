@@ -32,13 +32,15 @@ from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.text import format_count
 from slipstream.config import Config
+from slipstream.data.loading import resolve_context
 from slipstream.engine import loop, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import FitResult, LaneResult
 from slipstream.engine.monitor import compare_with_estimate, summarize
 from slipstream.engine.parallel import LOST
 from slipstream.engine.plan import Plan
-from slipstream.runs import DISK_FULL, Event, Run
+from slipstream.events import End, Event, SearchStart
+from slipstream.runs import DISK_FULL, Run
 from slipstream.runs.watching import start_follower
 from slipstream.scoring import masked, summary
 from slipstream.scoring.summary import BaselineSums, FoldLanes, FoldSums
@@ -87,7 +89,7 @@ def _train_as_rank(request: TrainRequest, place: RankPlace) -> FinishedRun:
             "faster side by side: start it without torchrun, with " + Option("workers", place.size)
         )
     request = request.for_rank(place)
-    config = request.load_config()
+    config = resolve_context(request.load_config(), request.data)
     request.permit_classes(config)
     with parallel.join_ranks(config, place) as ranks:
         if not place.is_leader:
@@ -119,7 +121,7 @@ def _open_run(request: TrainRequest, leader: RankLeader | None = None) -> Iterat
             context = resuming.load_resumed(run, request)
             yield replace(context, ranks=leader.open(run) if leader else None)
         return
-    config = request.load_config()
+    config = resolve_context(request.load_config(), request.data)
     request.permit_classes(config)
     placement = shares.place_workers(request.workers, request.on, config, request.data)
     # bad data are refused before there is a folder
@@ -141,7 +143,7 @@ def _refuse_other_kinds(request: TrainRequest, run: Run) -> None:
     """Raise a UserError for a run that is not one of training."""
     if (run.folder / ENSEMBLE_FILE).exists():
         raise UserError(f"{run.folder}: is an ensemble; there is nothing to train further")
-    if any(event["event"] == "search" for event in runs.read_events(run)):
+    if any(isinstance(event, SearchStart) for event in runs.read_events(run)):
         raise UserError(
             f"{run.folder}: is a search; resume with: " + Command("tune", resume=run.folder)
         )
@@ -289,7 +291,7 @@ def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -
     if "workers" in context.packing.workers:
         result["workers"] = context.packing.workers["workers"]
     if context.init is not None:
-        result["init_from"] = context.init.summary
+        result["init_from"] = context.init.summarize()
     return result
 
 
@@ -311,7 +313,7 @@ def _write_summary(
             result |= {"advice": suggested, "notes": [*result["notes"], *suggested["lines"]]}
     result |= runs.describe_origin() | {"time": _summarize_time(context)}
     runs.write_metrics(run, result | {"detail": detail})
-    run.append("end", seconds=result["seconds"])
+    run.append(End(seconds=result["seconds"]))
     return FinishedRun(run.folder, result)
 
 

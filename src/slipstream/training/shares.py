@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from torch import Tensor
 
@@ -46,8 +46,26 @@ from slipstream.engine.lanes import (
 )
 from slipstream.engine.plan import PackChoice, Plan
 from slipstream.engine.recovery import explain_out_of_memory
+from slipstream.events import (
+    CheckpointSaved,
+    CopiesOnDisk,
+    EncoderLoaded,
+    EncoderThawed,
+    Epoch,
+    Event,
+    Exploit,
+    Fallback,
+    LaneEnd,
+    Log,
+    MachineSample,
+    Recovery,
+    Start,
+    ThreadsReviewed,
+    Trouble,
+    WorkerChange,
+)
 from slipstream.models import custom
-from slipstream.runs import Event, Run
+from slipstream.runs import Run
 from slipstream.runs.folder import RESULT
 from slipstream.scoring import summary
 from slipstream.training import division as divisions
@@ -61,15 +79,14 @@ from slipstream.workers.resources import Bundle, WorkerCount
 
 FACTS, WEIGHTS = "result.json", "weights.safetensors"
 """The files of a share's result"""
-OF_LANES = ("log", "epoch", "exploit", "lane", "recovery")
+LaneEvent = Log | Epoch | Exploit | LaneEnd | Recovery
 """Events of single lanes"""
-OF_WORKERS = ("fallback", "thaw", "review", "cache")
+WorkerEvent = Fallback | EncoderThawed | ThreadsReviewed | CopiesOnDisk
 """Events of the worker of a share"""
-LEFT_OUT = ("event", "at_s", "opened_at", "crc")
-"""Values that the log adds to an event by itself"""
 FEWER = "; fewer processes at a time (" + Option("workers") + ") need less as well"
 EventKey = tuple[Any, ...]
-"""What tells an event from others"""
+"""Tells an event from others"""
+EventT = TypeVar("EventT", bound=Event)
 
 
 @dataclass(frozen=True)
@@ -77,12 +94,13 @@ class ShareTask(WorkerTask):
     """One share, by its folder and number: what a worker is started with."""
 
     cluster_events: ClassVar = (
-        *(*OF_LANES, *OF_WORKERS, "start", "init", "monitor", "trouble", "checkpoint"),
+        *(*get_args(LaneEvent), *get_args(WorkerEvent)),
+        *(Start, EncoderLoaded, MachineSample, Trouble, CheckpointSaved),
     )
     config_toml: str
     """The config of the whole run"""
     lanes: list[int]
-    """Those of the share, by their numbers in the run"""
+    """The lanes of the share, by their numbers in the run"""
     fingerprint: str
     """Of the run's data"""
 
@@ -93,7 +111,7 @@ class ShareTask(WorkerTask):
 
 @dataclass(frozen=True)
 class ShareResult:
-    """What a share has given once all of its lanes have ended."""
+    """The result of a share, once all of its lanes have ended."""
 
     facts: dict[str, Any]
     """The plan, mode, places, steps and seconds"""
@@ -160,7 +178,7 @@ def _resume(context: RunContext) -> RunContext:
     if saved is None:
         return context
     for problem in wrong:
-        run.append("fallback", what="an older checkpoint is used", why=problem)
+        run.append(Fallback(what="an older checkpoint is used", why=problem))
     plan = Plan.from_dict(saved.metadata["plan"])
     if plan.device.type != context.plan.device.type:
         return replace(context, checkpoint=saved)
@@ -234,36 +252,37 @@ class EventRelay:
         """`done`: the shares that were trained before."""
         self.run, self.division = run, division
         self._num_done = sum(len(division.shares[share]) for share in done)
-        self.starts: dict[int, Event] = {}
+        self.starts: dict[int, Start] = {}
         """By share: how it trains"""
         self._known = {key for event in runs.read_events(run) for key in _list_keys(event)}
         self._is_announced = False
 
     def add(self, share: int, event: Event) -> None:
         """Log an event of a share, or show it, unless that was done before."""
-        kind = event["event"]
-        if kind == "start":
-            self._start(share, event)
-        elif kind in OF_LANES:
-            self._add_new(renumber(event, self.division.shares[share], share))
-            if kind == "epoch" and share == 0:
-                self._show_predictions()
-        elif kind in OF_WORKERS:
-            self._add_new(event | {"worker": share})
-        elif kind == "init":  # the same for all
-            self._add_new(event)
-        elif kind == "monitor":
-            self.run.append(kind, **_strip(event), worker=share)
-        elif kind == "trouble":
-            self.run.warn(event["what"])
+        match event:
+            case Start():
+                self._start(share, event)
+            case Log() | Epoch() | Exploit() | LaneEnd() | Recovery():
+                renumbered = renumber(event, self.division.shares[share])
+                self._add_new(replace(renumbered, worker=share))
+                if isinstance(event, Epoch) and share == 0:
+                    self._show_predictions()
+            case Fallback() | EncoderThawed() | ThreadsReviewed() | CopiesOnDisk():
+                self._add_new(replace(event, worker=share))
+            case EncoderLoaded():  # the same for all
+                self._add_new(event)
+            case MachineSample():
+                self.run.append(replace(event, worker=share))
+            case Trouble():
+                self.run.warn(event.what)
 
     def announce(self) -> None:
         """Announce a run whose shares were trained by others, if its log has no start yet."""
-        if any(event["event"] == "start" for event in runs.read_events(self.run)):
+        if any(isinstance(event, Start) for event in runs.read_events(self.run)):
             return
         for share in range(len(self.division.shares)):
             for event in runs.read_events(get_share(self.run, share)):
-                if event["event"] == "start":
+                if isinstance(event, Start):
                     self._start(share, event)
                     return
 
@@ -282,15 +301,16 @@ class EventRelay:
         left = drop_known(event, self._known)
         if left is not None:
             self._known |= set(_list_keys(left))
-            self.run.append(left["event"], **_strip(left))
+            self.run.append(left)
 
-    def _start(self, share: int, event: Event) -> None:
+    def _start(self, share: int, event: Start) -> None:
         """Announce the run as soon as one share knows its plan, with the lanes of all."""
         self.starts[share] = event
         if self._is_announced:
             return
         self._is_announced = True
-        shares, pack = self.division.shares, event["pack"]
+        shares, pack = self.division.shares, event.pack
+        assert pack is not None, "a share trains lanes"
         most = pack["places"] if pack["places"] < pack["lanes"] else self.division.num_lanes
         pack = pack | {
             "lanes": self.division.num_lanes,
@@ -301,41 +321,59 @@ class EventRelay:
         }
         if self.division.on is not None:
             pack["on"] = self.division.on
-        plan = self.division.complete_plan(event["plan"])
+        plan = self.division.complete_plan(event.plan)
         threads = {"threads": f"for each of {len(shares)} workers"}
         plan = plan | {"reasons": plan["reasons"] | threads}
-        values = _strip(event) | {"run": str(self.run.folder), "pack": pack, "plan": plan}
         runs.write_json(self.run.folder / "plan.json", plan | {"pack": pack})
-        self.run.append("start", **values)
+        self.run.append(replace(event, run=str(self.run.folder), pack=pack, plan=plan))
 
 
-def renumber(event: Event, numbers: Sequence[int], share: int) -> Event:
+def renumber(event: EventT, numbers: Sequence[int]) -> EventT:
     """Return an event of a share with the numbers that its lanes have in the run."""
-    changed: dict[str, Any] = {"worker": share}
-    if "lane" in event:
-        changed["lane"] = numbers[event["lane"]]
-    if "losses" in event:
-        changed["losses"] = {numbers[int(lane)]: loss for lane, loss in event["losses"].items()}
-    return event | changed
-
-
-def _strip(event: Event) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key not in LEFT_OUT}
+    match event:
+        case Log(losses=dict(losses)):
+            renumbered = {numbers[lane]: loss for lane, loss in losses.items()}
+            return replace(event, losses=renumbered)
+        case (
+            Epoch(lane=int(lane))
+            | Exploit(lane=int(lane))
+            | LaneEnd(lane=int(lane))
+            | Recovery(lane=int(lane))
+        ):
+            return replace(event, lane=numbers[lane])
+    return event
 
 
 def _list_keys(event: Event) -> list[EventKey]:
-    """Return what tells an event from others: a loss for each lane."""
-    kind = event["event"]
-    if kind == "log" and "losses" in event:
-        return [(kind, int(lane), event["step"]) for lane in event["losses"]]
-    if kind in OF_LANES and "lane" in event:
-        return [(kind, event["lane"], event.get("step"), event.get("remedy"))]
-    if kind == "init":
-        return [(kind,)]
-    if kind in (*OF_LANES, *OF_WORKERS) and "worker" in event:
-        return [
-            (kind, event["worker"], *(str(event.get(key)) for key in ("what", "why", "remedy")))
-        ]
+    """Return the keys that tell an event from others; of logged losses, one key for each lane."""
+    kind = type(event)
+    match event:
+        case Log(step=step, losses=dict(losses)):
+            return [(kind, lane, step) for lane in losses]
+        case Recovery(lane=int(lane), step=step, remedy=remedy):
+            return [(kind, lane, step, remedy)]
+        case (
+            Epoch(lane=int(lane), step=step)
+            | Exploit(lane=int(lane), step=step)
+            | LaneEnd(lane=int(lane), step=step)
+        ):
+            return [(kind, lane, step)]
+        case EncoderLoaded():
+            return [(kind,)]
+        case Recovery(worker=int(worker)):
+            return [(kind, worker, event.what, event.why, event.remedy)]
+        case Fallback(worker=int(worker)):
+            return [(kind, worker, event.what, event.why)]
+        case EncoderThawed(worker=int(worker)) | CopiesOnDisk(worker=int(worker)):
+            return [(kind, worker, event.what)]
+        case (
+            Log(worker=int(worker))
+            | Epoch(worker=int(worker))
+            | Exploit(worker=int(worker))
+            | LaneEnd(worker=int(worker))
+            | ThreadsReviewed(worker=int(worker))
+        ):
+            return [(kind, worker)]
     return []
 
 
@@ -344,10 +382,11 @@ def drop_known(event: Event, known: set[EventKey]) -> Event | None:
     new = [key for key in _list_keys(event) if key not in known]
     if not new:
         return None
-    if event["event"] != "log":
+    if not isinstance(event, Log) or event.losses is None:
         return event
     lanes = {lane for _, lane, _ in new}
-    return event | {"losses": {n: loss for n, loss in event["losses"].items() if int(n) in lanes}}
+    losses = {lane: loss for lane, loss in event.losses.items() if lane in lanes}
+    return replace(event, losses=losses)
 
 
 def rebuild_log(run: Run, division: Division, saved: Iterable[tuple[int, int]]) -> None:
@@ -362,16 +401,16 @@ def rebuild_log(run: Run, division: Division, saved: Iterable[tuple[int, int]]) 
         runs.truncate_log(of_share, log_bytes)
         numbers = division.shares[share]
         events += [
-            renumber(event, numbers, share)
+            replace(renumber(event, numbers), worker=share)
             for event in runs.read_events(of_share)
-            if event["event"] in OF_LANES
+            if isinstance(event, LaneEvent)
         ]
     right = {key for event in events for key in _list_keys(event)}
     head, tail = split_log(run, division.log_bytes)
     retained, known = [], {key for event in head for key in _list_keys(event)}
     for event in tail:
         keys = _list_keys(event)
-        is_of_lanes = event["event"] in OF_LANES and bool(keys)
+        is_of_lanes = isinstance(event, LaneEvent) and bool(keys)
         if is_of_lanes and not set(keys) <= right:
             left = drop_known(event, set(keys) - right)
             if left is None:
@@ -379,12 +418,12 @@ def rebuild_log(run: Run, division: Division, saved: Iterable[tuple[int, int]]) 
             event = left
         known |= set(_list_keys(event))
         retained.append(event)
-    at_s = max((event["at_s"] for event in retained), default=0.0)
+    at_s = max((event.at_s or 0.0 for event in retained), default=0.0)
     for event in events:
         missing = drop_known(event, known)
         if missing is not None:
             known |= set(_list_keys(missing))
-            retained.append(missing | {"at_s": at_s})
+            retained.append(replace(missing, at_s=at_s))
     if retained != tail:
         with runs.replace_atomically(run.log) as temporary:
             for event in (*head, *retained):
@@ -408,7 +447,7 @@ class Placement(NamedTuple):
 
     num_workers: int
     bundle: Bundle | None = None
-    """What each worker gets of a Ray cluster"""
+    """The resources of a Ray cluster that each worker gets"""
 
 
 def place_workers(
@@ -421,11 +460,11 @@ def place_workers(
     requested = "auto" if requested is None else requested
     resources.check_count(requested)
     if not config.trains_lanes:
-        what = "pre-trains one encoder" if config.masked else "trains one model"
+        task = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
             Option("on", "ray")
             + " divides the models of train.repeats and data.split.walk_forward among workers, "
-            f"but this run {what}; to train it on a node of the cluster, submit the whole "
+            f"but this run {task}; to train it on a node of the cluster, submit the whole "
             "command as a job of Ray (ray job submit)"
         )
     resources.check_config(config, data)
@@ -451,10 +490,10 @@ def count_workers(requested: WorkerCount | None, config: Config, data: Any) -> i
 def check_divisible(config: Config, option: Option) -> None:
     """Raise a UserError where there is one model only."""
     if not config.trains_lanes:
-        what = "pre-trains one encoder" if config.masked else "trains one model"
+        task = "pre-trains one encoder" if config.masked else "trains one model"
         raise UserError(
             option + " divides the models of train.repeats and data.split.walk_forward, but this "
-            f"run {what}"
+            f"run {task}"
         )
 
 
@@ -506,7 +545,7 @@ class ShareReporter:
     def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
         if what != "died":
             values["lanes"] = self.relay.division.shares[task.index]
-        self.run.append("worker", worker=slot, what=what, **values)
+        self.run.append(WorkerChange(worker=slot, what=what, **values))
 
 
 def train_in_processes(context: RunContext, tasks: Sequence[ShareTask], relay: EventRelay) -> None:
@@ -521,7 +560,7 @@ def run_local_shares(
     """Train shares in processes with these environments; a share whose worker dies again and again
     is taken over by another one when it is free."""
     rules = RestartRules(
-        progress=("checkpoint",),
+        progress=(CheckpointSaved,),
         given_up="its models are left to the others",
         hands_over=True,
         stops_together=True,
@@ -535,7 +574,7 @@ def train_on_ray(context: RunContext, tasks: Sequence[ShareTask], relay: EventRe
     assert bundle is not None
     text = configs.to_toml(bundle.limit_threads(context.config))
     tasks = [replace(task, config_toml=text) for task in tasks]
-    rules = RestartRules(progress=("checkpoint",), given_up="its models are left unfinished")
+    rules = RestartRules(progress=(CheckpointSaved,), given_up="its models are left unfinished")
     workers = ray.RayWorkers(context.run, tasks, bundle)
     _run_shares(context.run, workers, tasks, rules, relay)
 
@@ -555,8 +594,8 @@ def _run_shares(
     except ResumableError as error:
         raise suggest(error, fix) from None
     if died := [outcome.reason for outcome in outcomes.values() if outcome.kind != "done"]:
-        who = "every worker" if rules.hands_over else "a worker"
-        raise ResumableError(f"{who} died again and again ({died[-1]})", fix=fix)
+        subject = "every worker" if rules.hands_over else "a worker"
+        raise ResumableError(f"{subject} died again and again ({died[-1]})", fix=fix)
 
 
 TrainTasks = Callable[[RunContext, Sequence[ShareTask], EventRelay], None]
@@ -730,7 +769,7 @@ def _save_merged(run: Run, merged: Checkpoint) -> None:
     """Write the checkpoint that the run can be trained further from."""
     if merged.metadata.get(divisions.MIXED):
         why = "some workers trained several models at a time, others one after another"
-        run.append("fallback", what="the models cannot be trained further", why=why)
+        run.append(Fallback(what="the models cannot be trained further", why=why))
         return
     merged.metadata["log_bytes"] = runs.get_log_size(run)
     checkpoint.write_checkpoint(run, merged)

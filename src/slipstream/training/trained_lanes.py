@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from slipstream import runs
@@ -17,12 +17,19 @@ from slipstream.engine.lanes import parse_progress
 from slipstream.engine.plan import PackChoice, Plan
 from slipstream.engine.planning import MAX_LANES
 from slipstream.engine.state import EndedLane
-from slipstream.runs import Event, Run
+from slipstream.events import (
+    Epoch,
+    Event,
+    LaneEnd,
+    Log,
+    Recovery,
+    format_event,
+    parse_event,
+)
+from slipstream.runs import Run
 from slipstream.training import fitting
 
 ROWS, METADATA = "rows.safetensors", "lane.json"
-LOGGED = ("epoch", "lane", "recovery")
-"""Events of one lane"""
 
 
 @dataclass(frozen=True)
@@ -46,10 +53,11 @@ class LoadedData:
 def select_events(events: Iterable[Event], number: int) -> Iterator[Event]:
     """Yield what the log of a pack contains of a lane, as that of lane 0."""
     for event in events:
-        if event["event"] in LOGGED and event.get("lane") == number:
-            yield event | {"lane": 0}
-        elif event["event"] == "log" and str(number) in event["losses"]:
-            yield event | {"losses": {"0": event["losses"][str(number)]}}
+        match event:
+            case Epoch(lane=lane) | LaneEnd(lane=lane) | Recovery(lane=lane) if lane == number:
+                yield replace(event, lane=0)
+            case Log(losses=dict(losses)) if number in losses:
+                yield replace(event, losses={0: losses[number]})
 
 
 def save_lane(folder: Path, trained: TrainedLane) -> None:
@@ -61,7 +69,7 @@ def save_lane(folder: Path, trained: TrainedLane) -> None:
         "plan": lane.plan.to_dict(),
         "mode": lane.mode,
         "seconds": lane.seconds,
-        "events": trained.events,
+        "events": [format_event(event) for event in trained.events],
     }
     folder.parent.mkdir(exist_ok=True)
     checkpoint.write_folder(folder, {ROWS: lane.rows}, {METADATA: facts})
@@ -84,7 +92,7 @@ def load_lane(folder: Path) -> TrainedLane | None:
         facts["mode"],
         (setup_s, train_s, validate_s),
     )
-    return TrainedLane(lane, facts["events"])
+    return TrainedLane(lane, [parse_event(line) for line in facts["events"]])
 
 
 def make_checkpoint(
@@ -112,13 +120,17 @@ def write_lanes(run: Run, saved: Checkpoint, trained: Mapping[int, TrainedLane])
 
 def _merge_events(trained: Mapping[int, TrainedLane]) -> list[Event]:
     """Return the events of all lanes in the order of time; losses of one step in one event."""
-    logs: dict[tuple[float, int], Event] = {}
-    others: list[Event] = []
+    losses: dict[tuple[float, int], dict[int, float]] = {}
+    events: list[Event] = []
     for number, ended in trained.items():
         for event in ended.events:
-            if event["event"] == "log":
-                log = logs.setdefault((event["at_s"], event["step"]), event | {"losses": {}})
-                log["losses"][number] = event["losses"]["0"]
-            else:
-                others.append(event | {"lane": number})
-    return sorted([*logs.values(), *others], key=lambda event: float(event["at_s"]))
+            match event:
+                case Log(step=step, losses=dict(values)):
+                    key = event.at_s or 0.0, step
+                    if key not in losses:
+                        losses[key] = {}
+                        events.append(replace(event, losses=losses[key]))
+                    losses[key][number] = values[0]
+                case Epoch() | LaneEnd() | Recovery():
+                    events.append(replace(event, lane=number))
+    return sorted(events, key=lambda event: event.at_s or 0.0)

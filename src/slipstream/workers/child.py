@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from threading import Thread
@@ -20,7 +20,8 @@ from typing import ClassVar
 
 from slipstream.base.errors import EXIT_RESUMABLE, WARNING, Interrupted, ResumableError, UserError
 from slipstream.base.signals import raise_interrupted
-from slipstream.runs import Event, to_json
+from slipstream.events import Event, Other, format_event
+from slipstream.runs import to_json
 
 EXIT_USER_ERROR = 2
 REFUSED = "refused"
@@ -32,10 +33,10 @@ Send = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class WorkerTask(ABC):
-    """What a worker is started with, and the function that it calls; the fields are plain values,
-    since they travel as JSON or to another machine."""
+    """The arguments of a worker, and the function that it calls. Fields are plain values, since
+    they travel as JSON or to another machine."""
 
-    cluster_events: ClassVar[Collection[str]] = ()
+    cluster_events: ClassVar[tuple[type[Event], ...]] = ()
     """The events that are worth sending over a network"""
 
     folder: str
@@ -88,12 +89,12 @@ def _run_task(task: WorkerTask) -> int:
     try:
         task.run(send)
     except UserError as error:
-        send({"event": REFUSED, **error.to_json()})
+        send(Other(name=REFUSED, values=error.to_json()))
         return EXIT_USER_ERROR
     except (ResumableError, OSError) as error:
         stopped = error if isinstance(error, ResumableError) else ResumableError(str(error))
         stopped = ResumableError(stopped.reason.map_texts(task.mask), fix=stopped.fix)
-        send({"event": STOPPED, **stopped.to_json()})
+        send(Other(name=STOPPED, values=stopped.to_json()))
         with suppress(OSError):  # stderr may be on the full disk
             sys.stderr.write(task.mask(f"{error}\n"))
         return EXIT_RESUMABLE
@@ -123,7 +124,7 @@ def _open_events() -> Send:
 
     def send(event: Event) -> None:
         with suppress(OSError):  # the reader is gone; stdin will close too
-            events.write(to_json(event, indent=None) + "\n")
+            events.write(to_json(format_event(event), indent=None) + "\n")
             events.flush()
 
     return send

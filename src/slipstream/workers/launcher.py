@@ -30,14 +30,14 @@ from slipstream.base.errors import (
     parse_json_error,
 )
 from slipstream.base.signals import StopRequest, catch_signals
-from slipstream.runs import Event
-from slipstream.workers.child import EXIT_USER_ERROR, REFUSED, STOPPED, WorkerTask, format_task
+from slipstream.events import Event, Other, parse_event
+from slipstream.workers.child import EXIT_USER_ERROR, WorkerTask, format_task
 
 MODULE = "slipstream.workers"
 STDERR = "stderr.txt"
 POLL_S = 0.2
 MAX_DEATHS = 3
-"""Of a worker, one after another without progress in between, before it is given up"""
+"""Deaths in a row, without progress in between, after which a worker is given up"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Started:
     """A worker has started."""
 
     facts: dict[str, Any]
-    """Values for the log: its process, and its machine on a cluster"""
+    """Values for the log: the process and, on a cluster, the machine"""
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ class Outcome:
     """How a worker ended."""
 
     kind: Literal["done", "refused", "stopped", "died"]
-    """refused: by a UserError. stopped: it cannot go on for now, as on a full disk"""
+    """refused: by a UserError. stopped: resumable, as on a full disk"""
     reason: str = ""
-    """The reason, unless it is done"""
+    """Why the worker ended early; "" when it is done"""
     error: UserError | ResumableError | None = None
-    """Where it was refused or stopped: why, and what to do"""
+    """The error of a refused or stopped worker"""
 
 
 Message = Started | Outcome | Event
 
 
 class Workers(Protocol):
-    """Where workers run."""
+    """The processes or cluster tasks in which workers run."""
 
     stop: StopRequest
-    """What the user has requested by a signal"""
+    """The stop that the user has requested by a signal"""
 
     @property
     def slots(self) -> Sequence[int]:
@@ -77,43 +77,43 @@ class Workers(Protocol):
         """Start a worker in a free slot; `attempt` counts the starts of this task from 1."""
 
     def watch(self) -> Iterator[tuple[int, Message]]:
-        """Yield the messages of all workers with their numbers, the last one of each its outcome,
-        until none runs; workers may be started in between. A signal stops them all."""
+        """Yield the messages of all workers with their numbers, each worker's outcome last, until
+        none runs; workers may be started in between. A signal stops them all."""
 
     def terminate(self) -> None:
         """Have all workers save their state and stop."""
 
 
 class Reporter(Protocol):
-    """Logs and shows what happens to workers."""
+    """Logs and shows the events of workers."""
 
     def add(self, worker: int, event: Event) -> None:
         """Log or show an event of a worker."""
 
     def log(self, slot: int, task: WorkerTask, what: str, **values: Any) -> None:
-        """Log that a worker started, died or took over the task of another."""
+        """Log that a worker started, died or took over another one's task."""
 
 
 @dataclass(frozen=True)
 class RestartRules:
     """When a worker that has ended is started again."""
 
-    progress: Sequence[str] = ()
+    progress: tuple[type[Event], ...] = ()
     """Events after which a worker may die as often again"""
     given_up: str = "given up"
-    """What the log says of a worker that is not started again"""
+    """The log's message for a worker that is not started again"""
     hands_over: bool = False
-    """Whether the task of a worker that is given up waits for the slot of another one"""
+    """Whether the task of a given up worker waits for another slot"""
     stops_together: bool = False
-    """Whether all have to stop where one does, as on a full disk; else it counts as dead"""
+    """Whether all workers stop when one does, as on a full disk; else that one counts as dead"""
     recover: Callable[[int], None] = field(default=lambda _: None)
-    """Is called with the number of a worker that died, before it is started again"""
+    """Called with the number of a dead worker, before it is started again"""
 
 
 def run_workers(
     workers: Workers, tasks: Sequence[WorkerTask], rules: RestartRules, reporter: Reporter
 ) -> dict[int, Outcome]:
-    """Run the tasks until all have ended; return how each did, by its number.
+    """Run the tasks until all have ended; return the outcomes by number.
 
     A UserError of a worker is raised, and a signal as Interrupted, after all have saved and
     stopped.
@@ -130,7 +130,7 @@ def run_workers(
 
 
 class _Launch:
-    """The tasks of one command: those that wait, the slots where others run, and how they ended."""
+    """The tasks of one command: waiting tasks, occupied slots, and outcomes."""
 
     def __init__(
         self,
@@ -144,23 +144,23 @@ class _Launch:
         self.waiting = deque(tasks)
         self.free = list(workers.slots)
         self.slots: dict[int, int] = {}
-        """By task: the slot where it runs"""
+        """The slot of each running task"""
         self.first_slots: dict[int, int] = {}
-        """By task: the slot where it ran first"""
+        """The first slot of each task"""
         self.attempts: Counter[int] = Counter()
-        """By task: how often it was started"""
+        """How often each task was started"""
         self.deaths: Counter[int] = Counter()
-        """By slot, since the last progress: a broken GPU fails with every task"""
+        """Deaths in each slot since the last progress: a broken GPU fails with every task"""
         self.outcomes: dict[int, Outcome] = {}
         self.error: Exception | None = None
-        """Why all have to stop"""
+        """Why all workers have to stop"""
 
     @property
     def is_stopping(self) -> bool:
         return self.error is not None or self.workers.stop.requested
 
     def fill_slots(self) -> None:
-        """Start each task that waits and finds a free slot."""
+        """Start a waiting task in each free slot."""
         while self.waiting and self.free and not self.is_stopping:
             task, slot = self.waiting.popleft(), self.free.pop(0)
             self.slots[task.index] = slot
@@ -169,7 +169,7 @@ class _Launch:
             self.workers.start(task, slot, self.attempts[task.index])
 
     def take(self, index: int, message: Message) -> None:
-        """Log a message; have the slot of a worker that has ended take the next task, or the same
+        """Log a message; give the slot of a worker that has ended to the next task, or to the same
         one again."""
         task, slot = self.tasks[index], self.slots[index]
         match message:
@@ -184,7 +184,7 @@ class _Launch:
                 self._end(task, slot, message)
                 self.fill_slots()
             case event:
-                if event["event"] in self.rules.progress:
+                if isinstance(event, self.rules.progress):
                     self.deaths[slot] = 0
                 self.reporter.add(index, event)
 
@@ -202,7 +202,7 @@ class _Launch:
             self._recover(task, slot, outcome)
 
     def _recover(self, task: WorkerTask, slot: int, outcome: Outcome) -> None:
-        """Have a task whose worker died start again, here or in another slot."""
+        """Start the task of a dead worker again, in this or another slot."""
         self.deaths[slot] += 1
         is_given_up = self.deaths[slot] >= MAX_DEATHS
         remedy = self.rules.given_up if is_given_up else "started again"
@@ -215,7 +215,7 @@ class _Launch:
             self.waiting.append(task)
 
     def _stop(self, error: Exception) -> None:
-        """Have all workers save and stop; the first error counts."""
+        """Make all workers save and stop; the first error is the command's."""
         if not self.is_stopping:
             self.error = error
             self.workers.terminate()
@@ -226,11 +226,12 @@ class LocalWorkers:
     as SIGTERM; workers that still run at the end of the `with` are killed."""
 
     def __init__(self, envs: Sequence[Mapping[str, str]]) -> None:
-        """`envs` has the environment of each slot, which may show a worker one GPU."""
+        """Prepare slots; `envs` has the environment of each slot, which may show a worker one
+        GPU."""
         self.envs = envs
         self.stop = StopRequest()
         self.processes: dict[int, WorkerProcess] = {}
-        """By number of the worker; those that have ended too"""
+        """Processes by the worker's number, including ended ones"""
         self._messages: queue.Queue[tuple[int, Message]] = queue.Queue()
         self._running: set[int] = set()
         self._stack = ExitStack()
@@ -301,12 +302,19 @@ class WorkerProcess:
                 start_new_session=True,  # Ctrl-C reaches it only through `LocalWorkers`
             )
         self._put(Started({"pid": self.process.pid}))
-        with suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.write(format_task(task) + "\n")
-            self.process.stdin.flush()
         self._reader = Thread(target=self._read_events, daemon=True)
         self._reader.start()
+        try:
+            self._send_task()
+        except BaseException:  # Ctrl-C: nobody else knows of the process yet
+            self.kill()
+            raise
+
+    def _send_task(self) -> None:
+        with suppress(BrokenPipeError):
+            assert self.process.stdin is not None
+            self.process.stdin.write(format_task(self.task) + "\n")
+            self.process.stdin.flush()
 
     def _put(self, message: Message) -> None:
         self.messages.put((self.task.index, message))
@@ -319,10 +327,11 @@ class WorkerProcess:
                 event = _parse_event(line)
                 if event is None:
                     continue
-                if event["event"] == REFUSED:
-                    self.error = parse_json_error(UserError, event)
-                elif event["event"] == STOPPED:
-                    self.error = parse_json_error(ResumableError, event)
+                match event:
+                    case Other(name="refused", values=values):
+                        self.error = parse_json_error(UserError, values)
+                    case Other(name="stopped", values=values):
+                        self.error = parse_json_error(ResumableError, values)
                 self._put(event)
         process.wait()
         with suppress(OSError):
@@ -331,7 +340,7 @@ class WorkerProcess:
         self._put(self.get_outcome())
 
     def get_outcome(self) -> Outcome:
-        """Return how the process ended."""
+        """Return the outcome of the process."""
         match self.exit_code:
             case 0:
                 return Outcome("done")
@@ -373,7 +382,7 @@ def _parse_event(line: str) -> Event | None:
     """Return the event of a line; None for a line that a kill has truncated, or that something has
     printed before the worker began."""
     try:
-        event = json.loads(line)
+        values = json.loads(line)
     except json.JSONDecodeError:
         return None
-    return event if isinstance(event, dict) and "event" in event else None
+    return parse_event(values) if isinstance(values, dict) and "event" in values else None

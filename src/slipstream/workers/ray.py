@@ -28,8 +28,8 @@ from slipstream import runs
 from slipstream.base.errors import Interrupted, Option, ResumableError, Text, UserError
 from slipstream.base.signals import StopRequest, catch_signals
 from slipstream.base.text import format_count
-from slipstream.events import Trouble
-from slipstream.runs import Event, Run
+from slipstream.events import Event, Trouble
+from slipstream.runs import Run
 from slipstream.workers.child import Send, WorkerTask
 from slipstream.workers.launcher import STDERR, Message, Outcome, Started
 from slipstream.workers.resources import Bundle, Node, count_places, describe_nodes
@@ -82,7 +82,7 @@ def list_nodes() -> list[Node]:
 
 
 def _check_address(address: str) -> None:
-    """Raise a UserError unless RAY_ADDRESS is empty, of Ray's own words or where someone listens.
+    """Raise a UserError unless RAY_ADDRESS is empty, a word of Ray's, or accepts connections.
 
     Ray itself tries for many minutes.
     """
@@ -204,7 +204,7 @@ LOCKS = ("lock.json", "lock.held")
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """Files of a folder: which there are, and the contents of those that have changed."""
+    """The names of a folder's files, and the contents of changed ones."""
 
     names: frozenset[str]
     contents: dict[str, bytes]
@@ -236,7 +236,7 @@ def place_probe(folder: Path) -> Iterator[SharedProbe]:
 
 
 class FolderSender:
-    """Remembers which files of a folder were sent, and collects those that have changed."""
+    """Tracks which files of a folder were sent, and collects changed ones."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -269,8 +269,7 @@ class FolderSender:
 
 
 def write_files(folder: Path, files: FolderFiles) -> None:
-    """Make a folder equal to the one that the files are from. New files are written before old ones
-    are removed, so a complete checkpoint is there at any moment."""
+    """Make a folder equal to the source of the files."""
     for name, content in files.contents.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -323,8 +322,8 @@ def copy_folder(files: FolderFiles | None, send: Callable[[FolderFiles], None]) 
 
 
 def release_locks(folder: Path, *, died: bool = False) -> None:
-    """Remove the locks of workers that have ended without doing so themselves: those of other
-    machines, whose command is no longer there, and of dead processes; all of one that `died`."""
+    """Remove the locks of workers that ended without removing them: locks of other machines whose
+    command is gone, and of dead processes; all locks of a worker that `died`."""
     for name in LOCKS:
         for path in folder.rglob(name):
             holder = runs.find_holder(path.parent)
@@ -333,13 +332,14 @@ def release_locks(folder: Path, *, died: bool = False) -> None:
 
 
 ANY_BUNDLE = -1
+"""Ray's number for any free bundle of a placement group"""
 POLL_S = 0.5
 PATIENCE_S = 3.0
-"""A longer wait for resources is shown"""
+"""A wait for resources that is longer is shown"""
 LATE_S = 30.0
-"""A worker that has not started for so long may have no place"""
+"""Seconds without a start after which a worker may have no room"""
 STOP_TIMEOUT_S = 60.0
-"""For workers to write checkpoints after they were cancelled"""
+"""Time for workers to write checkpoints after they were cancelled"""
 MISSING = "there is no such file or folder"
 READ_THERE = (
     "; each node reads the data itself: put them under the same path on all of them, on a drive "
@@ -377,9 +377,9 @@ class RayWorkers:
         self._queued: dict[int, float] = {}
         """Workers that have not started yet, and since when"""
         self._announced: set[int] = set()
-        """Workers whose wait for a place was shown"""
+        """Workers whose wait for room was shown"""
         self._deadline: float | None = None
-        """When workers that were cancelled are left to themselves"""
+        """When cancelled workers are killed"""
         self._group: Any = None
         self._stack = ExitStack()
 
@@ -402,14 +402,15 @@ class RayWorkers:
         self._stack.close()
 
     def _open_queue(self) -> Any:
-        """Return the queue of parcels; it lives here, so no other node takes it along."""
+        """Return the queue of parcels; it stays on this node, so that the loss of another node does
+        not end it."""
         here = self.ray.get_runtime_context().get_node_id()
         strategy = self._scheduling.NodeAffinitySchedulingStrategy(here, soft=False)
         options = {"num_cpus": 0, "scheduling_strategy": strategy}
         return importlib.import_module("ray.util.queue").Queue(actor_options=options)
 
     def _reserve(self) -> None:
-        """Reserve a bundle for each worker; wait, and say so, while others use what they need."""
+        """Reserve a bundle for each worker; wait, and say so, while others use the resources."""
         num_workers = len(self.slots)
         resources = {"CPU": self.bundle.cpus, "GPU": self.bundle.gpus}
         bundles = [{key: value for key, value in resources.items() if value}] * num_workers
@@ -428,20 +429,20 @@ class RayWorkers:
     def _say_waiting(self, workers: str) -> None:
         free = self.ray.available_resources()
         idle = Bundle(int(free.get("CPU", 0)), int(free.get("GPU", 0))).describe() or "nothing"
-        self.run.append(
-            "trouble",
-            what=f"waiting for the Ray cluster: {workers} {self.bundle.describe()} each; free now: "
-            f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait",
+        problem = (
+            f"waiting for the Ray cluster: {workers} {self.bundle.describe()} each; free now: "
+            f"{idle}. Others use the rest; `ray status` lists it. Ctrl-C ends the wait"
         )
+        self.run.append(Trouble(what=problem))
 
     def start(self, task: WorkerTask, slot: int, attempt: int) -> None:
-        """Start a worker, with the files of its folder for a node that does not see that.
+        """Start a worker, with the files of its folder where the node does not see that folder.
 
         At first each has a bundle of its own, so that none idles; later it takes any that is free.
         """
-        place = self.slots.index(slot) if attempt == 1 else ANY_BUNDLE
+        bundle = self.slots.index(slot) if attempt == 1 else ANY_BUNDLE
         strategy = self._scheduling.PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=place
+            self._group, placement_group_bundle_index=bundle
         )
         remote = self.ray.remote(perform).options(
             num_cpus=self.bundle.cpus,
@@ -487,7 +488,7 @@ class RayWorkers:
         return replace(outcome, reason=task.mask(outcome.reason))
 
     def _check_nodes(self) -> None:
-        """Say which workers wait for a place; give up if none runs and no node could take one."""
+        """Log which workers wait for room; give up if none runs and no node could take one."""
         late = {i for i, since in self._queued.items() if time.monotonic() - since > LATE_S}
         if late - self._announced and self._is_incomplete():
             self._announced |= late
@@ -529,14 +530,14 @@ class RayWorkers:
             pass  # nobody logs their events any more, but their files are written
 
     def _free(self) -> None:
-        """Free the resources, which also ends what did not end by itself."""
+        """Free the resources, which also ends workers that did not end by themselves."""
         if self._group is not None:
             self._groups.remove_placement_group(self._group)
 
 
 def describe_failed_start(error: Any) -> Outcome:
-    """Return how a task ended whose node could not load it; starting it again there is of no use if
-    the node lacks a module."""
+    """Return the outcome of a task that its node could not load; a node that lacks a module is not
+    tried again."""
     reason = str(error.cause).strip()
     if missing := re.search(r"No module named '([^'.]+)", reason):
         node = re.search(r"ip=([^),]+)", str(error))
@@ -563,7 +564,7 @@ def describe_death(error: Exception) -> str:
 
 
 def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Outcome:
-    """Run one worker on its node; return how it ended."""
+    """Run one worker on its node; return its outcome."""
     task, node = assignment.task, platform.node()
 
     def put(kind: Literal["started", "event", "files"], content: Any) -> None:
@@ -571,7 +572,7 @@ def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Ou
         queue.put(parcel)
 
     def send(event: Event) -> None:
-        if event["event"] in task.cluster_events:
+        if isinstance(event, task.cluster_events):
             with suppress(Exception):  # the caller may be gone; its files have the results
                 put("event", event)
 
@@ -590,7 +591,7 @@ def perform(assignment: Assignment, files: FolderFiles | None, queue: Any) -> Ou
 
 
 def _run_task(task: WorkerTask, send: Send) -> Outcome:
-    """Run the task; return its end, whatever it raises, since not all exceptions can travel.
+    """Run the task; return its outcome, whatever it raises, since not all exceptions can travel.
 
     A full disk counts as a death: the next start may be on another node.
     """

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have, and what each worker gets of it."""
+"""The resources of a cluster's nodes, and the bundle of resources for each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WorkerCount = int | Literal["auto"]
 
 
 def check_count(requested: WorkerCount) -> None:
-    """Raise a UserError for a number that is not one from 1."""
+    """Raise a UserError unless a number of workers is 1 or more."""
     if requested != "auto" and requested < 1:
         raise UserError(Option("workers") + f" is {requested}; give a number from 1, or auto")
 
@@ -34,7 +34,7 @@ def count_workers(requested: WorkerCount, config: Config) -> int:
 
 
 def check_config(config: Config, data: Any) -> None:
-    """Raise a UserError for what several workers do not support."""
+    """Raise a UserError for settings that several workers do not support."""
     if data is not None or not config.data.paths:
         raise UserError(
             "several workers read the data themselves; set data.path instead of passing a table, "
@@ -89,7 +89,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one worker gets: CPUs, and one GPU where the cluster has any."""
+    """The resources of one worker: CPUs, and one GPU where the cluster has any."""
 
     cpus: int
     gpus: int = 0
@@ -107,7 +107,8 @@ class Bundle:
 
 
 def needs_gpus(nodes: Sequence[Node], device: str) -> bool:
-    """Whether each worker gets a GPU: if there are any, unless `engine.device` says otherwise."""
+    """Return whether each worker gets a GPU: if there are any, unless `engine.device` says
+    otherwise."""
     num_gpus = sum(node.gpus for node in nodes)
     if device == "cuda" and not num_gpus:
         raise UserError(
@@ -127,7 +128,7 @@ def count_ray_workers(requested: WorkerCount, nodes: Sequence[Node], device: str
 
 
 def choose_bundle(num_workers: int, nodes: Sequence[Node], device: str) -> Bundle:
-    """Return the largest equal share for every worker; raise a UserError where they do not fit."""
+    """Return the largest equal bundle for every worker; raise a UserError where they do not fit."""
     gpus = int(needs_gpus(nodes, device))
     for cpus in range(max((node.cpus for node in nodes), default=0), -gpus, -1):
         bundle = Bundle(cpus, gpus)
@@ -149,7 +150,7 @@ def count_places(nodes: Sequence[Node], bundle: Bundle) -> int:
 
 
 def describe_nodes(nodes: Sequence[Node]) -> str:
-    """List the nodes with what they have."""
+    """List the nodes with their resources."""
     parts = [
         f"{node.name}: {Bundle(node.cpus, node.gpus).describe() or 'nothing'}"
         for node in nodes[:MAX_LISTED]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -211,3 +212,14 @@ def test_a_submitted_job_wakes_a_worker_at_once(store):
 def test_the_modules_that_a_worker_imports_ahead_exist():
     for name in app_jobs.MODULES:  # `warm_up` leaves a failure to the job
         importlib.import_module(name)
+
+
+def test_a_worker_runs_on_when_what_started_it_is_gone(store):
+    """Without a warning of `Popen`, which a test would raise at some later garbage collection."""
+    job = submit(store, "--version")
+    supervisor = app_jobs.Supervisor(store, warm=False)
+    supervisor.start_workers()
+    del supervisor
+    gc.collect()
+    wait_until_all_ended(store, [job])
+    assert store.read(job).state == "finished"

@@ -23,7 +23,7 @@ def send(site, name, body=TABLE, **headers):
 
 
 def list_uploads(site) -> list[str]:
-    folder = site.workspace.folder / service.PLACE
+    folder = site.workspace.folder / service.UPLOADS
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
@@ -120,7 +120,7 @@ def test_a_slow_upload_is_cut_off(site, monkeypatch):
 
 def test_an_upload_that_pauses_but_is_fast_enough_is_complete(site, monkeypatch):
     monkeypatch.setattr(service, "SLOW_S", 0.1)
-    monkeypatch.setattr(service, "FEWEST_BYTES", 0)
+    monkeypatch.setattr(service, "MIN_BYTES", 0)
     with open_upload(site, f"Content-Length: {len(TABLE)}") as raw:
         raw.sendall(TABLE[:4])
         raw.settimeout(0.35)
@@ -162,7 +162,7 @@ def test_a_full_disk_is_said_before_and_during_an_upload(site, monkeypatch):
 
 def test_a_folder_that_leads_out_is_not_written_to(site, tmp_path_factory):
     outside: Path = tmp_path_factory.mktemp("outside")
-    (site.workspace.folder / service.PLACE).symlink_to(outside)
+    (site.workspace.folder / service.UPLOADS).symlink_to(outside)
     assert send(site, "a.csv").status == 404
     assert list(outside.iterdir()) == []
 

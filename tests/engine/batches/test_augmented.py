@@ -14,6 +14,7 @@ from slipstream.engine import batches
 from slipstream.models.noise import Noise, SequenceLayout, augment
 from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.engine.steps import run_steps
+from tests.logs import as_lines
 from tests.training.test_resume import ended, same, stopping_at
 
 AUGMENT = {"augment": {"jitter": 0.1, "warp": 0.3, "scaling": 0.1, "cache": 2}}
@@ -29,7 +30,7 @@ def cache(tmp_path, monkeypatch):
 def told(tmp_path):
     tmp_path.joinpath("run").mkdir()
     events = []
-    return runs.Run(tmp_path / "run", events.append), events
+    return runs.Run(tmp_path / "run", as_lines(events.append)), events
 
 
 def static_table():
@@ -130,7 +131,7 @@ def test_a_run_with_copies_is_resumed_exactly(tmp_path):
     whole = slipstream.train(small_config(tmp_path / "a", **merged(often, blend)), table)
     asked = small_config(tmp_path / "b", **merged(often, blend))
     with pytest.raises(Interrupted):
-        training.train(asked, table, watch=stopping_at(9))
+        training.train(asked, table, watch=as_lines(stopping_at(9)))
     run = runs.open_run(runs.find_last(asked.out))
     slipstream.train(data=table, resume=run.folder)
     same(ended(run), ended(runs.open_run(whole.run)))

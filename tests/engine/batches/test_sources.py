@@ -117,7 +117,7 @@ def test_a_home_can_begin_in_the_middle_of_an_epoch():
     sampler = EpochSampler(dataset.memory.starts["train"], 32, 32, 0)
     options = TransferOptions(torch.device("cpu"), config.engine)
     loader = LoaderSource(dataset.memory.series, sampler, options)
-    loader.start_epoch(3, at=5)
+    loader.start_epoch(3, step=5)
     loader.wrap_program(lambda: None)()
     (micro_batch,) = loader.get_micro_batches(torch.tensor([5]))
     rows, weights = sampler.sample_epoch(3)
@@ -157,7 +157,7 @@ def test_a_failed_recovery_from_full_memory_shows_its_own_cause(tmp_path, home):
 
     task.model.register_forward_pre_hook(full)
     with FaultyDevice(fall_off), pytest.raises(RuntimeError, match="fell off the bus"):
-        loop.fit_task(task, chosen)
+        loop.fit_single(task, chosen)
     assert len(failures) == 1
 
 

@@ -23,6 +23,7 @@ from slipstream.runs import Run
 from tests.conftest import KINDS, merged, small_config, small_dataset, waves
 from tests.engine.steps import make_task
 from tests.labelled import CLASSIFY, states
+from tests.logs import read_lines
 
 
 class TwoLayers(nn.Module):
@@ -68,9 +69,9 @@ def train(name: str, out: Path, ranks: Ranks | None) -> None:
         run = SilentRun(run.folder)
     with chosen.flags():
         task = replace(make_task(config, dataset, chosen, run), ranks=ranks)
-        loop.fit_task(task, chosen)
+        loop.fit_single(task, chosen)
     save_file(task.model.state_dict(), out / "weights.safetensors")
-    found = [e for e in runs.read_events(run) if e["event"] in ("log", "epoch", "trained")]
+    found = [e for e in read_lines(run) if e["event"] in ("log", "epoch", "trained")]
     (out / "log.json").write_text(
         json.dumps([[e["event"], e.get("step"), _pick(e)] for e in found])
     )

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from slipstream.events import Epoch, Exploit
 from slipstream.reporting.plots.training import (
     describe_curves,
     draw_lane_losses,
@@ -13,8 +16,8 @@ from slipstream.reporting.plots.training import (
 def epochs(train, val, **extra):
     pairs = enumerate(zip(train, val, strict=True), start=1)
     return [
-        {"event": "epoch", "epoch": at, "train_loss": a, "val_loss": b, **extra}
-        for at, (a, b) in pairs
+        Epoch(epoch=number, step=number, train_loss=a, val_loss=b, best=True, **extra)
+        for number, (a, b) in pairs
     ]
 
 
@@ -30,13 +33,14 @@ def test_curves_of_several_runs_share_a_chart():
 
 
 def test_the_low_rate_of_the_model_is_marked():
-    curves, low = epochs([1.0, 0.5], [0.9, 0.6]), {"event": "exploit", "epoch": 1}
+    curves = epochs([1.0, 0.5], [0.9, 0.6])
+    low = Exploit(epoch=1, step=9, best_epoch=1, best_loss=0.6, epochs=2, lr=1e-5)
     assert "low rate" not in draw_losses(curves, 2, "loss")
     assert "low rate" in draw_losses([*curves, low], 2, "loss")
     lanes = [{"lane": n, "best": n == 1, "best_epoch": 2} for n in range(2)]
     curves = [*epochs([1.0], [0.9], lane=0), *epochs([1.0], [0.9], lane=1)]
-    assert "low rate" not in draw_lane_losses([*curves, low | {"lane": 0}], lanes, "loss")
-    assert "low rate" in draw_lane_losses([*curves, low | {"lane": 1}], lanes, "loss")
+    assert "low rate" not in draw_lane_losses([*curves, replace(low, lane=0)], lanes, "loss")
+    assert "low rate" in draw_lane_losses([*curves, replace(low, lane=1)], lanes, "loss")
 
 
 @pytest.mark.parametrize(

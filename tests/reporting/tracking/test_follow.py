@@ -16,6 +16,7 @@ import slipstream
 from slipstream import runs
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.base.run_names import get_start_time
+from slipstream.events import Resume
 from slipstream.reporting.tracking import tracker as tracking_tracker
 from slipstream.reporting.tracking.follower import PROJECT, Followed, Follower, SentPoints, follow
 from slipstream.reporting.tracking.tensorboard import TensorBoard
@@ -30,6 +31,7 @@ from slipstream.reporting.tracking.tracker import (
 from slipstream.training import train
 from tests.conftest import HUNG_S, merged, mostly_slow, slow, small_config, waves
 from tests.labelled import class_config, states
+from tests.logs import as_lines
 from tests.reporting.tracking.reading import logged_points, read_scalars, to_single
 
 REPEATED = {"train": {"repeats": 2, "epochs": 3}, "engine": {"log_every": 4}}
@@ -101,7 +103,7 @@ def test_a_log_that_a_resumed_run_cut_gives_the_points_that_stand_there(run, tmp
     board = tmp_path / "board"
     assert not follow(run, "tensorboard", out=str(board))["finished"]
     cut_log(run, 7)
-    runs.Run(run).append("resume", step=4, spent_s=1.0)
+    runs.Run(run).append(Resume(step=4, spent_s=1.0))
     with (run / "events.jsonl").open("ab") as log:
         log.write(b"".join(rest.splitlines(keepends=True)))
     (run / "metrics.json").write_bytes(metrics)
@@ -116,7 +118,7 @@ def test_points_beside_the_runs_own_files_leave_these_alone(run):
     out = str(run.parent)  # the event files lie in the run's folder
     follow(run, "tensorboard", out=out)
     cut_log(run, 9)
-    runs.Run(run).append("resume", step=4, spent_s=1.0)
+    runs.Run(run).append(Resume(step=4, spent_s=1.0))
     follow(run, "tensorboard", out=out)
     assert before <= set(run.rglob("*"))
     assert set(logged_points(run)) <= set(read_scalars(run))
@@ -201,13 +203,13 @@ def test_points_that_a_resumed_run_writes_again_are_sent_once(keeping, tmp_path,
     config = small_config(tmp_path / "runs", **sections)
     out, folders = str(tmp_path / "board"), []
     with pytest.raises(Killed):
-        train(config, waves(), watch=stop_after(3 * repeats, "epoch"))
+        train(config, waves(), watch=as_lines(stop_after(3 * repeats, "epoch")))
     for events in (2, 4):  # killed again after the resume
         folders.append(runs.find_last(config.out))
         unsettled = set(logged_points(folders[-1]))
         assert not follow_by(keeping, folders[-1], out).is_finished
         assert set(as_points(keeping.sent)) < unsettled
-        again = {"resume": folders[-1], "watch": stop_after(events, "log")}
+        again = {"resume": folders[-1], "watch": as_lines(stop_after(events, "log"))}
         with pytest.raises(Killed):  # other steps are logged, at another speed
             train(None, waves(), overrides=("engine.log_every=3",), **again)
     follow_by(keeping, folders[-1], out)

@@ -16,6 +16,7 @@ from slipstream.search.packs import TrialRun
 from slipstream.search.storage import NOTES
 from tests.conftest import close
 from tests.limits import CrowdedDevice, FaultyDevice, allocate_lanes
+from tests.logs import as_lines, read_lines
 from tests.search.searches import check_same_results, get_trials, make_settings, run_search
 
 
@@ -29,9 +30,7 @@ def test_a_trial_scores_what_it_would_score_alone(tmp_path):
     for trial in get_trials(study):
         config = spaces.apply_params(base, base.tune.space, trial.params)
         alone = slipstream.train(configs.replace_settings(config, {"out": str(tmp_path / "alone")}))
-        losses = [
-            e["val_loss"] for e in runs.read_events(runs.Run(alone.run)) if e["event"] == "epoch"
-        ]
+        losses = [e["val_loss"] for e in read_lines(runs.Run(alone.run)) if e["event"] == "epoch"]
         close(list(trial.intermediate_values.values()), losses, rel=1e-4)
         close(trial.value, min(losses), rel=1e-4)
 
@@ -82,7 +81,7 @@ def test_out_of_memory_loses_no_step(tmp_path, resumed):
     whole, _ = run_search(settings | {"out": str(tmp_path / "whole")})
     if resumed:
         with pytest.raises(Interrupted):
-            api.tune(settings, watch=stopping_in_epoch(3))
+            api.tune(settings, watch=as_lines(stopping_in_epoch(3)))
     with CrowdedDevice(holds=2, since=1 if resumed else 35) as device:
         if resumed:
             (folder,) = (tmp_path / "runs").iterdir()
@@ -114,7 +113,7 @@ def test_memory_does_not_grow_with_trials(tmp_path, trials):
 
     settings = make_settings(tmp_path, train={"epochs": 1}, tune={"trials": trials, "parallel": 4})
     settings["tune"]["space"] = {"train.lr": {"low": 1e-3, "high": 1e-2}}
-    api.tune(settings, watch=look)
+    api.tune(settings, watch=as_lines(look))
     early, late = kept[4:8], kept[-8:-4]
     assert max(count for count, _ in late) <= max(count for count, _ in early)
     assert max(count for _, count in late) <= max(count for _, count in early) + 8

@@ -21,6 +21,7 @@ from slipstream.base.errors import Interrupted, ResumableError
 from slipstream.base.rank import RankPlace
 from slipstream.training import parallel
 from tests.conftest import HUNG_S, close, small_config, waves
+from tests.logs import Line, as_lines, read_lines
 from tests.training.parallel import nets
 
 EPOCHS = 6
@@ -44,7 +45,7 @@ def configure(data: Path, out: Path, *, processes: int = 2, **sections):
 
 
 def read_curve(run: Path) -> list[tuple[float, float, float]]:
-    events = runs.read_events(runs.Run(run))
+    events = read_lines(runs.Run(run))
     return [(e["epoch"], e["train_loss"], e["val_loss"]) for e in events if e["event"] == "epoch"]
 
 
@@ -69,9 +70,9 @@ class Killer:
 
     def __init__(self, number: int, rank: int | None) -> None:
         self.number, self.rank, self.sent = number, rank, False
-        self.events: list[runs.Event] = []
+        self.events: list[Line] = []
 
-    def __call__(self, event: runs.Event) -> None:
+    def __call__(self, event: Line) -> None:
         self.events.append(event)
         if event["event"] == "epoch" and event["epoch"] == 2 and not self.sent:
             self.sent = True
@@ -91,14 +92,16 @@ def test_two_processes_write_the_run_that_one_writes_and_survive_a_kill(tmp_path
     assert two.summary["plan"]["data_parallel"] == 2
     for rank in range(2):
         killer = Killer(signal.SIGKILL, rank)
-        killed = training.train(configure(data, tmp_path / f"killed-{rank}"), watch=killer)
+        killed = training.train(
+            configure(data, tmp_path / f"killed-{rank}"), watch=as_lines(killer)
+        )
         check_same(killed.run, two.run)
-        (why,) = [e["what"] for e in runs.read_events(runs.Run(killed.run)) if _is_restart(e)]
+        (why,) = [e["what"] for e in read_lines(runs.Run(killed.run)) if _is_restart(e)]
         assert why == f"process {rank + 1} of 2 ended by SIGKILL"
         assert [path.name for path in (tmp_path / f"killed-{rank}").iterdir()] == [killed.run.name]
 
 
-def _is_restart(event: runs.Event) -> bool:
+def _is_restart(event: Line) -> bool:
     return event["event"] == "recovery" and event["what"].startswith("process")
 
 
@@ -106,14 +109,14 @@ def _is_restart(event: runs.Event) -> bool:
 def test_a_run_that_is_stopped_goes_on_with_another_number_of_processes(tmp_path, data):
     config = configure(data, tmp_path)
     with pytest.raises(Interrupted, match="resume with: slipstream train --resume") as stopped:
-        training.train(config, watch=Killer(signal.SIGTERM, None))
+        training.train(config, watch=as_lines(Killer(signal.SIGTERM, None)))
     assert stopped.value.signal_number == signal.SIGTERM
     (folder,) = tmp_path.glob("run-*")
     whole = slipstream.train(configure(data, tmp_path / "whole", processes=1))
     resumed = slipstream.train(resume=folder, overrides="engine.data_parallel=1")
     curves = read_curve(resumed.run), read_curve(whole.run)
     close(*([one for point in curve for one in point] for curve in curves))
-    logged = [e for e in runs.read_events(runs.Run(folder)) if e["event"] == "resume"]
+    logged = [e for e in read_lines(runs.Run(folder)) if e["event"] == "resume"]
     assert logged[-1]["differs"] == "1 process instead of 2"
 
 
@@ -162,7 +165,7 @@ def test_torchrun_trains_and_restarts_what_we_train(tmp_path, data):
     assert json.loads(error)["error"].endswith(f"resume with: slipstream train --resume {run}")
     assert json.loads(summary)["run"] == str(run)
     check_same(run, unbroken.run)
-    logged = [e["what"] for e in runs.read_events(runs.Run(run)) if e["event"] == "recovery"]
+    logged = [e["what"] for e in read_lines(runs.Run(run)) if e["event"] == "recovery"]
     assert logged == ["torchrun has started the processes again"]
 
 

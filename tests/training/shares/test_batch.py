@@ -9,7 +9,7 @@ import signal
 import pytest
 
 import slipstream
-from slipstream import Interrupted, UserError, list_runs, remove_runs, runs, training
+from slipstream import Interrupted, UserError, list_runs, remove_runs, training
 from slipstream.base.errors import ResumableError
 from slipstream.reporting.page import report
 from slipstream.reporting.terminal.progress import TrainingDisplay
@@ -19,6 +19,7 @@ from slipstream.training import division
 from slipstream.training.array_jobs import ShareNumber, train_share_of
 from tests.cli.test_cli import invoke
 from tests.conftest import merged
+from tests.logs import as_lines, read_lines
 from tests.training.shares.test_launcher import FOLDS, check_same, configured
 
 REPEATED = {"train": {"repeats": 3}}
@@ -34,7 +35,7 @@ def test_shares_of_an_array_are_joined_by_the_last_command(tmp_path):
     config = configured(tmp_path, **merged({"train": {"repeats": 2}}, FOLDS))
     one, folder = training.train(config), tmp_path / "job"
     with pytest.raises(Interrupted, match=r"stopped share 2/2 of .*job; the same command") as stop:
-        train_share_of(config, folder, ShareNumber(2, 2), watch=stop_at_epoch)
+        train_share_of(config, folder, ShareNumber(2, 2), watch=as_lines(stop_at_epoch))
     assert stop.value.exit_code == 75
     shutil.move(tmp_path / "waves.csv", tmp_path / "copy.csv")  # staged elsewhere
     path = {"data": {"path": str(tmp_path / "copy.csv")}}
@@ -46,7 +47,7 @@ def test_shares_of_an_array_are_joined_by_the_last_command(tmp_path):
     joined = training.train(staged, folder=folder)
     assert 0 < joined.summary["seconds_before_resume"] < joined.summary["seconds"]
     check_same(joined.run, one.run)
-    kinds = [event["event"] for event in runs.read_events(Run(folder))]
+    kinds = [event["event"] for event in read_lines(Run(folder))]
     assert (kinds[0], kinds.count("start")) == ("start", 1)
     assert report(folder).exists()
     assert train_share_of(staged, folder, ShareNumber(1, 2))["lanes"] == []
@@ -80,7 +81,7 @@ def test_a_run_whose_shares_train_is_listed_as_running(tmp_path):
             with pytest.raises(UserError, match="is writing to this run; nothing was removed"):
                 remove_runs(folder)
 
-    train_share_of(config, folder, ShareNumber(1, 2), watch=look)
+    train_share_of(config, folder, ShareNumber(1, 2), watch=as_lines(look))
     rows += list_runs(folder.parent)
     assert [row.state for row in rows] == ["running", "running", "stopped"]
     assert f"process {os.getpid()} on" in rows[0].note
@@ -94,7 +95,7 @@ def test_a_share_that_another_process_trains_is_waited_for(tmp_path, monkeypatch
     monkeypatch.setattr(division, "MAX_WAIT_S", 0.3)
     told = f"process {os.getpid()} on .* still trains a part of this run; wait until it has ended"
     with hold_lock(folder / "workers" / "1"), pytest.raises(UserError, match=told):
-        training.train(config, folder=folder, watch=events.append)
+        training.train(config, folder=folder, watch=as_lines(events.append))
     assert [e["what"] for e in events if "waiting for process" in e.get("what", "")]
 
 

@@ -16,6 +16,7 @@ from slipstream import config as configs
 from slipstream.base.errors import ResumableError
 from slipstream.engine import loop
 from slipstream.engine.lanes import OUT_OF_TIME
+from slipstream.events import Epoch, Log
 from slipstream.runs import Run
 from slipstream.training.request import TrainRequest
 from slipstream.training.resuming import load_resumed
@@ -24,6 +25,7 @@ from slipstream.training.shares import train_share
 from tests.conftest import merged, slow, waves
 from tests.labelled import CLASSIFY, states
 from tests.limits import CrowdedDevice, allocate_lanes
+from tests.logs import read_lines
 from tests.training.shares.test_launcher import (
     FOLDS,
     check_same,
@@ -44,7 +46,7 @@ def resume_here(folder, *, overrides=(), workers=None):
 
 
 def list_events(folder, kind):
-    return [event for event in runs.read_events(Run(folder)) if event["event"] == kind]
+    return [event for event in read_lines(Run(folder)) if event["event"] == kind]
 
 
 def block_checkpoints(share):
@@ -128,7 +130,7 @@ class Clock:
             self.now = 0.0
 
             def add(event, index=task.index):
-                self.now += event["event"] == "log"
+                self.now += isinstance(event, Log)
                 relay.add(index, event)
 
             train_share(task, add)
@@ -197,7 +199,7 @@ def test_shares_of_which_only_some_train_several_models_at_a_time(tmp_path):
         def add(event):
             nonlocal num_epochs
             relay.add(1, event)
-            is_epoch = event["event"] == "epoch"
+            is_epoch = isinstance(event, Epoch)
             num_epochs += is_epoch
             if is_epoch and num_epochs == 3:
                 signal.raise_signal(signal.SIGTERM)

@@ -21,6 +21,7 @@ from slipstream.training import fitting
 from slipstream.training.run import train_run
 from slipstream.training.shares import train_share
 from tests.conftest import close, merged, small_config, waves
+from tests.logs import as_lines, read_lines
 
 FOLDS = {"data": {"split": {"walk_forward": 3, "purge": 2}}}
 SMALL = {
@@ -58,7 +59,7 @@ def train_here(config, num_workers=2, train_tasks=in_this_process):
 def lane_events(folder: Path) -> dict[tuple, tuple]:
     """What the log says of each lane, in its order; nothing may be there twice."""
     seen, order = {}, Counter()
-    for event in runs.read_events(Run(folder)):
+    for event in read_lines(Run(folder)):
         kind = event["event"]
         if kind == "log":
             values = {int(lane): (loss,) for lane, loss in event["losses"].items()}
@@ -183,7 +184,7 @@ def test_a_killed_worker_is_started_again_and_changes_nothing(long_run, tmp_path
     config, wanted = long_run
     watcher = Watcher(once(lambda w, e: os.kill(w.pids[e["worker"]], signal.SIGKILL)))
     config = config.model_copy(update={"out": str(tmp_path)})
-    run = training.train(config, workers=2, watch=watcher).run
+    run = training.train(config, workers=2, watch=as_lines(watcher)).run
     assert watcher.list_deaths() == ["started again"]
     check_same(run, wanted)
 
@@ -195,13 +196,13 @@ def test_a_stopped_run_goes_on_with_any_number_of_workers(long_run, tmp_path, wo
     config = config.model_copy(update={"out": str(tmp_path)})
     watcher = Watcher(once(lambda *_: os.kill(os.getpid(), signal.SIGTERM)))
     with pytest.raises(Interrupted, match="resume with: slipstream train --resume") as stopped:
-        training.train(config, workers=2, watch=watcher)
+        training.train(config, workers=2, watch=as_lines(watcher))
     assert stopped.value.signal_number == signal.SIGTERM
     assert "the best weights so far are in" in str(stopped.value)
     assert not any(psutil.pid_exists(pid) for pid in watcher.pids.values())
     again = Watcher()
     folder = runs.find_last(config.out)
-    run = training.train(resume=folder, workers=workers, watch=again).run
+    run = training.train(resume=folder, workers=workers, watch=as_lines(again)).run
     assert len(again.pids) == {None: 2, 1: 0, 3: 3}[workers]
     # lanes that are joined stand at different steps, so their losses are logged at others
     kinds = ("epoch", "lane") if workers else ("log", "epoch", "lane")

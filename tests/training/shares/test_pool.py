@@ -10,6 +10,7 @@ from slipstream import runs, training
 from slipstream.base.errors import ResumableError
 from slipstream.runs import Run
 from slipstream.training.shares import run_local_shares
+from tests.logs import read_lines
 from tests.test_full_disk import make_room, small_disk
 from tests.training.shares.test_launcher import check_same, configured, train_here
 
@@ -22,7 +23,7 @@ def train_with(*envs):
 
 
 def list_changes(folder):
-    events = runs.read_events(Run(folder))
+    events = read_lines(Run(folder))
     return [(e["worker"], e["what"]) for e in events if e["event"] == "worker"]
 
 

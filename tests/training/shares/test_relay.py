@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from slipstream import runs
+from slipstream.events import Epoch, Log, Resume, WorkerChange
 from slipstream.training.division import Division, get_share
 from slipstream.training.shares import EventRelay, rebuild_log
+from tests.logs import read_lines
 
 DIVISION = Division(2, [[0, 2], [1, 3]], num_lanes=4, log_bytes=0)
 
@@ -17,19 +19,18 @@ def make_run(folder):
 
 
 def log(step, *lanes):
-    losses = {str(lane): step + lane / 10 for lane in lanes}
-    return {"event": "log", "at_s": 1.0, "step": step, "losses": losses}
+    return Log(at_s=1.0, step=step, losses={lane: step + lane / 10 for lane in lanes})
 
 
 def epoch(lane, step):
     values = {"epoch": 1.0, "train_loss": 0.5, "val_loss": 0.4, "best": True, "rate": 1.0}
-    return {"event": "epoch", "at_s": 1.0, "lane": lane, "step": step} | values
+    return Epoch(at_s=1.0, lane=lane, step=step, **values)
 
 
 def list_points(run):
     """What the log says: lane and step of each loss and epoch."""
     points = []
-    for event in runs.read_events(run):
+    for event in read_lines(run):
         if event["event"] == "log":
             points += [("log", int(lane), event["step"]) for lane in event["losses"]]
         elif event["event"] == "epoch":
@@ -52,7 +53,7 @@ def test_a_rebuilt_log_has_what_the_checkpoints_of_the_shares_have(tmp_path):
     """The command was killed before it heard of lane 2's epoch; worker 1 was killed after step 8,
     with a checkpoint of step 4."""
     run = make_run(tmp_path)
-    run.append("resume", step=0, lanes="no lane done", differs="", spent_s=0.0)
+    run.append(Resume(step=0, lanes="no lane done", differs="", spent_s=0.0))
     head = runs.get_log_size(run)
     first, second = get_share(run, 0), get_share(run, 1)
     for event in (log(4, 0, 1), epoch(0, 8), epoch(1, 8)):
@@ -63,7 +64,8 @@ def test_a_rebuilt_log_has_what_the_checkpoints_of_the_shares_have(tmp_path):
     relay = EventRelay(run, DIVISION)
     for index, event in ((0, log(4, 0, 1)), (1, log(4, 0, 1)), (0, epoch(0, 8)), (1, epoch(0, 8))):
         relay.add(index, event)
-    run.append("worker", worker=1, what="died", why="ended by SIGKILL", remedy="started again")
+    killed = {"what": "died", "why": "ended by SIGKILL", "remedy": "started again"}
+    run.append(WorkerChange(worker=1, **killed))
     division = Division(2, DIVISION.shares, num_lanes=4, log_bytes=head)
     for _ in range(2):
         rebuild_log(run, division, saved)
@@ -71,7 +73,7 @@ def test_a_rebuilt_log_has_what_the_checkpoints_of_the_shares_have(tmp_path):
             *(("log", 0, 4), ("log", 2, 4), ("log", 1, 4), ("log", 3, 4)),
             *(("epoch", 0, 8), ("epoch", 2, 8)),
         ]
-        kinds = [event["event"] for event in runs.read_events(run)]
+        kinds = [event["event"] for event in read_lines(run)]
         assert kinds.count("worker") == kinds.count("resume") == 1
     assert get_share(run, 1).log.stat().st_size == saved[1][1]
 

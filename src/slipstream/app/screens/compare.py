@@ -1,4 +1,4 @@
-"""What the charts of Compare draw: loss curves, and predictions of one series."""
+"""The screen Compare: loss curves, metrics, and predictions of one series."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.base.statistics import HIGHER_IS_BETTER
 from slipstream.base.text import format_number
+from slipstream.events import Epoch
 from slipstream.reporting.run_rows import RUNNING
 from slipstream.reporting.runs import Comparison, compare_runs, format_bounds, format_setting
 from slipstream.reporting.wording import format_metric
@@ -29,7 +30,7 @@ MAX_CHOICES = 200
 
 
 def show(request: Request) -> Response:
-    """The page of some runs, or what to choose from where there are fewer than two."""
+    """The page of the chosen runs, or a list to choose from where there are fewer than two."""
     workspace = get_workspace(request)
     folders, missing = find_folders(workspace, request.query_params.getlist("run"))
     values: dict[str, Any] = {
@@ -47,7 +48,7 @@ def show(request: Request) -> Response:
 
 
 def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, Path], list[str]]:
-    """Return the folders of runs by their ids, and the ids of those that are gone."""
+    """Return the folders of runs by their ids, and the ids of runs that are gone."""
     names = list(dict.fromkeys(names))
     if len(names) > MAX_RUNS:
         raise UserError(f"{len(names)} runs; choose at most {MAX_RUNS} to compare")
@@ -61,14 +62,14 @@ def find_folders(workspace: Workspace, names: Sequence[str]) -> tuple[dict[str, 
 
 
 def list_choices(workspace: Workspace, chosen: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the runs to choose from: those that are chosen, then the newest."""
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    """Return the runs to choose from: the chosen ones, then the newest."""
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     rows.sort(key=lambda row: row["id"] not in chosen)
     return rows[: max(MAX_CHOICES, len(chosen))]
 
 
 def describe(comparison: Comparison, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Return what the page shows of a comparison."""
+    """Return the data of the page for a comparison."""
     labels = list(comparison.settings[0])[1:] if comparison.settings else _list_labels(comparison)
     ids = list(folders)
     by_label = dict(zip(labels, ids, strict=True))
@@ -106,8 +107,8 @@ def _list_labels(comparison: Comparison) -> list[str]:
 def _iter_metrics(
     comparison: Comparison, labels: Sequence[str]
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield each metric's name and one cell per run, the best of them marked; there is none where
-    the errors cannot be compared."""
+    """Yield each metric's name and one cell per run, the best marked; no cell is marked where the
+    errors cannot be compared."""
     rows = comparison.metrics
     for metric in dict.fromkeys(row["metric"] for row in rows):
         by_run = {row["run"]: row for row in rows if row["metric"] == metric}
@@ -142,7 +143,8 @@ def _describe_seeds(row: Mapping[str, Any]) -> str:
 def _iter_paired(
     rows: Sequence[Mapping[str, Any]], ids: Mapping[str, str]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the paired metrics, each with its runs and the places of their intervals in a plot."""
+    """Yield the paired metrics, each with its runs and the positions of their intervals in a
+    plot."""
     for metric in dict.fromkeys(row["metric"] for row in rows):
         own_rows = [row for row in rows if row["metric"] == metric]
         bounds = [
@@ -154,12 +156,12 @@ def _iter_paired(
         low, high = min([0.0, *bounds]), max([0.0, *bounds])
         margin = 0.06 * (high - low) or 1.0
 
-        def place(value: float, low: float = low - margin, high: float = high + margin) -> float:
+        def locate(value: float, low: float = low - margin, high: float = high + margin) -> float:
             return round(100 * (value - low) / (high - low), 2)
 
         yield {
             "metric": format_metric(metric),
-            "zero": place(0.0),
+            "zero": locate(0.0),
             "runs": [
                 {
                     "id": ids.get(row["run"], row["run"]),
@@ -167,7 +169,7 @@ def _iter_paired(
                     "difference": format_bounds(row, "difference", "difference_"),
                     "verdict": row.get("verdict", ""),
                     "places": [
-                        place(row[key])
+                        locate(row[key])
                         for key in ("difference_low", "difference", "difference_high")
                     ]
                     if "difference_low" in row
@@ -202,7 +204,7 @@ MAX_SERIES = 5_000
 
 
 def list_curves(request: Request) -> Response:
-    """The losses of runs after each epoch; of several models the mean, lowest and highest."""
+    """The losses of runs after each epoch; for several models the mean, lowest and highest."""
     folders, _ = find_folders(get_workspace(request), request.query_params.getlist("run"))
     return reply({"curves": {name: _read_curve(folder) for name, folder in folders.items()}})
 
@@ -210,23 +212,23 @@ def list_curves(request: Request) -> Response:
 def _read_curve(folder: Path) -> list[dict[str, Any]]:
     from slipstream.reporting.page import read_epochs  # imports numpy
 
-    by_epoch: dict[float, list[Mapping[str, Any]]] = {}
+    by_epoch: dict[float, list[Epoch]] = {}
     for event in read_epochs(folder):
-        by_epoch.setdefault(event["epoch"], []).append(event)
+        by_epoch.setdefault(event.epoch, []).append(event)
     return [
         {
             "epoch": epoch,
-            "seconds": max(event.get("at_s", 0.0) for event in events),
-            "val": sum(event["val_loss"] for event in events) / len(events),
-            "low": min(event["val_loss"] for event in events) if len(events) > 1 else None,
-            "high": max(event["val_loss"] for event in events) if len(events) > 1 else None,
+            "seconds": max(event.at_s or 0.0 for event in events),
+            "val": sum(event.val_loss for event in events) / len(events),
+            "low": min(event.val_loss for event in events) if len(events) > 1 else None,
+            "high": max(event.val_loss for event in events) if len(events) > 1 else None,
         }
         for epoch, events in sorted(by_epoch.items())
     ]
 
 
 class Contents(NamedTuple):
-    """What a file of predictions has."""
+    """The targets, steps and x axis of a file of predictions."""
 
     series: tuple[str, ...]
     targets: tuple[str, ...]
@@ -247,13 +249,15 @@ class Line(NamedTuple):
 
 
 def list_predictions(request: Request) -> Response:
-    """The predictions of runs for one series, at most so many points between two ends."""
+    """The predictions of runs for one series between two ends, with a limited number of points."""
     from slipstream.reporting.pairing import find_predictions
 
     query = request.query_params
     folders, _ = find_folders(get_workspace(request), query.getlist("run"))
-    places = {name: path for name, folder in folders.items() if (path := find_predictions(folder))}
-    files = {name: file for name, path in places.items() if (file := _open(path))}
+    paths_by_run = {
+        name: path for name, folder in folders.items() if (path := find_predictions(folder))
+    }
+    files = {name: file for name, path in paths_by_run.items() if (file := _open(path))}
     contents = {name: _list_contents(file) for name, file in files.items()}
     if not contents:
         return reply({"series": [], "targets": [], "steps": 0, "x": [], "lines": {}})
@@ -327,7 +331,7 @@ def _list_contents(file: PredictionFile) -> Contents:
 
 @lru_cache(maxsize=64)
 def _read_line(file: PredictionFile, series: str, target: str, step: int) -> Line:
-    """Read one series; of a forecast, what was predicted so many steps ahead."""
+    """Read one series; for a forecast, the predictions at one distance ahead."""
     import numpy as np
 
     from slipstream.data.predictions import LABEL, ROW, STEP, name_probability
@@ -366,15 +370,17 @@ def _draw(
     x, truth = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
     values_by_run, truth_of = {}, ""
     for name, line in lines.items():
-        places = np.searchsorted(rows, line.rows)
-        x[places] = line.x
-        known = np.isfinite(truth[places])
-        if not is_same_truth(truth[places][known], line.truth[known]):
+        positions = np.searchsorted(rows, line.rows)
+        x[positions] = line.x
+        known = np.isfinite(truth[positions])
+        if not is_same_truth(truth[positions][known], line.truth[known]):
             truth_of = next(iter(lines))  # each run has true values of its own
         elif not truth_of:
-            truth[places] = line.truth
+            truth[positions] = line.truth
         values_by_run[name] = np.full(len(rows), np.nan)
-        values_by_run[name][places] = line.predicted - line.truth if show_errors else line.predicted
+        values_by_run[name][positions] = (
+            line.predicted - line.truth if show_errors else line.predicted
+        )
     within = np.ones(len(rows), dtype=bool)
     if low is not None and high is not None:
         inside = np.flatnonzero((x >= low) & (x <= high))

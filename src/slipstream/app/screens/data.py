@@ -1,4 +1,4 @@
-"""What the page of a file asks for. A task that takes longer is answered with its progress."""
+"""The screen of a data file. A task that takes longer is answered with its progress."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def list_overrides(request: Request) -> list[str]:
 
 
 async def find_table(request: Request, *, describe: bool = True) -> CachedTable:
-    """Return the place of a file's findings; of a file that was not read yet if not `describe`."""
+    """Return the folder of a file's findings; `describe` requires that the file was read."""
     workspace = get_workspace(request)
     path = find_path(workspace, request.query_params.get("file", ""))
     table = await run_in_threadpool(workspace.tables.cache.locate, path, list_overrides(request))
@@ -70,13 +70,13 @@ async def find_table(request: Request, *, describe: bool = True) -> CachedTable:
 async def ensure(
     request: Request, table: CachedTable, tasks: Sequence[tuple[Any, ...]]
 ) -> Response | None:
-    """Carry out tasks unless they were; return an answer with the progress if they go on."""
+    """Run tasks that have not run yet; return an answer with the progress while they run."""
     workspace = get_workspace(request)
     try:
-        shares = await asyncio.gather(*(workspace.tables.ensure(table, *task) for task in tasks))
+        progress = await asyncio.gather(*(workspace.tables.ensure(table, *task) for task in tasks))
     except UserError as error:
         raise settings.shorten_paths(error, workspace) from None
-    going = [share for share in shares if share is not None]
+    going = [part for part in progress if part is not None]
     return reply({"progress": min(going)}, 202) if going else None
 
 
@@ -102,7 +102,7 @@ async def list_rows(request: Request) -> Response:
 
 
 async def describe_column(request: Request) -> Response:
-    """What the values of a column tell."""
+    """Statistics of a column's values."""
     table = await find_table(request)
     name = request.query_params.get("column", "")
     task = ("time",) if name == "time" else ("column", _find_column(request, table))
@@ -111,7 +111,7 @@ async def describe_column(request: Request) -> Response:
 
 
 async def describe_findings(request: Request) -> Response:
-    """What `slipstream inspect` finds."""
+    """The findings of `slipstream inspect`."""
     table = await find_table(request)
     wait = await ensure(request, table, [("findings",)])
     return wait or reply(table.read("findings"))
@@ -190,7 +190,7 @@ def _read_float(request: Request, name: str) -> float | None:
 
 MAX_FOLDERS = 200
 UPLOAD_TYPE = "application/octet-stream"
-"""Which a form of another site could not send"""
+"""A content type that a form of another site cannot send"""
 
 
 async def show(request: Request) -> Response:
@@ -208,7 +208,7 @@ async def show(request: Request) -> Response:
         "data.html",
         files=files,
         limit=limit,
-        place=service.PLACE,
+        place=service.UPLOADS,
         endings=",".join((*ENDINGS, *PACKED)),
     )
 

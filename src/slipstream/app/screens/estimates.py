@@ -1,4 +1,4 @@
-"""How long a job will take and how much memory, before it starts.
+"""The duration and the memory of a job, estimated before it starts.
 
 A guess from the sizes of its model and data, corrected by what earlier runs on this machine took.
 It does without torch, so it is rough, and given as a range.
@@ -26,43 +26,43 @@ from slipstream.reporting.run_rows import FINISHED
 MAX_RUNS = 20
 """Earlier runs that are looked at, the newest first"""
 USUAL_BATCH, USUAL_CLASSES = 256, 3
-"""Where they are found out in training only"""
+"""Values for settings that are chosen only in training"""
 UNKNOWN = 4.0
-"""By how much a guess may be wrong, either way, without earlier runs"""
+"""The factor by which an estimate may be wrong, either way, without earlier runs"""
 KNOWN = 1.4
-"""The same beyond the spread of earlier runs"""
+"""The factor by which an estimate may be wrong beyond the spread of earlier runs"""
 FIXED_S = 4.0
 """Start-up, reading, plan and report, without earlier runs"""
 PROCESS_BYTES = {"cpu": 4e8, "cuda": 1.2e9}
 COPIES = 8
-"""Of the weights: gradients, moments, the best ones, those to go back to ..."""
+"""Copies of the weights: gradients, moments, the best and the last good weights, and so on"""
 
 
 class JobSize(NamedTuple):
-    """What the duration of a job depends on."""
+    """The sizes that decide the duration of a job."""
 
     windows: float
-    """Of the training set"""
+    """Windows of the training set"""
     steps: float
-    """Of all epochs and models"""
+    """Steps of all epochs and models"""
     epochs: int
     parameters: int
     step_s: float
-    """Guessed"""
+    """Estimated seconds of a step"""
     data_bytes: float
     activation_bytes: float
 
 
 class EarlierRun(NamedTuple):
-    """What a finished run took, beside what would have been guessed."""
+    """The duration and memory of a finished run, and their ratio to the estimate."""
 
     kind: str
     data: tuple[str, ...]
     step_ratio: float
-    """Seconds of a step, by those guessed"""
+    """Measured seconds of a step relative to the estimate"""
     fixed_s: float
     rest_share: float
-    """Validation and scoring, by training"""
+    """Validation and scoring relative to training"""
     host_bytes: float | None
     gpu_bytes: float | None
     windows: int
@@ -72,7 +72,7 @@ class EarlierRun(NamedTuple):
 def estimate_job(
     workspace: Workspace, config: Config, rows: int, num_numbers: int, windows: int | None = None
 ) -> dict[str, Any]:
-    """Return the ranges of seconds and bytes of a job, and what they rest on.
+    """Return the ranges of seconds and bytes of a job, and the basis of the estimate.
 
     `rows` are those of the data, 0 where they are not known, `num_numbers` its columns of numbers,
     `windows` those of the training set where they were counted (of all folds together).
@@ -152,7 +152,7 @@ def _measure_job(
 
 
 def _find_train_share(config: Config, rows: int) -> float:
-    """Return the share of rows that training windows begin at, as far as the config says."""
+    """Return the share of rows where training windows begin, as far as the config says."""
     split = config.data.split
     if split.rows:
         return min(split.rows[0] / rows, 1.0)
@@ -162,7 +162,7 @@ def _find_train_share(config: Config, rows: int) -> float:
 def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
     """Return the newest finished runs of this machine and device."""
     earlier: list[EarlierRun] = []
-    for row in workspace.rows.list(workspace.folder, workspace.places):
+    for row in workspace.rows.list(workspace.folder, workspace.run_folders):
         if row["state"] == FINISHED and row["kind"] == "train":
             path = workspace.folder / row["id"] / "metrics.json"
             try:
@@ -177,7 +177,7 @@ def _list_earlier(workspace: Workspace, device: str) -> list[EarlierRun]:
 
 @lru_cache(maxsize=1_000)
 def _read_earlier(path: Path, _: int, device: str) -> EarlierRun | None:
-    """Return what a run took; None for one of another machine, device or version."""
+    """Return a finished run's figures; None for a run of another machine, device or version."""
     from slipstream.models.shapes import guess_step_s
 
     summary = read_object(path)

@@ -26,7 +26,7 @@ def list_rows(request: Request) -> Response:
     """All runs, jobs and the load, as JSON."""
     workspace = get_workspace(request)
     values = {
-        "runs": workspace.rows.list(workspace.folder, workspace.places),
+        "runs": workspace.rows.list(workspace.folder, workspace.run_folders),
         "jobs": describe_jobs(workspace),
         "load": read_load(workspace.folder),
     }

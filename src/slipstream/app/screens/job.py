@@ -1,4 +1,5 @@
-"""A job before its run has a folder, or that failed before: its place in the queue, its error."""
+"""The page of a job whose run has no folder yet, or that failed: its position in the queue, its
+error."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ def list_asked(workspace: Workspace, config: str) -> list[tuple[str, str]]:
 
 
 async def describe(request: Request) -> Response:
-    """A job's state, as JSON; with `wait`, once it has a run or has ended, or so many seconds are
-    over."""
+    """A job's state, as JSON; with `wait`, once it has a run or has ended, or after this many
+    seconds."""
     wait = request.query_params.get("wait", "")
     until = time.monotonic() + min(int(wait) if wait.isdigit() else 0, MAX_WAIT_S)
     while True:

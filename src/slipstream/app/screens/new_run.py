@@ -22,6 +22,7 @@ from slipstream.config import SIMULATED, Config
 from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
+"""A request with larger numbers is refused: no table has as many rows"""
 
 
 def show(request: Request) -> Response:
@@ -63,7 +64,8 @@ def _list_data(workspace: Workspace, config: Config | None) -> str:
 
 
 async def inspect_file(request: Request) -> Response:
-    """What a data file holds, and the settings that fit; further parameters say how it is read."""
+    """The columns of a data file and settings that fit; further parameters say how the file is
+    read."""
     workspace = get_workspace(request)
     name = request.query_params.get("path", "")
     draft = Draft(dict(request.query_params))
@@ -90,7 +92,7 @@ def _describe_findings(path: Path, findings: dict[str, Any]) -> dict[str, Any]:
 
 
 async def check(request: Request) -> Response:
-    """Check a form: what is wrong, or its config and command."""
+    """Check a form: return its mistakes, or its config and command."""
     workspace = get_workspace(request)
     form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)
@@ -110,8 +112,8 @@ async def ready(request: Request) -> Response:
 async def answer_ready(
     request: Request, checked: settings.Checked, form: Any, command: str = forms.TRAIN
 ) -> Response:
-    """Return the rows and windows of a job, or what is wrong by setting, with fixes: settings that
-    a message names."""
+    """Return the rows and windows of a job, or its problems by setting, with fixes: settings that a
+    message names."""
     if checked.config is None:
         return reply({"problems": checked.problems})
     try:
@@ -159,7 +161,7 @@ def format_job(config: Config) -> str:
 
 
 async def start(request: Request) -> Response:
-    """Start a job with the settings of a form; return its id, or what is wrong."""
+    """Start a job with the settings of a form; return its id, or the mistakes."""
     workspace = get_workspace(request)
     form = (await read_request(request)).get("settings")
     checked = await run_in_threadpool(settings.check_form, workspace, form)

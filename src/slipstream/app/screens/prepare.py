@@ -1,4 +1,4 @@
-"""Prepare: roles, steps, split and problems of a draft, and the way on to a new run."""
+"""The screen Prepare: roles, steps, split and problems of a draft, which becomes a new run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Draft:
 
 
 def list_names(text: str) -> list[str]:
-    """Return the names of a text: a list as TOML has it, or one name."""
+    """Return the names in a text: a TOML list, or one name."""
     value = parse_value(text) if text[:1] in ("[", '"') else text
     if isinstance(value, list):
         return [str(name) for name in value]
@@ -75,7 +75,7 @@ def format_names(names: Sequence[str]) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Return the value of a text as TOML has it; the text itself where it is none."""
+    """Return the TOML value of a text, or the text itself where it is no TOML."""
     try:
         parsed = tomllib.loads(f"x = {text}")
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):
@@ -146,7 +146,7 @@ def to_relative(workspace: Workspace, name: str) -> str:
 
 
 def to_form(workspace: Workspace, draft: Draft) -> Texts:
-    """Return the form of a draft, as New run has it."""
+    """Return the form of New run for a draft."""
     if not draft.steps:
         return draft.settings
     steps = (parse_step_values(workspace, step) for step in draft.steps)
@@ -169,7 +169,7 @@ def parse_step_values(workspace: Workspace, step: Texts) -> dict[str, Any]:
 
 
 def _parse_field(control: Control, text: str) -> Any:
-    """Return the value of a field: a text unless the field takes something else."""
+    """Return the value of a step's field: a text, unless the field takes another type."""
     is_flag = control.choices == ("true", "false")
     if control.kind in ("text", "column") or (control.kind == "choice" and not is_flag):
         return text
@@ -179,7 +179,7 @@ def _parse_field(control: Control, text: str) -> Any:
 
 
 def format_config(workspace: Workspace, config: Config, folder: Path) -> str:
-    """Return the config file of a draft, with paths relative to the folder that it is in."""
+    """Return the config file of a draft, with paths relative to its own folder."""
 
     def shorten(name: str) -> str:
         is_path = Path(name).is_absolute() and paths.is_below(workspace.folder, Path(name))
@@ -266,14 +266,14 @@ READABLE = ("number", "boolean")
 
 
 class Column(NamedTuple):
-    """A column of the file, or one that a step makes."""
+    """A column of the file, or a column that a step makes."""
 
     name: str
     type: str
     facts: Mapping[str, Any]
-    """What `slipstream inspect` says about it"""
+    """The facts of `slipstream inspect` about the column"""
     made_by: int | None = None
-    """The number of the step that makes it"""
+    """The number of the step that makes the column"""
 
 
 def get_roles(draft: Draft, columns: Sequence[Column]) -> dict[str, str]:
@@ -301,7 +301,7 @@ def get_roles(draft: Draft, columns: Sequence[Column]) -> dict[str, str]:
 
 
 def _reads_targets(draft: Draft) -> bool:
-    """Whether a target may be an input as well, whose rows before the horizon are known."""
+    """Return whether a target may be an input as well: with a horizon, its past rows are known."""
     return draft.get("data.horizon") != "0" and draft.get("data.task") != "classify"
 
 
@@ -354,24 +354,25 @@ def set_role(draft: Draft, columns: Sequence[Column], column: str, role: str) ->
 
 
 def _rank(known: Sequence[str]) -> Any:
-    places = {name: place for place, name in enumerate(known)}
-    return lambda name: places.get(name, len(places))
+    ranks = {name: rank for rank, name in enumerate(known)}
+    return lambda name: ranks.get(name, len(ranks))
 
 
 Findings = dict[str, Any]
 INSPECT_S = 120.0
-"""How long a look into a file may take"""
+"""The time limit of an inspection"""
 MAX_FINDINGS = 16
+"""Entries of each cache; the oldest ones are dropped"""
 CHECKED_TRAIN = {"objective", "loss", "quantiles", "repeats"}
-"""Settings of `[train]` on which it depends whether the data can be trained on"""
+"""Settings of `[train]` that decide whether the data can be trained on"""
 _known: OrderedDict[tuple[Any, ...], Findings] = OrderedDict()
-"""The last ones, by the file, its time and size, and how it is read"""
+"""Recent findings by file, time, size and settings of the reader"""
 _checked: OrderedDict[tuple[Any, ...], dict[str, Any] | UserError] = OrderedDict()
-"""The last answers of `check_ready`, by the settings that matter and the state of the files"""
+"""Recent answers of `check_ready`, by the settings that matter and the state of the files"""
 
 
 async def find(workspace: Workspace, draft: Draft) -> Findings:
-    """Return what is known of the data that a draft names."""
+    """Return the findings about the data of a draft."""
     name = draft.get("data.path")
     if "\n" in name:
         raise UserError("this page takes one file, folder or pattern; data.path lists several")
@@ -387,7 +388,8 @@ def list_reading(draft: Draft) -> list[str]:
 
 
 async def find_file(workspace: Workspace, name: str, overrides: Sequence[str] = ()) -> Findings:
-    """Return what `slipstream inspect` says about a file; `overrides` say how it is read."""
+    """Return the findings of `slipstream inspect` about a file; `overrides` are settings of the
+    reader."""
     key = (workspace.folder, name, *overrides, _read_state(workspace, name))
     if key not in _known:
         _known[key] = await _inspect(workspace, name, overrides)
@@ -399,8 +401,8 @@ async def find_file(workspace: Workspace, name: str, overrides: Sequence[str] = 
 
 
 async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) -> Findings:
-    """Run `slipstream inspect` in a process of its own, since a file may be large; return what it
-    prints, also its message where a file cannot be read."""
+    """Run `slipstream inspect` in a process of its own, since a file may be large; return its
+    output or, for an unreadable file, its message."""
     path = name
     if not name.startswith(SIMULATED):
         path = str(paths.resolve_below(workspace.folder, name))
@@ -430,7 +432,7 @@ async def _inspect(workspace: Workspace, name: str, overrides: Sequence[str]) ->
 
 
 def _read_state(workspace: Workspace, name: str) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when a file does: names, times and sizes."""
+    """Return the names, times and sizes of files, which change whenever a file does."""
     if name.startswith(SIMULATED):
         return ()
     path = paths.resolve_below(workspace.folder, name)
@@ -457,13 +459,16 @@ def list_columns(findings: Findings) -> list[Column]:
 
 
 def get_proposal(findings: Findings) -> Config:
-    """Return the config that `slipstream inspect` proposes."""
-    return Config.model_validate(configs.from_json_values(findings["config"]))
+    """Return the config that `slipstream inspect` proposes. Its open questions are left out: the
+    page shows each beside the data, with its fixes."""
+    values = configs.from_json_values(findings["config"])
+    data = {name: value for name, value in values["data"].items() if name != "undecided"}
+    return Config.model_validate(values | {"data": data})
 
 
 async def check_ready(workspace: Workspace, config: Config) -> dict[str, Any]:
-    """Return the rows and windows that a run of a config would have, as `readiness.check_data`
-    does; a UserError says why it could not be trained. The code is that of training."""
+    """Return the rows and windows that a run of a config would have, found by the code of training;
+    a UserError says why it could not be trained."""
     names = [*config.data.paths, config.data.labels or ""]
     names += [str(getattr(step, "path", "")) for step in config.data.prepare]
     states = [_read_state(workspace, name) for name in filter(None, names)]
@@ -491,8 +496,7 @@ async def _check(workspace: Workspace, config: Config) -> dict[str, Any] | UserE
 
 
 def list_created(workspace: Workspace, draft: Draft, present: Sequence[Column]) -> list[Column]:
-    """Return the columns that steps make and the file does not have; steps that are not complete
-    yet make none."""
+    """Return the columns that steps make and the file does not have; incomplete steps make none."""
     names = {column.name for column in present}
     created = []
     for number, step in enumerate(draft.steps, start=1):
@@ -525,8 +529,8 @@ def _list_outputs(workspace: Workspace, draft: Draft, step: Texts) -> list[tuple
 
 
 def check_steps(config: Config, columns: Sequence[Column]) -> Message | None:
-    """Return what is wrong with the steps of a config, beyond what the config says; None for
-    nothing. `columns` are those of the file."""
+    """Return a problem of a config's steps that the config alone does not show; None without one.
+    `columns` are the columns of the file."""
     if not config.data.prepare:
         return None
     from slipstream.app.screens.prepare_rows import refuse_large_joins
@@ -563,20 +567,20 @@ class Fix:
 
 @dataclass(frozen=True)
 class DraftProblem:
-    """Something to know about the data or the draft."""
+    """A note or a problem of the data or the draft."""
 
     message: str
     column: str | None = None
     kind: str = ""
     fixes: list[Fix] = field(default_factory=list)
     answer: str = ""
-    """What the draft does about it; "" while it does nothing"""
+    """The draft's answer to the problem; "" while it has none"""
 
 
 def list_problems(
     findings: Findings, draft: Draft, columns: Sequence[Column]
 ) -> list[DraftProblem]:
-    """List what is suspicious in the data, each with its fixes, or with what the draft does."""
+    """List the problems of the data, each with its fixes, or with the draft's answer."""
     roles = get_roles(draft, columns)
     problems = []
     for remark in findings["problems"]:
@@ -588,7 +592,8 @@ def list_problems(
 
 
 def _check_time(findings: Findings, draft: Draft) -> Iterator[DraftProblem]:
-    """Yield that the draft does without a time which the data have, unless a problem says why."""
+    """Yield a problem where the draft leaves out a time that the data have, unless another problem
+    says why."""
     time = findings["time"]
     kinds = {remark.get("kind") for remark in findings["problems"]}
     if time is None or draft.get("data.time") or kinds & {"unreadable", "repeated", "disorder"}:
@@ -615,7 +620,7 @@ def _list_time_settings(findings: Findings) -> dict[str, str]:
 
 
 def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProblem]:
-    """Yield what is wrong between settings, which the loader says as well, with a fix."""
+    """Yield contradictions between settings, each with a fix; the loader refuses them as well."""
     targets, inputs = draft.get_names("data.targets"), draft.get_names("data.inputs")
     for name in targets:
         column = next((candidate for candidate in columns if candidate.name == name), None)
@@ -644,7 +649,7 @@ def _check_draft(draft: Draft, columns: Sequence[Column]) -> Iterator[DraftProbl
 
 
 def _parse_columns(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return steps of a draft with their lists of columns, which are texts there, as lists."""
+    """Return a draft's steps with their lists of columns, which a draft has as texts, as lists."""
     keys = ("columns", "into")
     steps = [
         step | {key: list_names(step[key]) for key in keys if key in step}
@@ -654,7 +659,7 @@ def _parse_columns(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _list_filter_fixes(changed: ChangedTarget, draft: Draft) -> list[Fix]:
-    """Return the fix that filters into a new column, which is an input, where a step can do so."""
+    """Return the fix that filters into a new column and makes it an input, where a step can."""
     step = draft.steps[changed.number - 1]
     columns = list_names(step.get("columns", ""))
     if changed.step != "filter" or step.get("into", "").strip() or not columns:
@@ -669,7 +674,7 @@ def _list_filter_fixes(changed: ChangedTarget, draft: Draft) -> list[Fix]:
 def _find_answer(
     kind: str, remark: Mapping[str, Any], draft: Draft, roles: Mapping[str, str], findings: Findings
 ) -> str:
-    """Say what the draft does about a problem."""
+    """Describe the draft's answer to a problem; "" without one."""
     column, time = remark["column"], draft.get_names("data.time")
     if kind in draft.accepted and not time:
         return "the time is not used"
@@ -703,6 +708,11 @@ def _find_answer(
             is_sorted = kind == "disorder" and draft.get("data.unsorted") == "sort" and bool(time)
             if is_sorted:
                 return 'data.unsorted = "sort"'
+            policy = draft.get("data.duplicates")
+            if kind == "repeated" and time and policy in ("first", "last", "mean"):
+                return f'data.duplicates = "{policy}"'
+            if kind == "repeated" and draft.steps and draft.steps[0]["step"] == "resample":
+                return "rows are resampled"
             is_other = bool(time) and " and ".join(time) != column
             return f"the time is {' and '.join(time)}" if is_other else ""
         case "unreadable":
@@ -741,6 +751,10 @@ def _list_fixes(
     elif kind == "disorder":
         texts = _list_time_settings(findings) | {"data.unsorted": "sort"}
         yield Fix("Sort the rows by time", [{"set": texts}])
+    elif kind == "repeated":
+        texts = _list_time_settings(findings)
+        yield Fix("Average rows of one time", [{"set": texts | {"data.duplicates": "mean"}}])
+        yield Fix("Keep the first of them", [{"set": texts | {"data.duplicates": "first"}}])
     elif kind == "swapped":
         for text in remark["values"]:
             yield Fix(f"Read it as {text}", [{"set": {"data.time_format": str(text)}}])
@@ -797,7 +811,7 @@ FACTS = ("unit", "missing", "low", "high", "mean", "distinct", "course", "consta
 
 
 def show(request: Request) -> Response:
-    """The page; what it shows comes with the first answer of `update`."""
+    """The page; its content comes with the first answer of `update`."""
     workspace = get_workspace(request)
     controls = {control.setting: control for control in forms.list_controls()}
     return render(
@@ -817,7 +831,7 @@ def show(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """Begin a draft, or change one, and return all that the page shows of it."""
+    """Begin a draft, or change one, and return the data of the page."""
     workspace = get_workspace(request)
     body = await read_request(request)
     if "draft" in body:
@@ -837,7 +851,7 @@ async def update(request: Request) -> Response:
 
 
 async def _begin(workspace: Workspace, file: str, start: str) -> Draft:
-    """Return the draft of a config or a run, or what `slipstream inspect` proposes for a file."""
+    """Return the draft of a config or a run, or the proposal of `slipstream inspect` for a file."""
     if start:
         return load_draft(workspace, settings.load_start(workspace, start))
     draft = Draft({"data.path": file})
@@ -905,7 +919,7 @@ def _describe_columns(draft: Draft, columns: Sequence[Column]) -> list[dict[str,
 def _list_all(
     findings: Any, draft: Draft, columns: Sequence[Column], errors: Sequence[Message]
 ) -> list[dict[str, Any]]:
-    """Return errors with the fixes that they name, then what is suspicious in the data."""
+    """Return errors with the fixes that they name, then the problems of the data."""
     problems = [
         DraftProblem(str(error), kind="error", fixes=find_fixes(error, draft, columns))
         for error in errors
@@ -965,7 +979,7 @@ async def groups(request: Request) -> Response:
 
 
 async def dates(request: Request) -> Response:
-    """The rows of each set that dates bound, as `data.split.rows` counts them."""
+    """The rows of each set between dates, as `data.split.rows` counts them."""
     draft, body = await _read(request)
     borders = body.get("borders")
     if not isinstance(borders, list) or not all(isinstance(border, str) for border in borders):
@@ -980,7 +994,8 @@ async def dates(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """Whether the draft can be trained on its data: rows and windows, or what is wrong."""
+    """Check whether the draft can be trained on its data: return rows and windows, or the
+    problem."""
     workspace = get_workspace(request)
     draft, _ = await _read(request)
     try:
@@ -991,7 +1006,7 @@ async def ready(request: Request) -> Response:
 
 
 async def save(request: Request) -> Response:
-    """Save a draft as a config file in the folder; another one is not replaced unasked."""
+    """Save a draft as a config file in the folder; an existing file is replaced only on request."""
     workspace = get_workspace(request)
     draft, body = await _read(request)
     name = str(body.get("name", "")).removesuffix(".toml")
@@ -1018,7 +1033,7 @@ async def save(request: Request) -> Response:
 
 
 async def proceed(request: Request) -> Response:
-    """Keep a draft beside the jobs, and return the address of a new run with it."""
+    """Store a draft beside the jobs, and return the address of a new run with it."""
     workspace = get_workspace(request)
     draft, _ = await _read(request)
     config = await run_in_threadpool(_require_config, workspace, draft)
@@ -1043,7 +1058,8 @@ def _require_config(workspace: Workspace, draft: Draft) -> Config:
 async def _answer(
     request: Request, draft: Draft, compute: Callable[[Config], dict[str, Any]]
 ) -> Response:
-    """Compute in a thread; a mistake of the user is an answer, with the fixes that it names."""
+    """Compute an answer in a thread; a user's mistake becomes an answer with the fixes that it
+    names."""
     workspace = get_workspace(request)
 
     def run() -> dict[str, Any]:
@@ -1056,7 +1072,7 @@ async def _answer(
 
 
 def _describe_error(error: UserError, draft: Draft) -> dict[str, Any]:
-    """Return what a page shows of an error: its message, its buttons and its step."""
+    """Return an error for the page: its message, its buttons and its step."""
     fixes = [asdict(fix) for fix in find_fixes(error.message, draft)]
     return {"error": str(error), "fixes": fixes, "step": configs.find_step(str(error))}
 

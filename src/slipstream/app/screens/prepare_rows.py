@@ -48,7 +48,7 @@ from slipstream.reporting.charts import thin
 from slipstream.tools.inspection import EVERY_SHEET, open_tables
 
 USUAL_ROWS, MAX_ROWS = 20_000, 200_000
-"""Rows that a preview reads, and the most that it may be asked for"""
+"""Rows that a preview reads, and the largest number that a request may ask for"""
 MAX_POINTS = 2_000
 MAX_SERIES = 500
 MAX_BYTES = 64 << 20
@@ -56,7 +56,7 @@ MAX_BYTES = 64 << 20
 
 
 class PreviewRange(NamedTuple):
-    """What to look at: rows of one file, one series in them, one column."""
+    """The rows of one file, and one series and column in them."""
 
     file: str = ""
     begin: int = 0
@@ -200,7 +200,7 @@ def _run(data: Data, steps: Sequence[PrepareStep], table: DataTable) -> tuple[Da
 
 
 def _select(table: DataTable, data: Data) -> DataTable:
-    """Return the rows that `data.where` selects; without steps, the table has all of them."""
+    """Return the rows that `data.where` selects; a table without steps still has all rows."""
     if not data.where:
         return table
     from slipstream.data.prepare.frames import PreparedReader
@@ -232,14 +232,14 @@ def draw(table: DataTable, data: Data, series: str, column: str, first: int) -> 
 
 
 def _read_classes(table: DataTable, column: str) -> tuple[Floats, list[str]]:
-    """Return a column of labels as numbers, NaN where there is none, and the classes' names."""
+    """Return a column of labels as numbers, NaN for missing ones, and the classes' names."""
     labels = table.read_column(column).combine_chunks()
     numbers = labels.indices.cast("float64").fill_null(np.nan)
     return np.asarray(numbers.to_numpy(zero_copy_only=False)), labels.dictionary.to_pylist()
 
 
 def number_rows(table: DataTable, rows: Any) -> Any:
-    """Return the numbers of rows in the file; padded ones come before the first."""
+    """Return the numbers of rows in the file; padded rows come before the first."""
     numbers = rows if table.source_rows is None else table.source_rows[rows]
     if table.padded is not None:
         padded = int(table.padded[rows].sum())
@@ -249,12 +249,12 @@ def number_rows(table: DataTable, rows: Any) -> Any:
 
 
 def to_axis(x: Times) -> Any:
-    """Return times in seconds, or numbers as they are."""
+    """Return times in seconds, or unchanged numbers."""
     return x / MICROSECONDS if is_date(x) else x
 
 
 def picture(x: Any, values: Any, classes: Sequence[str] = ()) -> Picture:
-    """Return the points to draw, few enough, with the extremes."""
+    """Return the points to draw, limited in number, with the extremes."""
     retained = thin([values], MAX_POINTS)
     return {
         "x": np.asarray(x, dtype=np.float64)[retained].tolist(),
@@ -278,7 +278,7 @@ class Sets(NamedTuple):
     windows: dict[str, int]
     left_out: dict[str, int]
     spans: list[tuple[int, int, str]]
-    """Runs of rows of the series that is drawn: the first, the one after the last, the set"""
+    """Runs of rows of the drawn series: the first row, the row after the last, the set"""
 
 
 def describe_split(config: Config, series: str) -> dict[str, Any]:
@@ -287,8 +287,8 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
     loaded = load_series(config, source)
     raw, index = loaded.raw, loaded.raw.index
     names = index.series_names
-    place = names.index(series) if series in names else 0
-    begin, end = int(index.offsets[place]), int(index.offsets[place + 1])
+    position = names.index(series) if series in names else 0
+    begin, end = int(index.offsets[position]), int(index.offsets[position + 1])
     for name in raw.column_names:  # a missing value is refused when it is read
         raw.read_column(name)
     sets = find_sets(loaded)
@@ -300,7 +300,7 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
     return {
         "series": list(names[:MAX_SERIES]),
         "num_series": len(names),
-        "shown": names[place],
+        "shown": names[position],
         "rows": index.num_rows,
         "target": target,
         "classes": list(loaded.signature.classes),
@@ -316,7 +316,7 @@ def describe_split(config: Config, series: str) -> dict[str, Any]:
 
 
 def _place(spans: Sequence[tuple[int, int, str]], x: Any) -> list[Any]:
-    """Return spans on the axis; a set reaches up to where the next row begins."""
+    """Return spans on the axis; a set reaches up to the start of the next row."""
     last = len(x) - 1
     return [(float(x[a]), float(x[min(b, last)]), name) for a, b, name in spans[:MAX_SPANS]]
 
@@ -368,8 +368,8 @@ def _list_values(table: DataTable, data: Data, column: str) -> list[str]:
 
 
 def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
-    """Return the rows of each set that dates bound: those before the first border, up to the
-    second, and up to the third or the end. All series must have as many."""
+    """Return the rows of each set between dates: before the first border, up to the second, and up
+    to the third or the end. All series must have equally many."""
     data = config.data.model_copy(update={"split": DEFAULT})
     config = config.model_copy(update={"data": data})
     raw = load_series(config, _read_few(config)).raw
@@ -382,9 +382,9 @@ def count_rows_by_date(config: Config, borders: Sequence[str]) -> list[int]:
     counts = set()
     for begin, end in zip(raw.index.offsets, raw.index.offsets[1:], strict=False):
         time = raw.time[begin:end]
-        places = [bisect.bisect_left(time, mark) for mark in marks]
-        places = [*places, len(time)][:3]
-        counts.add((places[0], places[1] - places[0], places[2] - places[1]))
+        positions = [bisect.bisect_left(time, mark) for mark in marks]
+        positions = [*positions, len(time)][:3]
+        counts.add((positions[0], positions[1] - positions[0], positions[2] - positions[1]))
     if len(counts) > 1:
         raise UserError(
             "data.split.rows counts the same rows in every series, but these dates lie at "
@@ -418,7 +418,7 @@ Report = Callable[[float], None]
 
 
 def check_data(config: Config, report: Report) -> dict[str, Any]:
-    """Return the rows and windows that a run would have; a UserError says why it would not begin.
+    """Return the rows and windows that a run would have; a UserError says why it would not start.
 
     `sample_rows` is how many rows were looked at where these are not all, and `unchecked` says what
     could not be checked on them.
@@ -464,8 +464,8 @@ def _check_sample(config: Config, paths: Sequence[Path], report: Report) -> dict
 
 
 def _load_sample(config: Config, tables: list[DataTable]) -> LoadedSeries:
-    """Return the series of the first rows, of which none is too short: the last may go on. Classes
-    are not looked for, since they need not all be among these rows."""
+    """Return the series of the first rows. None counts as too short, since the last one may go on,
+    and classes are not collected, since some may come later."""
     data = config.data
     if data.task == "classify":
         update = {"task": "regress", "targets": None, "labels": None, "horizon": 1}
@@ -480,8 +480,8 @@ def _load_sample(config: Config, tables: list[DataTable]) -> LoadedSeries:
 
 
 def _find_unchecked(data: Data) -> str:
-    """Return the setting by which the lengths of series cannot be told from the file; "" for
-    none."""
+    """Return the setting that hides the lengths of series from a look at the file; "" without
+    one."""
     settings = {
         "data.where selects rows": bool(data.where),
         "data.labels define windows": data.labels is not None,

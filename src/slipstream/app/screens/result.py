@@ -43,7 +43,7 @@ MAX_LISTED = 20
 
 
 async def start_test(request: Request) -> Response:
-    """Score a file, or only predict it where the true values are not known."""
+    """Score a file, or only predict it where it has no true values."""
     values = await read_request(request)
     data, score = values.get("data"), values.get("score", True)
     if not isinstance(data, str) or not data or not isinstance(score, bool):
@@ -151,7 +151,8 @@ def _describe_test(workspace: Workspace, job: AppJob) -> dict[str, Any]:
 
 
 def _read_scores(output: dict[str, Any]) -> dict[str, Any]:
-    """Return the metrics of the model and the baselines, as far as the command has printed them."""
+    """Return the metrics of the model and the baselines from the command's output, as far as it has
+    come."""
     notes = [str(note) for note in output.get("notes") or []]
     result: dict[str, Any] = {"windows": output.get("windows"), "notes": notes[:20], "scores": []}
     if "metrics" not in output:
@@ -171,7 +172,7 @@ def _read_scores(output: dict[str, Any]) -> dict[str, Any]:
 
 
 def download_predictions(request: Request) -> Response:
-    """What a test has predicted, as a file."""
+    """The predictions of a test, as a file."""
     workspace = get_workspace(request)
     test = find_test(workspace, request.path_params["run"], request.path_params["job"])
     path = workspace.store.jobs / test.id / PREDICTIONS
@@ -181,7 +182,7 @@ def download_predictions(request: Request) -> Response:
 
 
 INNER = {"search": "retrained/best", "probe": "fine-tuned"}
-"""Of runs that hold others: the one whose model `predict` uses"""
+"""By kind of run: the inner run whose model `predict` uses"""
 MAX_NAME = 200
 """Characters of a name in a list"""
 MAX_SERIES = 20_000
@@ -192,9 +193,9 @@ class ResultSource(NamedTuple):
 
     path: Path
     summary: Mapping[str, Any]
-    """Of the run"""
+    """The run's summary"""
     scores: Mapping[str, Any]
-    """Of these predictions in detail; empty where they were not scored"""
+    """Detailed scores of these predictions; empty where they were not scored"""
     config: Mapping[str, Any]
 
 
@@ -224,7 +225,7 @@ def show(request: Request) -> Response:
 
 
 def _list_commands(folder: Path) -> dict[str, str]:
-    """Return what the page does, as commands."""
+    """Return the page's actions as commands."""
     run = shlex.quote(str(folder))
     return {
         "evaluate": f"slipstream evaluate {run} --data FILE --predictions predictions.parquet",
@@ -246,7 +247,7 @@ def _read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _describe(summary: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the page has of a summary; empty lists where there is nothing to compare."""
+    """Return the page's tables for a summary; empty lists where there is nothing to compare."""
     empty: dict[str, Any] = {
         "rows": [],
         "headings": [],
@@ -280,8 +281,7 @@ def _describe(summary: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _add_bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the length of each row's bar, in percent of the longest: that of the first metric, which
-    it stands beside."""
+    """Add the length of each row's bar, in percent of the longest, by the first metric."""
     largest = max((row["headline"] for row in rows if row["headline"] is not None), default=0.0)
     for row in rows:
         known = row["headline"] is not None and largest > 0
@@ -290,7 +290,7 @@ def _add_bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the figures at the top: name, value, and what is said below it."""
+    """Return the figures at the top: name, value, and a note."""
     layout = choose_layout(summary)
     intervals = (summary.get("intervals") or {}).get(layout.subset) or {}
     facts = []
@@ -333,7 +333,7 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
 
 
 def _list_quantile_facts(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the pinball loss of predicted quantiles and what lies between the outermost ones."""
+    """Return the pinball loss of predicted quantiles, and the coverage of the outermost ones."""
     metrics, levels = (summary.get("metrics") or {}).get("test") or {}, summary.get("quantiles")
     facts = []
     if levels and "pinball" in metrics:
@@ -349,7 +349,7 @@ def _list_quantile_facts(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compare_targets(summary: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the errors of each of several targets, beside those of the baselines."""
+    """Return the errors of each of several targets for the model and the baselines."""
     from slipstream.reporting.page import get_unit
 
     per_target = summary["detail"]["test"].get("per_target") or {}
@@ -414,9 +414,14 @@ def _describe_lanes(summary: dict[str, Any]) -> dict[str, Any] | None:
     groups: dict[str, list[dict[str, Any]]] = {}
     for lane, value in zip(lanes, values, strict=True):
         name = f"fold {lane['fold']}" if lane.get("fold") is not None else "repeats"
-        place = None if value is None else round(100 * (value - low) / (high - low), 2)
+        position = None if value is None else round(100 * (value - low) / (high - low), 2)
         text = format_number(value, column.decimals)
-        point = {"seed": lane.get("seed"), "place": place, "text": text, "best": lane.get("best")}
+        point = {
+            "seed": lane.get("seed"),
+            "place": position,
+            "text": text,
+            "best": lane.get("best"),
+        }
         point["label"] = lane.get("label") or ""
         groups.setdefault(name, []).append(point)
     return {
@@ -488,7 +493,7 @@ def _open_predictions(path: Path) -> PredictionFile:
 
 
 def find_source(request: Request) -> ResultSource:
-    """Return the run's own predictions, or those of a test by its job."""
+    """Return the run's own predictions, or the predictions of a test by its job."""
     workspace = get_workspace(request)
     run = request.path_params["run"]
     folder = paths.find_run_folder(workspace.folder, run)
@@ -542,7 +547,7 @@ def _read_number(request: Request, name: str, default: float) -> float:
 
 
 def _read_span(config: Mapping[str, Any]) -> int:
-    """Return how many rows a window has."""
+    """Return the number of rows of a window."""
     data = config.get("data")
     sizes = [data.get(key) for key in ("context", "horizon")] if isinstance(data, dict) else []
     return max(sum(size for size in sizes if isinstance(size, int)), 1)
@@ -561,7 +566,8 @@ def _find_unit(summary: Mapping[str, Any], target: str) -> str:
 
 
 def _compare_steps(source: ResultSource) -> dict[str, list[Any]]:
-    """Return the error over the rows ahead: of the model, and on its own test set the baselines."""
+    """Return the error over the rows ahead, of the model and, on its own test set, of the
+    baselines."""
     steps = source.scores.get("per_step")
     if not isinstance(steps, list) or len(steps) < 2:
         return {}
@@ -584,7 +590,7 @@ FOLDER = "exports"
 """Below the run's folder: one folder for each format"""
 FLAGS = ("int8", "after_prepare")
 TEXTS = {"name": 60, "license": 60, "state": 20}
-"""Options with a value, and how long that may be"""
+"""Options with a value, and the largest length of the value"""
 
 
 async def start_export(request: Request) -> Response:
@@ -596,7 +602,7 @@ async def start_export(request: Request) -> Response:
 
 
 def submit_export(workspace: Workspace, run: str, values: dict[str, Any]) -> str:
-    """Put an export into the queue; one of the same format is replaced."""
+    """Put an export into the queue; an export of the same format is replaced."""
     from slipstream.exporting.formats import find_format
 
     to = values.get("to")
@@ -617,7 +623,7 @@ def submit_export(workspace: Workspace, run: str, values: dict[str, Any]) -> str
 
 
 def _read_options(values: Any, settings: tuple[str, ...]) -> list[str]:
-    """Return the options of a format as the command line has them."""
+    """Return the options of a format for the command line."""
     if values is None:
         return []
     if not isinstance(values, dict):
@@ -662,7 +668,7 @@ def list_exports(request: Request) -> Response:
 
 
 def _read_export(workspace: Workspace, folder: Path, run: str, to: str) -> dict[str, Any] | None:
-    """Return what export.json says, for a page."""
+    """Return the content of export.json for a page."""
     content = read_object(_find_export(workspace, folder, run, to) / EXPORT_FILE)
     if not content:
         return None

@@ -29,16 +29,16 @@ from slipstream.data.predictions import (
 from slipstream.reporting.charts import GAP, interrupt, round_values, thin
 
 BINS = 120
-"""Of the error over time"""
+"""Bins of the error over time"""
 MAX_WORST = 24
 MAX_BLOCKS = 2_000
-"""That are resampled; of more, the mean is certain enough to draw from some"""
-WAY = 1 << 40
-"""Blocks of rows that a series may have"""
+"""Blocks up to which all are resampled; above, a sample of them is precise enough"""
+MAX_STARTS = 1 << 40
+"""Rows of a series that a key can tell apart"""
 
 
 class Blocks(NamedTuple):
-    """Windows of a series that share rows, together."""
+    """Windows of a series that share rows, as one block."""
 
     key: Array
     total: Array
@@ -46,10 +46,10 @@ class Blocks(NamedTuple):
     worst: Array
     """The mean error of the worst window"""
     start: Array
-    """Its first predicted row"""
+    """First predicted row of the worst window"""
     low: Array
     high: Array
-    """Its range of x"""
+    """The range of x"""
 
 
 @dataclass
@@ -87,8 +87,8 @@ class ErrorSums:
 
 @lru_cache(16)
 def compute_digest(file: PredictionFile, target: str, span: int) -> dict[str, Any]:
-    """Return the errors of a target, or of classes (`target` is empty): windows whose first rows
-    are less than `span` rows apart count as one place."""
+    """Return the errors of a target, or of classes (`target` is empty). Windows whose first rows
+    are less than `span` rows apart form one block."""
     sums = ErrorSums(len(file.names), file.range)
     blocks: list[Blocks] = []
     for part in file.read(file.shape.list_columns(target)):
@@ -111,7 +111,7 @@ def compute_digest(file: PredictionFile, target: str, span: int) -> dict[str, An
 
 
 def _merge_windows(part: Predictions, error: Array, span: int) -> Blocks:
-    """Return the windows of a group by their places."""
+    """Return the windows of a group by their blocks."""
     if not len(part):
         return Blocks(*(np.empty(0),) * 7)
     starts, x = part.find_starts(), part.read_x()
@@ -119,7 +119,7 @@ def _merge_windows(part: Predictions, error: Array, span: int) -> Blocks:
     first = np.concatenate([[0], np.flatnonzero(change) + 1])
     last = np.append(first[1:], len(part)) - 1
     mean = np.add.reduceat(error, first) / (last - first + 1)
-    key = part.codes[first] * WAY + starts[first] // span
+    key = part.codes[first] * MAX_STARTS + starts[first] // span
     known = np.isfinite(mean)
     total, count = np.where(known, mean, 0.0), known.astype(float)
     worst = np.where(known, mean, np.inf)
@@ -133,7 +133,7 @@ def _join(parts: Sequence[Blocks]) -> Blocks:
 
 
 def _group(blocks: Blocks) -> Blocks:
-    """Merge entries of the same place; its worst window stands for it."""
+    """Merge entries of the same block; its worst window represents it."""
     if not len(blocks.key):
         return blocks
     if np.any(np.diff(blocks.key) < 0):
@@ -143,29 +143,29 @@ def _group(blocks: Blocks) -> Blocks:
     sums = [np.add.reduceat(column, first) for column in (blocks.total, blocks.windows)]
     largest = np.maximum.reduceat(blocks.worst, first)
     sizes = np.diff(np.append(first, len(blocks.key)))
-    # the first window of each place that is as bad as its worst
+    # the first window of each block that is as bad as its worst
     worst = np.flatnonzero(blocks.worst == np.repeat(largest, sizes))
     heads = worst[np.searchsorted(worst, first)]
     return Blocks(blocks.key[first], *sums, *(column[heads] for column in blocks[3:]))
 
 
 def _list_worst(blocks: Blocks, file: PredictionFile) -> list[dict[str, Any]]:
-    """Return the worst windows, one of each place and not of its neighbour as well."""
+    """Return the worst windows, at most one of two neighbouring blocks."""
     used: set[int] = set()
     result: list[dict[str, Any]] = []
-    for place in np.argsort(-blocks.worst, kind="stable").tolist():
-        key = int(blocks.key[place])
+    for block in np.argsort(-blocks.worst, kind="stable").tolist():
+        key = int(blocks.key[block])
         if not used.isdisjoint((key - 1, key, key + 1)):
             continue
         used.add(key)
         size = file.shape.x_size
-        worst = float(blocks.worst[place])
+        worst = float(blocks.worst[block])
         result.append(
             {
-                "series": key // WAY,
-                "row": int(blocks.start[place]),
-                "low": float(blocks.low[place]) / size,
-                "high": float(blocks.high[place]) / size,
+                "series": key // MAX_STARTS,
+                "row": int(blocks.start[block]),
+                "low": float(blocks.low[block]) / size,
+                "high": float(blocks.high[block]) / size,
                 "error": worst if np.isfinite(worst) else None,
             }
         )
@@ -198,13 +198,13 @@ def _describe_time(sums: ErrorSums, file: PredictionFile) -> dict[str, Any]:
 
 
 def _divide(total: Any, count: Any) -> Any:
-    """Divide; NaN where there is nothing."""
+    """Divide; the result is NaN where the divisor is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(total, dtype=float) / np.where(np.asarray(count) > 0, count, np.nan)
 
 
 def _bootstrap(blocks: Blocks) -> list[float] | None:
-    """Return the 95 % interval of the mean error, by resampling places; None with too few."""
+    """Return the 95 % interval of the mean error, by resampling blocks; None with too few."""
     total, count = (column[blocks.windows > 0] for column in (blocks.total, blocks.windows))
     if len(total) < MIN_BLOCKS:
         return None
@@ -225,7 +225,7 @@ MAX_POINTS = 4_000
 
 
 class PlotView(NamedTuple):
-    """What of a series is drawn."""
+    """The part of a series that is drawn."""
 
     series: int
     target: str
@@ -272,7 +272,7 @@ def read_plot(file: PredictionFile, view: PlotView) -> dict[str, Any]:
 
 
 def _measure(file: PredictionFile, part: PlotRows) -> Array:
-    """Return the known absolute errors, or of classes whether each is wrong."""
+    """Return the known absolute errors; for classes, whether each is wrong."""
     truth, predicted = part.values[:2]
     known = np.isfinite(truth) & np.isfinite(predicted)
     error = np.abs(predicted - truth)[known]
@@ -307,7 +307,7 @@ def _select(file: PredictionFile, view: PlotView) -> Iterator[PlotRows]:
 
 
 def _read_columns(file: PredictionFile, view: PlotView, part: Predictions) -> list[Array]:
-    """Return the truth, the prediction, and what is drawn beside them."""
+    """Return the truth, the prediction, and further lines of the plot."""
     shape = file.shape
     if shape.classes:
         missing = np.full(len(part), np.nan)
@@ -321,8 +321,8 @@ def _read_columns(file: PredictionFile, view: PlotView, part: Predictions) -> li
 
 @lru_cache(32)
 def lay_out(file: PredictionFile, series: int, window: int | None = None) -> Array:
-    """Return the first rows of a series' windows that follow each other without overlap; that of
-    `window` is one of them."""
+    """Return the first rows of a series' windows that follow one another without overlap; `window`,
+    if given, is among them."""
     firsts, length = [], 1
     for part in file.read([], series=series):
         chosen = part.codes == series
@@ -343,7 +343,7 @@ def _join_rows(parts: list[PlotRows]) -> PlotRows:
 
 
 def _shrink(rows: PlotRows, limit: int) -> PlotRows:
-    """Retain the extremes of what is drawn."""
+    """Thin out the rows, retaining the extremes of every line."""
     truth, predicted, *bounds = rows.values
     lines = [predicted, *([] if np.isnan(truth).all() else [truth, predicted - truth])]
     retained = thin([*lines, *bounds[:1]], limit)

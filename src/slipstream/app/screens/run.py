@@ -43,7 +43,7 @@ FILES = {
     "events.jsonl": "Event log",
     "model.zip": "Model",
 }
-"""What can be downloaded, by its fixed name"""
+"""Files that can be downloaded, by their fixed names"""
 MAX_EPOCHS = 100_000
 SEARCH = "search"
 
@@ -81,7 +81,7 @@ def show(request: Request) -> Response:
 
 
 def _list_parts(name: str, folder: Path) -> list[dict[str, str]]:
-    """Return the runs that a run without a log of its own, such as a probe, holds."""
+    """Return the runs inside a run without a log of its own, such as a probe."""
     if (folder / "events.jsonl").exists():
         return []
     inner = sorted(path for path in folder.iterdir() if path.is_dir() and looks_like_run(path))
@@ -89,7 +89,7 @@ def _list_parts(name: str, folder: Path) -> list[dict[str, str]]:
 
 
 def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the metrics of the model beside those of the baselines, the best first."""
+    """Return the metrics of the model and the baselines, the best first."""
     try:
         layout = choose_layout(summary)
         columns = layout.columns
@@ -203,8 +203,8 @@ def submit_resume(workspace: Workspace, name: str, epochs: Any) -> str:
 
 
 def load_resumed(workspace: Workspace, folder: Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the config of a run to be resumed. It may come from elsewhere, so that what it names
-    is checked as a form is."""
+    """Return the config of a run to be resumed. It may come from another machine, so its paths and
+    classes are checked like a form's."""
     config = configs.load(runs.load_config(runs.Run(folder)), overrides)
     try:
         app_settings.refuse_unsafe(workspace, config)
@@ -249,7 +249,7 @@ def download(request: Request) -> Response:
 
 
 def make_download_name(folder: Path) -> str:
-    """Return a run's name as a download's name can have it."""
+    """Return a run's name with only characters that are safe in a download's name."""
     return "".join(
         character if character.isascii() and (character.isalnum() or character in "._-") else "-"
         for character in folder.name

@@ -1,4 +1,5 @@
-"""The forms of searches and of pre-training: that of a new run, with parts of their own."""
+"""The forms of searches and of pre-training, which extend the form of a new run, and the page of a
+search."""
 
 from __future__ import annotations
 
@@ -56,13 +57,13 @@ def _list_rows(config: Config | None) -> list[dict[str, Any]]:
 def show_pretraining(request: Request) -> Response:
     """The form of pre-training, and the encoders there are."""
     workspace = get_workspace(request)
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     encoders = [row for row in rows if row["kind"] == "pretrain"]
     return show_form(request, forms.PRETRAIN, "pretrain_form.html", encoders=encoders)
 
 
 async def check_search(request: Request) -> Response:
-    """Check the form of a search: what is wrong, or its config and command."""
+    """Check the form of a search: return its mistakes, or its config and command."""
     workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     if checked.config is None:
@@ -94,7 +95,7 @@ def _check_search(workspace: Workspace, values: dict[str, Any]) -> Checked:
 
 
 def _describe_problems(checked: Checked, values: dict[str, Any]) -> dict[str, Any]:
-    """Return problems by setting; those of the space also by the row that they name."""
+    """Return problems by setting; problems of the space also by the row that they name."""
     message = checked.problems.get(SPACE) or checked.problems.get("tune", "")
     stated = message.partition("; did you mean")[0]
     named = [
@@ -109,14 +110,14 @@ def _describe_problems(checked: Checked, values: dict[str, Any]) -> dict[str, An
 
 
 def _list_names(space: Any) -> list[str]:
-    """Return the settings of the rows, as messages have them."""
+    """Return the settings of the rows, as messages name them."""
     rows = space if isinstance(space, list) else []
     names = [row.get("setting") if isinstance(row, dict) else None for row in rows]
     return [f'"{name.strip()}"' if isinstance(name, str) else "\0" for name in names]
 
 
 async def start_search(request: Request) -> Response:
-    """Start a search; return its job, or what is wrong."""
+    """Start a search; return its job, or the mistakes."""
     workspace, values = get_workspace(request), await read_request(request)
     checked = await run_in_threadpool(_check_search, workspace, values)
     if checked.config is None:
@@ -140,7 +141,7 @@ async def _check_pretraining(workspace: Workspace, values: dict[str, Any]) -> Ch
 
 
 async def start_pretraining(request: Request) -> Response:
-    """Start pre-training; return its job, or what is wrong."""
+    """Start pre-training; return its job, or the mistakes."""
     workspace, values = get_workspace(request), await read_request(request)
     checked = await _check_pretraining(workspace, values)
     if checked.config is None:
@@ -154,13 +155,13 @@ TESTS = {"best": "the chosen settings", "default": "the settings without a searc
 """Runs in retrained/"""
 MAX_TRIALS = 1_000_000
 LIMITS = ("trials", "minutes")
-"""What a resumed search may have more of"""
+"""Limits that can be raised when a search is resumed"""
 
 
 def list_searches(request: Request) -> Response:
     """The searches of the folder."""
     workspace = get_workspace(request)
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] == KIND]
     return render(request, "searches.html", searches=searches, command="slipstream tune CONFIG")
 
@@ -216,7 +217,7 @@ def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
-    """Return the runs that a search has made of retrained models."""
+    """Return the test runs of a search's retrained models."""
     return [
         {"what": description, "url": quote(f"{name}/retrained/{folder_name}")}
         for folder_name, description in TESTS.items()
@@ -254,14 +255,14 @@ def _find_storage(folder: Path) -> str | None:
 
 
 def _explain_storage(folder: Path) -> str:
-    """Say how to resume a search whose study this app cannot find by itself; empty where it can."""
+    """Say how to resume a search whose study this app cannot find by itself; "" where it can."""
     storage = studies.read_storage(folder)
     is_found = storage is None or studies.find_storage(storage) is not None
     return "" if storage is None or is_found else str(studies.explain_missing(folder, storage))
 
 
 def list_trials(request: Request) -> Response:
-    """All that the page draws, as JSON."""
+    """The data of the page, as JSON."""
     folder = paths.find_run_folder(get_workspace(request).folder, request.path_params["run"])
     return reply(describe_search(folder))
 

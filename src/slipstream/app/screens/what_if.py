@@ -36,8 +36,9 @@ KIND = "model.kind"
 BUDGET = ("train.epochs",)
 """Settings that a run made from a try takes from the base instead"""
 FEW_EPOCHS = 3
+"""Epochs of a try at first, so that its result appears within seconds"""
 TIME_LIMIT_S = 30
-"""A try is cut after so many seconds of training"""
+"""Seconds of training after which a try is cut off"""
 FIXED = (f"train.minutes={TIME_LIMIT_S / 60:g}", "train.repeats=1", "name=try")
 """Options that every try has"""
 STOPS: dict[str, tuple[float, ...]] = {
@@ -51,25 +52,25 @@ STOPS: dict[str, tuple[float, ...]] = {
 }
 """Positions of a slider; the base's own value is one more"""
 CONTEXTS = (0.125, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4)
-"""The same as multiples of the base's context"""
+"""Positions of the context's slider, as multiples of the base's context"""
 LABELS = {"train.weight_decay": "Weight decay"}
 MAX_TEXT = 40
 
 
 @dataclass(frozen=True)
 class Slider:
-    """A setting with the values that its slider has."""
+    """A setting and the positions of its slider."""
 
     setting: str
     label: str
     help: str
     stops: tuple[float, ...]
     value: float
-    """Of the base; the budget's, where that is smaller"""
+    """The base's value, or the budget's where that is smaller"""
 
 
 def list_sliders(base: Config) -> list[Slider]:
-    """Return a slider for each setting that a base config has as one number."""
+    """Return a slider for each setting that is a single number in the base config."""
     help_texts = {
         control.setting: (control.label, control.help) for control in forms.list_controls()
     }
@@ -88,7 +89,7 @@ def list_sliders(base: Config) -> list[Slider]:
 
 
 def _list_contexts(base: Config) -> tuple[float, ...]:
-    """Return contexts around the base's, as multiples of a patch."""
+    """Return contexts around the base's context, as multiples of a patch."""
     patch = base.model.patch
     rounded = (round(base.data.context * factor / patch) * patch for factor in CONTEXTS)
     return tuple(context for context in rounded if context >= patch)
@@ -108,12 +109,13 @@ def read_setting(config: Config | Mapping[str, Any], setting: str) -> Any:
 
 
 def list_values(base: Config, sliders: list[Slider]) -> dict[str, Any]:
-    """Return the values that a page begins with."""
+    """Return the initial values of a page."""
     return {KIND: base.model.kind} | {slider.setting: slider.value for slider in sliders}
 
 
 def list_options(base: Config, values: Any) -> list[str]:
-    """Return the options of the command that tries some values: those that differ from the base."""
+    """Return the options of the command that tries some values, for values that differ from the
+    base."""
     if not isinstance(values, dict):
         raise UserError("values: expected an object")
     sliders = list_sliders(base)
@@ -194,8 +196,8 @@ def load_base(workspace: Workspace, session: str) -> Config:
 
 def build_command(workspace: Workspace, session: str, options: Sequence[str]) -> list[str]:
     """Return the command of a try; its paths are relative to the folder of the app."""
-    place = f"{FOLDER}/{session}"
-    command = ["train", f"{place}/{BASE}", "--out", place]
+    folder = f"{FOLDER}/{session}"
+    command = ["train", f"{folder}/{BASE}", "--out", folder]
     for option in options:
         command += ["--set", str(option)]
     return command + (["--allow-code"] if workspace.allow_code else [])
@@ -241,7 +243,7 @@ def stop_tries(workspace: Workspace, session: str) -> None:
 
 
 def remove_stopped(workspace: Workspace, session: str) -> None:
-    """Remove what is left of tries that were stopped before they had a result."""
+    """Remove the folders of tries that were stopped before they had a result."""
     for job in list_jobs(workspace, session):
         folder = workspace.folder / (job.run or "")
         is_ours = job.run is not None and folder.parent.name == session
@@ -269,7 +271,7 @@ def list_tries(workspace: Workspace, session: str, names: Sequence[str]) -> Hist
 
 
 def _read_try(workspace: Workspace, folder: Path) -> dict[str, Any] | None:
-    """Return what the history shows of a try; None where it has no result yet."""
+    """Return the history's entry of a try; None where it has no result yet."""
     try:
         changed_ns = (folder / "metrics.json").stat().st_mtime_ns
     except OSError:
@@ -328,7 +330,7 @@ MAX_RUNS = 50
 
 
 def show(request: Request) -> Response:
-    """The page: sliders for a session, or else what to begin with."""
+    """The page: the sliders of a session, or else a choice of starting points."""
     workspace = get_workspace(request)
     session = request.query_params.get("session", "")
     if not session:
@@ -366,7 +368,7 @@ def _is_own(config: str) -> bool:
 
 
 def _list_runs(workspace: Workspace) -> list[dict[str, Any]]:
-    rows = workspace.rows.list(workspace.folder, workspace.places)
+    rows = workspace.rows.list(workspace.folder, workspace.run_folders)
     return [row for row in rows if row["kind"] == "train"][:MAX_RUNS]
 
 
@@ -405,13 +407,13 @@ def describe(request: Request) -> Response:
 
 
 def _format_command(workspace: Workspace, session: str, base: Config, values: Any) -> str:
-    """Return the command that tries some values, as a shell takes it."""
+    """Return the shell command that tries some values."""
     options = list_options(base, values)
     return shlex.join(["slipstream", *build_command(workspace, session, options)])
 
 
 async def start(request: Request) -> Response:
-    """Try some values: return the job, or the finished try that had them, or what is wrong."""
+    """Try some values: return the job, a finished try with the same values, or the mistakes."""
     workspace = get_workspace(request)
     session = request.path_params["session"]
     values = (await read_request(request)).get("values")

@@ -1,4 +1,4 @@
-"""The lowest and highest values of stretches of rows, at several lengths, in files beside them.
+"""The lowest and highest values of bins of rows at several lengths, in files beside the values.
 
 The first level has one pair for every `BASE` rows, each further one for `RATIO` times as many. A
 plot reads the level that has little more than it has pixels, so its cost does not grow with rows.
@@ -21,8 +21,9 @@ from slipstream.base.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 BASE, RATIO = 32, 4
+"""Rows of a pair in the first level, and how many times as many each further level has"""
 FEWEST = 256
-"""Pairs of the last level, at least"""
+"""The smallest number of pairs of the last level"""
 WIDTH = 8
 """Bytes of a number"""
 
@@ -31,14 +32,14 @@ class Level(NamedTuple):
     """One level of a column, in its file."""
 
     rows: int
-    """Rows of a pair"""
+    """Rows of one pair"""
     size: int
     offset: int
-    """Where its numbers begin, among the numbers of the file: lows, then highs"""
+    """Position of the level's first number in the file: lows, then highs"""
 
 
 def list_levels(num_rows: int) -> list[Level]:
-    """List the levels of a column of so many rows."""
+    """List the levels of a column with this many rows."""
     levels: list[Level] = []
     rows, offset = BASE, 0
     while num_rows > rows and (not levels or levels[-1].size > FEWEST):
@@ -50,7 +51,7 @@ def list_levels(num_rows: int) -> list[Level]:
 
 
 class LevelWriter:
-    """Writes a column's values as they come, then its levels."""
+    """Writes a column's values batch by batch, then its levels."""
 
     def __init__(self, path: Path) -> None:
         self._values = path.with_suffix(".values").open("wb")
@@ -91,8 +92,8 @@ class LevelWriter:
 def reduce_groups(
     low: Floats, high: Floats, starts: npt.NDArray[np.int64]
 ) -> tuple[Floats, Floats]:
-    """Return the lowest and the highest value of groups that begin at `starts`; NaN where a group
-    has none."""
+    """Return the lowest and the highest value of groups that begin at `starts`; NaN for a group
+    without values."""
     return np.fmin.reduceat(low, starts), np.fmax.reduceat(high, starts)
 
 
@@ -102,7 +103,7 @@ def read_values(path: Path, begin: int, end: int) -> Floats:
 
 
 def map_values(path: Path, kind: str = "float64") -> npt.NDArray[np.generic]:
-    """Map a column into memory, where single rows are looked up."""
+    """Map a column into memory, to look up single rows."""
     if not path.with_suffix(".values").stat().st_size:
         return np.empty(0, kind)
     return np.memmap(path.with_suffix(".values"), dtype=kind, mode="r")
@@ -127,42 +128,43 @@ def read_level(path: Path, level: Level, begin: int, end: int) -> tuple[Floats, 
 
 TIME, ROW = "time", "row"
 GAP = 1.5
-"""Stretches that are this many times as far apart as usual are not connected"""
+"""Bins that are this many usual steps apart are not connected"""
 COMMON = 0.9
-"""Share of the steps that is no longer than the usual one"""
+"""Share of the steps that are at most as long as the usual step"""
 MAX_WIDTH = 4_000
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a plot shows."""
+    """The range, the column and the width of a plot."""
 
     column: int
     axis: str = ROW
     series: int | None = None
     begin: float | None = None
     end: float | None = None
-    """In units of the axis; None for everything"""
+    """The range in units of the axis; None for everything"""
     width: int = 1000
-    """Stretches, at most"""
+    """The largest number of bins"""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a plot: a range of the file, or a list of rows where series take turns."""
+    """The rows of a plot: a range of the file, or a list of rows where series alternate."""
 
     begin: int
     end: int
     order: npt.NDArray[Any] | None = None
 
     def look_up(self, values: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> Floats:
-        """Return the values of rows that are counted from the first."""
+        """Return the values of rows, counted from the first row of the plot."""
         rows = offsets + self.begin if self.order is None else self.order[offsets + self.begin]
         return np.asarray(values[rows], dtype=np.float64)
 
 
 def draw(table: CachedTable, request: Request) -> dict[str, Any]:
-    """Return what a plot shows; the column, and where needed the time and the series, were read."""
+    """Return the lines of a plot; the column, and where needed the time and the series, must have
+    been read."""
     rows = _find_rows(table, request.series)
     axis = _Axis(table, rows, request.axis)
     first, last = axis.find_rows(request.begin, request.end)
@@ -212,14 +214,14 @@ class _Axis:
         return self.rows.look_up(self.times, offsets)
 
     def find_rows(self, begin: float | None, end: float | None) -> tuple[int, int]:
-        """Return the rows of a range, and one more at each side."""
+        """Return the rows of a range, and one more on each side."""
         first = 0 if begin is None else self._search(begin) - 1
         last = self.num_rows if end is None else self._search(end) + 1
         first = min(max(first, 0), max(self.num_rows - 1, 0))
         return first, min(max(last, first + 1), self.num_rows)
 
     def _search(self, value: float) -> int:
-        """Return the first row that is not before a place of the axis."""
+        """Return the first row that is not before a position on the axis."""
         if not math.isfinite(value):
             raise UserError("the range of the plot is no number")
         low, high = 0, self.num_rows
@@ -234,7 +236,7 @@ class _Axis:
     def place(
         self, offsets: npt.NDArray[np.int64], low: Floats, high: Floats
     ) -> tuple[Floats, Floats, Floats]:
-        """Return where stretches lie, with an empty one after those that a gap follows."""
+        """Return the positions of bins, with an empty bin after every bin that a gap follows."""
         x = self._to_units(offsets)
         if self.times is None or len(offsets) < 2:
             return x, low, high
@@ -250,7 +252,7 @@ class _Axis:
 def _decimate(
     path: Any, rows: Rows, first: int, last: int, width: int
 ) -> tuple[npt.NDArray[np.int64], Floats, Floats]:
-    """Return the first rows of stretches, and the lowest and the highest value of each."""
+    """Return the first rows of bins, and the lowest and the highest value of each."""
     if rows.order is not None:
         offsets = np.arange(first, last)
         low = high = rows.look_up(map_values(path), offsets)

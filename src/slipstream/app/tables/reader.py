@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -18,9 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from slipstream import config as configs
 from slipstream.app.tables import levels
@@ -28,25 +25,17 @@ from slipstream.app.tables.levels import Floats, LevelWriter
 from slipstream.app.tables.service import CachedTable
 from slipstream.base.errors import UserError, to_json_message
 from slipstream.base.statistics import Moments
-from slipstream.config import Config
+from slipstream.config import Config, Data
 from slipstream.data import files
-from slipstream.data.columns import clean_text, is_text, read_codes
+from slipstream.data.columns import clean_text, is_text
 from slipstream.data.formats import arrow, find_format
 from slipstream.data.formats.reader import Batch, OpenTable, open_table
+from slipstream.data.roles import identify_series
 from slipstream.data.table import FILE_COLUMN, DataTable, avoid_pandas
+from slipstream.data.times import EVIDENCE_ROWS, GAP, TimeOrder, TimeSource, find_time
 from slipstream.reporting.wording import find_unit
 from slipstream.runs import to_json
-from slipstream.tools.columns import (
-    FORMAT_ROWS,
-    GAP,
-    MAX_DISTINCT,
-    MIN_TEXTS,
-    ColumnProfile,
-    TimeOrder,
-    TimeSource,
-    find_time,
-    parse_cells,
-)
+from slipstream.tools.columns import MIN_TEXTS, ColumnProfile, TextCounter, parse_cells
 from slipstream.tools.inspection import (
     inspect_path,
     open_tables,
@@ -56,7 +45,7 @@ from slipstream.tools.inspection import (
 Report = Callable[[float], None]
 COPY = "table.arrow"
 PART_VALUES = 1 << 20
-"""Values that are read at a time; more at a time are slower"""
+"""Values that are read at a time; larger parts are slower"""
 MAX_CELL = 200
 """Characters of a cell that a page of rows shows"""
 MAX_COLUMNS = 100
@@ -73,7 +62,8 @@ KINDS = (
 
 
 def describe_table(cached: CachedTable, report: Report) -> dict[str, Any]:
-    """Return rows, columns and the time of a file; copy it first if it cannot be read in place."""
+    """Return rows, columns and the time of a file; copy the file first if it cannot be read in
+    place."""
     table = _read_in_place(cached)
     facts: dict[str, Any] = {}
     if table is None:
@@ -102,7 +92,7 @@ def describe_table(cached: CachedTable, report: Report) -> dict[str, Any]:
 
 
 def load_table(cached: CachedTable) -> DataTable:
-    """Return the table of a file that was described."""
+    """Return the table of a file that `describe_table` has read."""
     facts = cached.read("table")
     table = _read_in_place(cached) or arrow.read_arrow(cached.folder / COPY, cached.path.name)
     return replace(table, decimal=facts["decimal"], delimiter=facts["delimiter"])
@@ -139,7 +129,8 @@ def _format(cell: Any) -> str | None:
 
 
 def _read_in_place(cached: CachedTable) -> DataTable | None:
-    """Return the table of a file whose columns are read where they are; None for other formats."""
+    """Return the table of a file whose columns can be read without a copy; None for other
+    formats."""
     file_format = find_format(cached.path)
     if cached.path.is_dir() or file_format is None or not file_format.load().reads_in_place:
         return None
@@ -147,7 +138,7 @@ def _read_in_place(cached: CachedTable) -> DataTable | None:
 
 
 def _copy(cached: CachedTable, report: Report) -> dict[str, Any]:
-    """Copy all rows to one Arrow file; return what is known of its format."""
+    """Copy all rows to one Arrow file; return the facts about its format."""
     options, _ = parse_options(cached.overrides)
     _, paths = files.expand_path(cached.path)
     total = sum(path.stat().st_size for path in paths)
@@ -226,11 +217,10 @@ def _fit(batch: Batch, schema: pa.Schema, name: str) -> pa.Table:
 
 
 def _read_head(table: DataTable) -> tuple[Batch, dict[str, Any] | None]:
-    """Return the first rows of the columns whose type they tell, and which columns hold the
-    time."""
+    """Return the first rows of text columns, and the columns that hold the time."""
     types = {name: table.reader.get_type(name) for name in table.column_names}
     dated = [name for name, kind in types.items() if _is_dated(kind)]
-    part = table.slice_rows(0, min(FORMAT_ROWS, table.num_rows))
+    part = table.slice_rows(0, min(EVIDENCE_ROWS, table.num_rows))
     needed = [name for name, kind in types.items() if not dated or is_text(kind)]
     head = {name: part.read_column(name) for name in needed}
     if dated:
@@ -249,7 +239,7 @@ def _is_dated(kind: pa.DataType) -> bool:
 
 
 def _find_kind(table: DataTable, name: str, head: Mapping[str, Any]) -> str:
-    """Return the type of a column, of text by its first rows."""
+    """Return the type of a column; the type of text comes from its first rows."""
     kind = table.reader.get_type(name)
     for test, word in KINDS:
         if test(kind):
@@ -269,7 +259,7 @@ MICROSECONDS = 1e6
 
 
 class _Parsed(NamedTuple):
-    """The values of a batch."""
+    """The numbers of a batch, and its cells that are no numbers."""
 
     numbers: Floats
     not_numbers: Any = None
@@ -277,29 +267,34 @@ class _Parsed(NamedTuple):
 
 
 def build_column(cached: CachedTable, column: int, report: Report) -> dict[str, Any]:
-    """Write a column's values; return what they tell."""
+    """Write a column's values; return its statistics."""
     table = load_table(cached)
     name = _get_name(table, column)
     _check_disk(cached, table.num_rows)
     path = cached.folder / f"column-{column}"
     writer, moments, missing = LevelWriter(path), Moments(), 0
-    texts = _Texts()
+    texts = TextCounter()
     for batch in iter_batches(table, [name]):
-        parsed = _parse(batch[name], table, texts.has_only_text and not moments.count)
+        only_text = texts.total > MIN_TEXTS and not moments.count
+        parsed = _parse(batch[name], table, only_text)
         known = parsed.numbers[np.isfinite(parsed.numbers)]
-        num_texts = 0 if parsed.not_numbers is None else texts.add(parsed.not_numbers)
-        missing += len(parsed.numbers) - len(known) - num_texts
+        missing += len(parsed.numbers) - len(known)
+        if parsed.not_numbers is not None:
+            texts.add(parsed.not_numbers)
+            missing -= len(parsed.not_numbers)
         moments.add(known)
         writer.add(np.where(np.isfinite(parsed.numbers), parsed.numbers, np.nan))
         report(writer.num_rows / table.num_rows)
     writer.finish()
-    is_number = moments.count > texts.count
+    is_number = moments.count > texts.total
     facts: dict[str, Any] = {"rows": table.num_rows, "missing": missing, "plot": is_number}
-    if texts.count:
-        facts |= texts.describe()
+    if texts.total:
+        common = texts.counts.most_common(MAX_TEXTS)
+        facts["texts"] = [[text[:100], count] for text, count in common]
+        facts["distinct"] = None if texts.has_many else len(texts.counts)
     if is_number:
         facts |= {"low": moments.low, "high": moments.high, "mean": moments.mean}
-        facts |= {"deviation": moments.deviation, "others": texts.count}
+        facts |= {"deviation": moments.deviation, "others": texts.total}
         facts["histogram"] = _count(path, table.num_rows, moments)
     return facts
 
@@ -379,37 +374,8 @@ def _to_floats(values: pa.ChunkedArray) -> Floats:
     return np.asarray(floats.to_numpy(), dtype=np.float64)
 
 
-class _Texts:
-    """Counts the texts of a column, unless they are too many."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.counts: Counter[str] = Counter()
-        self.is_open = True
-
-    @property
-    def has_only_text(self) -> bool:
-        """Whether no number is to be expected, if there was none."""
-        return self.count > MIN_TEXTS
-
-    def add(self, texts: pa.ChunkedArray) -> int:
-        self.count += len(texts)
-        if self.is_open:
-            for entry in pc.value_counts(texts).to_pylist():
-                self.counts[entry["values"]] += entry["counts"]
-            self.is_open = len(self.counts) <= MAX_DISTINCT
-        return len(texts)
-
-    def describe(self) -> dict[str, Any]:
-        common = [[text[:100], count] for text, count in self.counts.most_common(MAX_TEXTS)]
-        return {
-            "texts": common if self.is_open else [],
-            "distinct": len(self.counts) if self.is_open else None,
-        }
-
-
 class _Gaps:
-    """Remembers the longest gaps of the time."""
+    """Keeps the longest gaps of the time."""
 
     def __init__(self) -> None:
         self.gaps: list[tuple[float, int, float]] = []
@@ -437,7 +403,7 @@ class _Gaps:
 
 
 def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
-    """Return how many values lie in each part of the range."""
+    """Return a histogram of the values."""
     low, size = moments.low, moments.high - moments.low
     counts = np.zeros(BINS, dtype=np.int64)
     if not size or not np.isfinite(size):
@@ -451,6 +417,7 @@ def _count(path: Any, num_rows: int, moments: Moments) -> list[int]:
 
 MAX_SERIES = 5_000
 PART_ROWS = 1 << 18
+"""Rows at a time, so that all columns of a part fit into memory"""
 
 
 def correlate(cached: CachedTable, report: Report) -> dict[str, Any]:
@@ -494,8 +461,8 @@ def _divide(sums: Floats) -> Floats:
 
 
 def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
-    """Return the series that the columns of `data.id` tell apart, or files; write the order of rows
-    where series take turns."""
+    """Return the series by the columns of `data.id`, or by files; write the order of rows where
+    series alternate."""
     table = load_table(cached)
     named = (cached.read("findings") or {}).get("config", {}).get("data", {}).get("id")
     names = [named] if isinstance(named, str) else list(named or ())
@@ -503,10 +470,7 @@ def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
         names = [FILE_COLUMN]
     if not names:
         return {"by": [], "series": [], "mixed": False, "more": 0}
-    codes, labels = np.zeros(table.num_rows, dtype=np.int64), [""]
-    for name in names:
-        more, texts = read_codes(table, name, "data.id")
-        codes, labels = _combine(codes * len(texts) + more, labels, texts)
+    codes, labels = identify_series(table, Data(path=str(cached.path), id=tuple(names)))
     report(0.5)
     starts = np.flatnonzero(np.diff(codes, prepend=-1))
     mixed = len(starts) > len(labels)
@@ -528,25 +492,8 @@ def find_series(cached: CachedTable, report: Report) -> dict[str, Any]:
     }
 
 
-def _combine(
-    codes: npt.NDArray[np.int64], labels: list[str], texts: list[str]
-) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return codes of the combinations that occur, numbered as they first appear."""
-    values, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    names = [
-        " / ".join(
-            part for part in (labels[value // len(texts)], texts[value % len(texts)]) if part
-        )
-        for value in values[order].tolist()
-    ]
-    return rank[inverse], names
-
-
 def inspect(cached: CachedTable, _: Report) -> dict[str, Any]:
-    """Return what `slipstream inspect` finds."""
+    """Return the findings of `slipstream inspect`."""
     return inspect_path(str(cached.path), cached.overrides).to_dict()
 
 
@@ -558,7 +505,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
     "correlations": correlate,
     "series": find_series,
 }
-"""What is written to a file of the task's name, with its arguments"""
+"""Functions by the name of their task; each result is written to a file of that name"""
 
 
 def run_task(request: dict[str, Any], report: Report) -> Any:
@@ -580,14 +527,14 @@ def run_task(request: dict[str, Any], report: Report) -> Any:
 
 
 def answer(line: str, send: Callable[[Any], None]) -> None:
-    """Carry out the task of a line, and send what came of it."""
+    """Run the task of a line, and send its result or its error."""
     last = 0.0
 
-    def report(share: float) -> None:
+    def report(progress: float) -> None:
         nonlocal last
-        if share >= last + 0.01:
-            last = share
-            send({"progress": share})
+        if progress >= last + 0.01:
+            last = progress
+            send({"progress": progress})
 
     try:
         send({"result": run_task(json.loads(line), report)})

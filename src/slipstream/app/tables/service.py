@@ -1,4 +1,4 @@
-"""What the data screen asks for: tasks that run once, in reader processes."""
+"""The tables of the data screen: tasks that run once, in reader processes, and uploads."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ from slipstream.config import Config
 from slipstream.data.formats import ENDINGS, PACKED
 
 IDLE_S = 120.0
-"""How long a process waits for more"""
+"""How long a process waits for another task"""
 TASK_S = 3600.0
 MAX_LINE = 64 << 20
+"""Bytes of an answer, which is one line; asyncio's own limit is 64 kB"""
 
 
 class ReaderPool:
-    """Hands tasks to processes, each of which has one at a time."""
+    """Hands tasks to processes, one task per process at a time."""
 
     def __init__(self, most: int, *, nice: int) -> None:
         self._slots = asyncio.Semaphore(most)
@@ -41,7 +42,7 @@ class ReaderPool:
         self._all: set[Process] = set()
 
     async def prepare(self, count: int) -> None:
-        """Have so many processes wait, unless all are at work."""
+        """Keep this many processes waiting, unless all are busy."""
         while len(self._idle) < count and not self._slots.locked():
             self._release(await self._start())
 
@@ -96,7 +97,7 @@ class ReaderPool:
         asyncio.get_running_loop().call_later(IDLE_S, self._end, process)
 
     def _end(self, process: Process) -> None:
-        """End a process that waits; one that was used meanwhile waits anew."""
+        """End a process that waits, unless it was used in the meantime."""
         if process in self._idle:
             self._idle.remove(process)
             assert process.stdin is not None
@@ -128,10 +129,10 @@ async def _talk(
 
 
 FORMAT = 1
-"""Of what is written; another number makes everything be read again"""
+"""Version of the written files; another number makes everything be read again"""
 MAX_CACHE_BYTES = 16 << 30
 MAX_SHARE = 0.5
-"""Of the free disk and what is kept"""
+"""Largest share of the disk, free and cached, that the cache may use"""
 MAX_FILES = 10_000
 """Files of a folder whose times of change are looked at"""
 
@@ -141,7 +142,7 @@ MAX_CORRELATED = 24
 
 @dataclass(frozen=True)
 class CachedTable:
-    """A version of a file or a folder of files, and where is kept what was found in it."""
+    """A version of a file or folder, and the folder with its findings."""
 
     path: Path
     folder: Path
@@ -149,14 +150,14 @@ class CachedTable:
     """Settings that say how the file is read, as `--set` takes them"""
 
     def read(self, name: str) -> Any:
-        """Return what a task found, None where it has not run."""
+        """Return the result of a task, None where it has not run."""
         try:
             return json.loads((self.folder / f"{name}.json").read_text("utf-8"))
         except (OSError, ValueError):
             return None
 
     def write(self, name: str, value: Any) -> None:
-        """Write what a task found. It can be found again, so that nothing waits for the disk."""
+        """Write the result of a task. It can be computed again, so nothing waits for the disk."""
         path = self.folder / f"{name}.json"
         temporary = path.with_name(f".{name}.{os.getpid()}")
         temporary.write_text(json.dumps(value), "utf-8")
@@ -181,14 +182,14 @@ class TableCache:
         self.root = root
 
     def locate(self, path: Path, overrides: Sequence[str] = ()) -> CachedTable:
-        """Return the place of the present version of a file."""
+        """Return the cache folder for the present version of a file."""
         name = _hash([FORMAT, str(path), *overrides])
         version = _hash([_describe_version(file) for file in _list_files(path)])
         return CachedTable(path, self.root / f"{name}-{version}", tuple(overrides))
 
     def open(self, table: CachedTable) -> None:
-        """Make the place of a file, or mark it as used; remove older versions and, where there is
-        too much, what was not used for the longest time."""
+        """Create the cache folder of a file, or mark it as used; remove older versions and, where
+        there is too much, the folders that were not used for the longest time."""
         table.folder.mkdir(parents=True, exist_ok=True)
         with suppress(OSError):
             os.utime(table.folder)
@@ -248,21 +249,23 @@ def _read_time(folder: Path) -> float:
 
 MAX_UPLOAD_BYTES = 8 << 30
 RESERVE_BYTES = 512 << 20
-"""Of the disk that uploads leave free"""
-SLOW_S, FEWEST_BYTES = 30.0, 64 << 10
-"""In every so many seconds, at least so many bytes have to arrive"""
+"""Bytes of the disk that uploads leave free"""
+SLOW_S, MIN_BYTES = 30.0, 64 << 10
+"""Seconds in which at least `MIN_BYTES` must arrive"""
 MAX_UPLOADS = 4
-"""At the same time"""
+"""Uploads at the same time"""
 WRITE_BYTES = 1 << 20
+"""Bytes that are collected before they are written: chunks of a request are small"""
 MAX_NAME = 80
-PLACE = "data"
-"""The folder of uploads, below that of the app"""
+UPLOADS = "data"
+"""The folder of uploads, below the app's folder"""
 PART = ".upload-"
 STALE_S = 3600.0
+"""Age from which an unfinished upload is taken for one of a killed server"""
 
 
 class UploadError(UserError):
-    """An upload that is not taken, with the status that says why."""
+    """A refused upload, with its HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -270,12 +273,12 @@ class UploadError(UserError):
 
 
 def find_limit(folder: Path) -> int:
-    """Return how many bytes an upload may have now."""
+    """Return the largest number of bytes that an upload may have now."""
     return max(min(MAX_UPLOAD_BYTES, shutil.disk_usage(folder).free - RESERVE_BYTES), 0)
 
 
 def clean_name(name: str) -> str:
-    """Return a name for an upload, of plain characters; its ending must be one that is read."""
+    """Return a name of plain characters for an upload; its ending must be a known format."""
     last = re.split(r"[/\\]", name)[-1]
     plain = unicodedata.normalize("NFKD", last).encode("ascii", "ignore").decode()
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", plain)
@@ -309,7 +312,8 @@ class Uploads:
         self._count = 0
 
     async def receive(self, name: str, size: int | None, chunks: AsyncIterator[bytes]) -> str:
-        """Write an upload; return its path below the folder. What is cut off leaves nothing."""
+        """Write an upload; return its path below the folder. An upload that is cut off leaves
+        nothing."""
         name = clean_name(name)
         if self._count >= MAX_UPLOADS:
             raise UploadError(429, f"{MAX_UPLOADS} uploads are under way; wait for one to end")
@@ -318,19 +322,19 @@ class Uploads:
             raise _refuse(size, limit)
         self._count += 1
         try:
-            place = resolve_below(self.folder, PLACE)
-            place.mkdir(exist_ok=True)
-            _remove_stale(place)
-            part = place / f"{PART}{secrets.token_hex(8)}"
+            folder = resolve_below(self.folder, UPLOADS)
+            folder.mkdir(exist_ok=True)
+            _remove_stale(folder)
+            part = folder / f"{PART}{secrets.token_hex(8)}"
             try:
                 await _write(part, chunks, limit)
-                target = await asyncio.to_thread(_publish, part, place, name)
+                target = await asyncio.to_thread(_publish, part, folder, name)
             finally:
                 with suppress(OSError):
                     part.unlink(missing_ok=True)
         finally:
             self._count -= 1
-        return f"{PLACE}/{target.name}"
+        return f"{UPLOADS}/{target.name}"
 
 
 def _refuse(size: int, limit: int) -> UploadError:
@@ -350,7 +354,7 @@ def _format(size: int) -> str:
 
 
 async def _write(path: Path, chunks: AsyncIterator[bytes], limit: int) -> None:
-    """Write what arrives, while it arrives fast enough and is not too much."""
+    """Write chunks as they arrive, while they come fast enough and are not too large."""
     total, pending = 0, bytearray()
     with path.open("xb") as file:
         async for chunk in _watch_speed(chunks):
@@ -381,7 +385,7 @@ async def _watch_speed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 count += len(chunk)
                 yield chunk
             if time.monotonic() - begin >= SLOW_S:
-                if count < FEWEST_BYTES:
+                if count < MIN_BYTES:
                     slow = f"the upload was too slow: {count:,} bytes in {SLOW_S:g} s"
                     raise UploadError(408, slow)
                 begin, count = time.monotonic(), 0
@@ -390,12 +394,12 @@ async def _watch_speed(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             arrival.cancel()
 
 
-def _publish(part: Path, place: Path, name: str) -> Path:
-    """Give a finished upload its name, or the next one that is free."""
+def _publish(part: Path, folder: Path, name: str) -> Path:
+    """Give a finished upload its name, or the next free one."""
     stem, dot, endings = name.partition(".")
     number = 1
     while True:
-        target = place / (name if number == 1 else f"{stem}-{number}{dot}{endings}")
+        target = folder / (name if number == 1 else f"{stem}-{number}{dot}{endings}")
         try:
             os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         except FileExistsError:
@@ -405,9 +409,9 @@ def _publish(part: Path, place: Path, name: str) -> Path:
         return target
 
 
-def _remove_stale(place: Path) -> None:
-    """Remove what servers left that were killed during an upload."""
-    for path in place.glob(f"{PART}*"):
+def _remove_stale(folder: Path) -> None:
+    """Remove the unfinished uploads of servers that were killed."""
+    for path in folder.glob(f"{PART}*"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > STALE_S:
                 path.unlink()
@@ -416,7 +420,7 @@ def _remove_stale(place: Path) -> None:
 WAIT_S = 1.5
 """How long a request waits for a task before it is answered with its progress"""
 SLOW = ("findings", "correlations")
-"""Tasks that nobody waits for: they come after others, with little priority"""
+"""Tasks that nobody waits for: they run after others, at low priority"""
 
 
 @dataclass
@@ -426,7 +430,7 @@ class _Running:
 
 
 class Tables:
-    """The tables of a folder, read as they are looked at."""
+    """The tables of a folder, read on request."""
 
     def __init__(self, root: Path) -> None:
         self.cache = TableCache(root)
@@ -436,8 +440,7 @@ class Tables:
         self._running: dict[tuple[str, str], _Running] = {}
 
     async def prepare(self) -> None:
-        """Have processes ready for the file that is looked at next: one reads the time, another
-        the first column."""
+        """Start processes for the next file: one reads the time, another the first column."""
         await self._prompt.prepare(2)
 
     async def close(self) -> None:
@@ -447,7 +450,7 @@ class Tables:
         await self._checks.close()
 
     async def ensure(self, table: CachedTable, task: str, *arguments: Any) -> float | None:
-        """Carry out a task unless it was; return None when it is done, else how far it is."""
+        """Run a task that has not run yet; return None when it is done, else its progress."""
         name = "-".join([task, *map(str, arguments)])
         if table.read(name) is not None:
             return None
@@ -474,7 +477,7 @@ class Tables:
         return running
 
     async def check(self, config: Config) -> dict[str, Any]:
-        """Return what `readiness.check_data` says about a config; a UserError says why it cannot be
+        """Return the result of `check_data` for a config; a UserError says why it cannot be
         trained."""
         request = {"task": "check", "arguments": [configs.to_json_values(config)]}
         result: dict[str, Any] = await self._checks.run(request, lambda _: None)

@@ -45,6 +45,8 @@ FORMATS = (
     FileFormat("excel.ExcelReader", (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), is_slow=True),
     FileFormat("matlab.MatlabReader", (".mat",), is_slow=True),
     FileFormat("arrow.ArrowReader", (".arrow", ".feather", ".ipc")),
+    FileFormat("archive.TsReader", (".ts",)),
+    FileFormat("archive.ArffReader", (".arff",)),
 )
 ENDINGS = tuple(ending for file_format in FORMATS for ending in file_format.endings)
 """Endings of files that are tables"""

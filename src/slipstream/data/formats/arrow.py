@@ -18,6 +18,7 @@ from slipstream.data.table import DataTable, SourceFile, make_table, summarize_e
 
 ERRORS = (pa.ArrowException, OSError, ValueError)
 MANY_COLUMNS = 1000
+"""A file with at least this many columns is read several columns at a time (`_read_ahead`)"""
 READ_AHEAD_BYTES = 16 << 20
 """The number of bytes that one read takes from a file of very many columns"""
 

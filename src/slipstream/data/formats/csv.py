@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from slipstream.base.errors import Setting, Text, UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, Setting, Text, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.text import format_count
 from slipstream.data import columns, compression
@@ -36,6 +36,7 @@ from slipstream.data.layout import (
     describe_layout,
     find_layout,
     find_names,
+    find_wide_layout,
     is_number,
     iter_records,
 )
@@ -121,7 +122,7 @@ def _transcode(file: InputFile, options: ReadOptions) -> tuple[InputFile, Unpack
 
 def _read_table(file: InputFile, options: ReadOptions) -> DataTable:
     path = file.local_path
-    read = read_csv(path, file.name, file.head, options.skip_rows)
+    read = read_csv(path, file.name, file.head, options.skip_rows, is_wide=options.is_wide)
     decimal = options.decimal
     if decimal is None and read.delimiter != ",":
         decimal = columns.find_mark(read.table)
@@ -231,20 +232,27 @@ class CsvFile(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -> CsvFile:
+def read_csv(
+    path: Path, name: str, head: bytes, skip_rows: int | None = None, *, is_wide: bool = False
+) -> CsvFile:
     """Read a CSV file as text, and find its layout; `head` is how the file begins.
 
-    Lines of text above the names are recognised, or counted by `skip_rows`.
+    Lines of text above the names are recognised, or counted by `skip_rows`. With a series per row
+    (`is_wide`), rows may have fewer cells than others, and there may be no names.
     """
     _refuse_other_content(path, head)
-    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
+    delimiter, first, lines, header = _read_header(path, name, head, skip_rows, is_wide=is_wide)
     names = _fill_names(header.names)
+    source: Any = path
+    if is_wide:
+        source, width = _pad_rows(path, delimiter, lines, len(names))
+        names = _fill_names([*header.names, *[""] * (width - len(names))])
     try:
-        table = pa.csv.read_csv(path, *_make_options(names, lines, delimiter))
+        table = pa.csv.read_csv(source, *_make_options(names, lines, delimiter))
     except (pa.ArrowException, OSError) as error:
         raise _explain_failure(path, name, delimiter, (len(names), lines), error) from None
     refuse_swallowed(path, name, table, delimiter)
-    table, notes = _drop_empty(table, header.names)
+    table, notes = _drop_empty(table, [*header.names, *[""] * (len(names) - len(header.names))])
     return CsvFile(table, delimiter, lines, first - 1, header.units, notes)
 
 
@@ -275,6 +283,38 @@ def open_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -
     return OpenCsv(names, delimiter, first - 1, header.units, read())
 
 
+def _pad_rows(path: Path, delimiter: str, lines: int, width: int) -> tuple[Any, int]:
+    """Return a source of rows that have one number of cells, and that number; the file itself
+    where all rows have it.
+
+    Rows below so many lines may be shorter than others, as series are. Cells in quotes may hold a
+    delimiter; a file with quotes below the names is not changed.
+    """
+    content = path.read_bytes()
+    begin = 0
+    for _ in range(lines):
+        begin = content.find(b"\n", begin) + 1
+    body = content[begin:]
+    if b'"' in body or not body:
+        return path, width
+    letters = np.frombuffer(body, dtype=np.uint8)
+    ends = np.append(np.flatnonzero(letters == ord("\n")), len(letters))
+    before = np.searchsorted(np.flatnonzero(letters == ord(delimiter)), ends)
+    counts = np.diff(before, prepend=0) + 1
+    is_filled = np.diff(ends, prepend=-1) > 2  # a line break may have two characters
+    if not is_filled.any() or (counts[is_filled] == width).all():
+        return path, width
+    width = max(width, int(counts[is_filled].max()))
+    rows = body.split(b"\n")
+    missing = np.where(is_filled, width - counts, 0).tolist()
+    mark = delimiter.encode()
+    padded = [
+        row.rstrip(b"\r") + mark * count if count else row
+        for row, count in zip(rows, missing, strict=True)
+    ]
+    return pa.BufferReader(content[:begin] + b"\n".join(padded)), width
+
+
 def _fill_names(names: Sequence[str]) -> list[str]:
     return [name or f"{UNNAMED}{i}" for i, name in enumerate(names, start=1)]
 
@@ -299,11 +339,16 @@ def _refuse_other_content(path: Path, head: bytes) -> None:
     """Refuse a file that is not UTF-8 text."""
     for magic, content in MAGIC.items():
         if head.startswith(magic):
+            if content is UTF_16:
+                raise EncodingError(f"{path}: is " + content, "utf-16")
             raise UserError(f"{path}: is " + content)
-    if head.count(b"\0") > MAX_NULS * len(head):
-        raise UserError(
+    # cyclers fill a line above the names with NUL bytes; UTF-16 has them in every line
+    text = b"\n".join(line for line in head.split(b"\n") if line.strip(b"\0\r "))
+    if text.count(b"\0") > MAX_NULS * len(text):
+        raise EncodingError(
             f"{path}: contains NUL bytes, as UTF-16 text does; set data.encoding, as in "
-            '"utf-16-le", or save it as UTF-8'
+            '"utf-16-le", or save it as UTF-8',
+            "utf-16-be" if text.startswith(b"\0") else "utf-16-le",
         )
 
 
@@ -357,7 +402,9 @@ class _Header(NamedTuple):
     layout: Layout
 
 
-def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _Header:
+def _read_header(
+    path: Path, name: str, head: bytes, skip_rows: int | None, *, is_wide: bool = False
+) -> _Header:
     """Find the delimiter, the names and the units among the first records."""
     try:
         delimiter, records = _find_delimiter(path, head, skip_rows)
@@ -365,18 +412,20 @@ def _read_header(path: Path, name: str, head: bytes, skip_rows: int | None) -> _
         _refuse_bad_text(path)
         raise
     rows = [cells for _, _, cells in records]
-    header = find_layout(rows, search=skip_rows is None)
+    header = find_wide_layout(rows) if is_wide else find_layout(rows, search=skip_rows is None)
     if header is None:
         after = f" below line {skip_rows} (data.skip_rows)" if skip_rows else ""
-        raise UserError(f"{path}: the file is empty{after}")
+        raise EmptyFileError(f"{path}: the file is empty{after}")
     refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
-    lines = records[header.first_value_row - 1][1]
+    lines = records[header.first_value_row - 1][1] if header.first_value_row else 0
     filled = [name for name in header.names if name]
-    if filled and all(is_number(name) for name in filled):
+    if filled and not is_wide and all(is_number(name) for name in filled):
         text = delimiter.join(rows[header.first_name_row])[:60]
         raise UserError(
             f'{path}: line {lines} should name the columns, but reads "{text}"; add a line with '
-            "their names above it"
+            "their names above it, or, where every row is a series, set "
+            + Setting({"data.layout": "wide"}),
+            setting="data.layout",
         )
     above = any(rows[: header.first_name_row])
     first_line = records[header.first_name_row][0] if above else 1
@@ -442,7 +491,7 @@ def _refuse_bad_text(path: Path) -> None:
                 line.decode("utf-8")
             except UnicodeDecodeError:
                 fix = 'is not UTF-8 text; set data.encoding, as in "cp1252", or save it as UTF-8'
-                raise UserError(f"{path}, line {number}: {fix}") from None
+                raise EncodingError(f"{path}, line {number}: {fix}") from None
 
 
 def refuse_swallowed(path: Path, name: str, table: pa.Table, delimiter: str) -> None:

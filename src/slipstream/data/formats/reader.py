@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -31,15 +32,24 @@ class ReadOptions(NamedTuple):
     skip_rows: int | None = None
     sheets: tuple[str, ...] = ()
     variable: str | None = None
+    is_wide: bool = False
+    """Whether a row is a series: rows may differ in length, and the first one may be values"""
 
     @classmethod
     def from_data(cls, data: Data) -> Self:
-        return cls(data.decimal, data.na, data.encoding, data.skip_rows, data.sheets, data.variable)
+        return cls(
+            data.decimal,
+            data.na,
+            data.encoding,
+            data.skip_rows,
+            data.sheets,
+            data.variable,
+            data.layout == "wide",
+        )
 
     def for_side_table(self) -> Self:
-        """Return the options for a file beside the data, without those that select rows, sheets and
-        variables."""
-        return self._replace(skip_rows=None, sheets=(), variable=None)
+        """Return the options of a file beside the data: its rows, sheets and variables differ."""
+        return self._replace(skip_rows=None, sheets=(), variable=None, is_wide=False)
 
 
 class InputFile(NamedTuple):
@@ -76,7 +86,7 @@ class OpenTable(NamedTuple):
     """The sheet's name, where several sheets of a workbook are read"""
 
 
-class TableReader:
+class TableReader(ABC):
     """Reads the files of one format. A format implements `read`.
 
     The other methods follow from it; a format overrides them where it can do with less memory.
@@ -85,12 +95,12 @@ class TableReader:
     reads_in_place = False
     """Whether the tables read columns and row groups from the file when they are needed"""
 
+    @abstractmethod
     def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
         """Read the tables of a file: one, or one per sheet where the options name several sheets.
 
         `files` of a table says what was read: the format with its details, units, and notes.
         """
-        raise NotImplementedError
 
     def inspect(self, file: InputFile, options: ReadOptions) -> Iterator[OpenTable]:
         """Yield the tables of a file with their rows in batches, each read when asked for."""

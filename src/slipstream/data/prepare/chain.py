@@ -8,6 +8,7 @@ computed as they are read (`stream`).
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,7 +50,15 @@ from slipstream.data.roles import (
     refuse_unknown_jitter,
     sort_roles,
 )
-from slipstream.data.series import Flags, Floats, Ints, SeriesIndex, list_rows, prepare_series
+from slipstream.data.series import (
+    Flags,
+    Floats,
+    Ints,
+    SeriesIndex,
+    describe_merged,
+    list_rows,
+    prepare_series,
+)
 from slipstream.data.table import DataTable, MemoryReader, SourceFile, release_memory
 
 SCAN_ROWS = 1 << 18
@@ -351,7 +360,7 @@ class PreparedTables(NamedTuple):
     notes: list[str]
     """Notes on the effect of the steps"""
     left_out: list[str]
-    """Notes on series that were left out because no row has all values"""
+    """Notes on rows that were merged, and on series without a row that is known"""
     limits: dict[str, Limits]
     """The ranges of the outliers steps, by the step's number"""
     latency: int = 0
@@ -392,6 +401,12 @@ class PrepareChain:
         return self.plan.changes_rows or self.ahead > 0
 
     @property
+    def holds_values(self) -> bool:
+        """Whether the values of a table's own columns are taken from its series as well, because
+        they may become others."""
+        return self.changes_rows or self.data.duplicates == "mean"
+
+    @property
     def is_fitted(self) -> bool:
         """Whether no range is to be fitted on the training rows."""
         fitted = (step for step in self.plan.steps if step.is_fitted)
@@ -430,6 +445,7 @@ class PrepareChain:
         plan, data = self.plan, self.data
         features = self.features
         groups = self._split(tables, final=final)
+        merged = Counter({f.name: f.num_merged for frames in groups for f in frames})
         limits: dict[str, Limits] = {}
         resamples = any(isinstance(step, Resampling) for step in plan.steps)
         if self.ahead and not resamples:
@@ -451,7 +467,7 @@ class PrepareChain:
         notes = _describe_reach(plan, latency, data)
         stored = self._list_stored(groups)
         built: list[DataTable] = []
-        left_out: list[str] = []
+        left_out = describe_merged(merged, data.duplicates)
         counts: list[int] = []
         for table, frames in zip(tables, groups, strict=True):
             dropped, without = self._finish(table, frames, features)
@@ -475,7 +491,7 @@ class PrepareChain:
         for table in tables:
             check_columns(self.plan, table)
             names = self.plan.list_sources()
-            if self.changes_rows:
+            if self.holds_values:
                 names = dict.fromkeys(self._list_values(table), "data.inputs") | names
             frames = split_frames(table, self.data, names, first)
             if self.data.future:
@@ -532,7 +548,7 @@ class PrepareChain:
     def _list_stored(self, groups: Sequence[Sequence[SeriesFrame]]) -> list[str]:
         """Return the columns that are taken from the frames, not from the file."""
         written = self.plan.written
-        if not self.changes_rows:
+        if not self.holds_values:
             return list(written)
         frames = [frame for group in groups for frame in group]
         return list(dict.fromkeys((*(frames[0].columns if frames else ()), *written)))

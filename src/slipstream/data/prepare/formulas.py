@@ -220,11 +220,14 @@ OPERATORS = {
 Times = npt.NDArray[Any]
 
 LONGEST = 1000
+"""The number of characters that a formula may have"""
 DEEPEST = 50
+"""The nesting that a formula may have, well below the limit of Python's recursion"""
 SHOWN = 80
 """The number of a formula's characters that messages repeat"""
 LARGEST_EXPONENT = 16
 LARGEST_NUMBER = 1e30
+"""Larger constants are refused, as are larger values in columns (`columns.LARGEST`)"""
 ALLOWED = re.compile(r"[A-Za-z0-9_.,()+\-*/%<>=! \t\r\n]")
 """The characters allowed outside of backticks: no quotes, brackets, braces, colons, semicolons,
 backslashes, @ or #"""

@@ -48,8 +48,9 @@ class SeriesFrame:
     skipped: int = 0
     """The number of rows that were cut off at the beginning, padding not counted"""
     ahead: int = 0
-    """The number of rows at the end that are to be predicted, where only columns known ahead have
-    values"""
+    """How many rows at the end are to be predicted, with nothing but what is known ahead"""
+    num_merged: int = 0
+    """How many rows of the file were merged into another one of the same time"""
 
     @property
     def num_rows(self) -> int:
@@ -108,12 +109,20 @@ def split_frames(
         rows = series.rows
         key: Any = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         series_columns = {name: values[key] for name, values in numbers.items()}
-        origin = range(len(rows))
-        frames.append(
-            SeriesFrame(
-                series.name, rows, first_position, series.time, series.step, series_columns, origin
-            )
+        if series.repeated is not None:
+            for name, values in series_columns.items():
+                series.repeated.put_means(numbers[name], values)
+        frame = SeriesFrame(
+            name=series.name,
+            rows=rows,
+            first_position=first_position,
+            times=series.time,
+            step=series.step,
+            columns=series_columns,
+            origin=range(len(rows)),
+            num_merged=series.num_merged,
         )
+        frames.append(frame)
         first_position += len(rows)
     return frames
 

@@ -20,7 +20,15 @@ from slipstream.data.columns import is_numeric, read_codes, read_numbers, read_t
 from slipstream.data.files import read_tables
 from slipstream.data.prepare.rolling import to_span
 from slipstream.data.roles import normalize_value
-from slipstream.data.series import MICROSECONDS, Floats, Ints, Times, is_date
+from slipstream.data.series import (
+    MERGE_HINT,
+    MICROSECONDS,
+    Floats,
+    Ints,
+    Times,
+    is_date,
+    merge_repeated,
+)
 from slipstream.data.table import DataTable, concatenate_tables
 
 ROUNDING = 1e-6
@@ -184,6 +192,7 @@ def _read_join(step: JoinStep, where: str, source: Any, data: Data) -> JoinedTab
         "split": Split(train=0.7, val=0.1, test=0.2),
         "where": {},
         "task": "regress",
+        "layout": "long",
         "time_format": step.time_format or data.time_format,
         **dict.fromkeys(("skip_rows", "sheet", "variable")),  # it is laid out as it is
     }
@@ -214,27 +223,38 @@ def _split_join(step: JoinStep, where: str, table: DataTable, data: Data) -> Joi
         order = rows
         if data.unsorted == "sort":
             order = rows[np.argsort(times[rows], kind="stable")]
-        steps = np.diff(times[order])
+        steps, repeated = np.diff(times[order]), None
         if len(steps) and steps.min() <= 0:
-            _refuse_order(table, data, order, int(np.flatnonzero(steps <= 0)[0]), steps.min() < 0)
-        by_id[key] = JoinedRows(
-            times[order], {name: values[order] for name, values in columns.items()}
-        )
+            if steps.min() < 0 or data.duplicates == "error":
+                _refuse_order(table, data, order, steps)
+            remaining, repeated = merge_repeated(
+                order, np.append(False, steps == 0), data.duplicates
+            )
+            order = order[remaining]
+        joined = {name: values[order] for name, values in columns.items()}
+        if repeated is not None:
+            for name, values in joined.items():
+                repeated.put_means(columns[name], values)
+        by_id[key] = JoinedRows(times[order], joined)
     return JoinedTable(step, where, by_id, tuple(columns))
 
 
-def _refuse_order(table: DataTable, data: Data, rows: Ints, first: int, backwards: bool) -> None:
+def _refuse_order(table: DataTable, data: Data, rows: Ints, steps: Times) -> None:
+    first = int(np.flatnonzero(steps <= 0 if data.duplicates == "error" else steps < 0)[0])
     here = table.locate_cell(int(rows[first + 1]), str(data.time_column))
     before = table.locate_row(int(rows[first]))
-    if backwards:
+    if steps[first] < 0:
         raise UserError(
             f"{here}: earlier than {before}; sort the file, set "
             + Setting({"data.unsorted": "sort"})
             + ", or name the column that tells its rows apart (id)"
         )
     raise UserError(
-        f"{here}: the same time as {before}, so a row would match twice; remove duplicate rows, or "
-        "name the column that tells them apart (id)"
+        f"{here}: the same time as {before}, so a row would match twice "
+        f"({format_count(int((steps == 0).sum()), 'row')} repeat the time of another); set "
+        + Setting({"data.duplicates": "mean"})
+        + MERGE_HINT
+        + ", or name the column that tells them apart (id)"
     )
 
 

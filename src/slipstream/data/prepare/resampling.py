@@ -40,6 +40,7 @@ DEFAULT_STEPS = 3
 CONSTANT = 1e-14
 """How far the mean of equal values may be from them, relative to their size"""
 MAX_ROWS = 200_000_000
+"""More rows than this are refused: `every` is then most likely a mistake, and memory would fill"""
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,11 @@ def resample(
     `columns` as soon as it is resampled, so that memory does not hold both versions of all columns.
     """
     steps = np.diff(times)
-    if len(steps) and steps.min() <= 0:
-        row = int(np.flatnonzero(steps <= 0)[0]) + 2
+    if len(steps) and steps.min() < 0:
+        row = int(np.flatnonzero(steps < 0)[0]) + 2
         raise UserError(
-            f"resample needs rows in time order, each time once, and row {row} of the series "
-            "is not later than the row before; sort the file, or set "
-            + Setting({"data.unsorted": "sort"})
+            f"resample needs rows in time order, and row {row} of the series is earlier than the "
+            "row before; sort the file, or set " + Setting({"data.unsorted": "sort"})
         )
     step, longest = get_lengths(times, every, limit)
     if limit is None and 2 * np.count_nonzero(steps > longest) > len(steps):

@@ -76,8 +76,7 @@ def compute_median(values: Floats, rows: int) -> Floats:
 
 
 def compute_known_mean(values: Floats, rows: int) -> Floats:
-    """Return the mean of the known values among the last `rows`, NaN where there are none. Windows
-    that begin before the first row have fewer rows.
+    """Return the mean of the known values among the last `rows`, NaN where there are none.
 
     Windows that begin before the first row have fewer rows.
     """

@@ -19,6 +19,7 @@ calls a function that does not exist yet, add that to `exporting/c/templates/pre
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -85,7 +86,7 @@ class StepInputs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step(Generic[Settings]):
+class Step(ABC, Generic[Settings]):
     """One step, with its settings. Steps are counted from 1."""
 
     number: int
@@ -163,12 +164,13 @@ class Step(Generic[Settings]):
             require_column(table, name, self.where)
 
     def fit(self, frames: Sequence[SeriesFrame], training: Flags) -> Limits:
-        """Return the ranges of the training rows, which `training` marks by position."""
+        """Return the ranges of the training rows, which `training` marks by position; steps with
+        `is_fitted` have it."""
         raise NotImplementedError(f"{self.where} is not fitted")
 
+    @abstractmethod
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         """Return the rows of a series after the step."""
-        raise NotImplementedError(self.where)
 
     def explain_no_parts(self, *, has_limits: bool) -> str | None:
         """Explain why a table on disk cannot be read in parts, each with the rows that the step
@@ -208,7 +210,8 @@ class Step(Generic[Settings]):
 
     def write_c(self, columns: Variables, code: Statements, inputs: StepInputs) -> Variables:
         """Add the statements of the step; return the variables of the columns that it writes.
-        `columns` are the variables of all columns so far."""
+        `columns` are the variables of all columns so far. Steps have it unless `explain_no_c` says
+        why not."""
         raise NotImplementedError(self.where)
 
 
@@ -670,8 +673,8 @@ class Padding(Step[PadStep]):
         return self.config.value == "zero"
 
     def count_rows(self, context: int) -> int:
-        """Return the number of rows that are added before the first row."""
-        return self.config.rows or context - 1
+        """Return the number of rows that are added before the first row of a new series."""
+        return self.config.rows or (self.config.length or context) - 1
 
     def check_order(self, before: Sequence[Step[Any]]) -> None:
         if any(isinstance(step, Padding) for step in before):
@@ -680,6 +683,9 @@ class Padding(Step[PadStep]):
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         """Return the rows with padding rows, at the usual step, before the first one."""
         rows = self.count_rows(inputs.context)
+        if self.config.length is not None:
+            rows = max(self.config.length - frame.num_rows, 0)
+            frame = frame.cut(max(frame.num_rows - self.config.length, 0), frame.num_rows)
         if not rows:
             return frame
         times = frame.times

@@ -229,6 +229,7 @@ FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic")
 ARM_FLAGS = ("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16")
 SECTIONS = ("-ffunction-sections", "-fdata-sections")
 COMPILE_LIMIT_S = 300.0
+"""The time limit of a compiler; the source of a large model has megabytes of constants"""
 Values = npt.NDArray[Any]
 
 

@@ -338,8 +338,8 @@ def _select_median(graph: GraphBuilder, value: str, signature: Signature, dtype:
     if not share:
         return below
     above = graph.slice(value, high, high + 1, axis=3)
-    shares = [graph.constant(np.array(factor, dtype=dtype)) for factor in (1 - share, share)]
-    return graph.add("Add", *map(partial(graph.add, "Mul"), (below, above), shares))
+    factors = [graph.constant(np.array(factor, dtype=dtype)) for factor in (1 - share, share)]
+    return graph.add("Add", *map(partial(graph.add, "Mul"), (below, above), factors))
 
 
 def _limit(graph: GraphBuilder, value: str, interface: Interface, name: str) -> None:
@@ -355,10 +355,10 @@ def _limit(graph: GraphBuilder, value: str, interface: Interface, name: str) -> 
 def _average_classes(graph: GraphBuilder, run: PortableRun, logits: Sequence[str]) -> None:
     shape = (-1, run.signature.steps_out, len(run.signature.classes))
     parts = []
-    for share, value in zip(_list_shares(run), logits, strict=True):
+    for weight, value in zip(_list_weights(run), logits, strict=True):
         part = graph.add("Softmax", graph.reshape(value, *shape), axis=-1)
         if len(logits) > 1:
-            part = graph.add("Mul", part, graph.constant(np.float32(share)))
+            part = graph.add("Mul", part, graph.constant(np.float32(weight)))
         parts.append(part)
     total = parts[0] if len(parts) == 1 else graph.add("Sum", *parts)
     graph.add("Identity", total, name="probability")
@@ -374,14 +374,14 @@ def _average(graph: GraphBuilder, run: PortableRun, predictions: Sequence[str]) 
     if len(models) == 1 and models[0] is run.first:
         return predictions[0]
     parts = []
-    for model, share, value in zip(models, _list_shares(run), predictions, strict=True):
+    for model, weight, value in zip(models, _list_weights(run), predictions, strict=True):
         value = clamp(graph, value, model.signature, model.scaler)
         value = _convert(graph, value, model, run)
-        parts.append(graph.add("Mul", value, graph.constant(np.float32(share))))
+        parts.append(graph.add("Mul", value, graph.constant(np.float32(weight))))
     return parts[0] if len(parts) == 1 else graph.add("Sum", *parts)
 
 
-def _list_shares(run: PortableRun) -> list[float]:
+def _list_weights(run: PortableRun) -> list[float]:
     """Return the weight of each network in the mean."""
     return [
         weight / len(member.models)

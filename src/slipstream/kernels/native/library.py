@@ -34,7 +34,7 @@ def find_compiler() -> str | None:
 
 
 def get_path() -> Path:
-    """Return where the library is or will be: one for each version of its source and each kind of
+    """Return the path of the library: one for each version of its source and each kind of
     processor."""
     cpu = read_cpu_info()
     source = SOURCE.read_bytes() + HEADER.read_bytes()
@@ -71,8 +71,8 @@ def _compile(compiler: str, flags: tuple[str, ...]) -> bool:
 
 
 def _publish(built: Path, path: Path, *, replace: bool) -> None:
-    """Give a library its name. Where others were faster, theirs stays: on a network file system,
-    processes of other machines that run it would crash once it is replaced."""
+    """Rename a library to its final name. Where another process was faster, its library stays: on a
+    network file system, processes of other machines that run it would crash if it were replaced."""
     if not replace:
         try:
             path.hardlink_to(built)

@@ -16,13 +16,13 @@ from slipstream.kernels.rnn.weights import ONE_BACKWARD, LayerWeights
 
 KERNELS = ["rnn_forward", "rnn_backward"]
 SLICE, MAX_SLICES = 32, 16
-"""Windows whose weight gradients are summed by themselves, and the most such sums: they depend on
-the batch alone, so that results do not depend on the number of threads"""
+"""The number of windows whose weight gradients are summed separately, and the largest number of
+such sums: they depend on the batch alone, so that results do not depend on the number of threads"""
 
 _Pointers = ctypes.c_void_p * 4
 _States = tuple[Tensor | None, Tensor | None]
 ZEROS: _States = (None, None)
-"""The state before the first step, and where c after the last one goes: zeros, and nowhere"""
+"""The default initial state (zeros), and no output for c after the last step"""
 
 
 class _Call(ctypes.Structure):
@@ -42,7 +42,7 @@ class _Call(ctypes.Structure):
 
 
 def is_supported(x: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the library is there and computes what these products of x are to be."""
+    """Return whether the library is built and supports the precision of these products of x."""
     fits = x.device.type == "cpu" and x.dtype == dtype == torch.float32
     return fits and not torch.compiler.is_compiling() and library.find_library() is not None
 
@@ -140,7 +140,8 @@ def _check(failed: int) -> None:
 
 
 def _select_last(y: Tensor, W: int) -> Tensor:
-    """Each direction's last output, [K, B, W * H]; the second one ends at the first step."""
+    """Return each direction's last output, [K, B, W * H]; the second direction ends at the first
+    step."""
     if W == 1:
         return y[:, -1]
     H = y.shape[-1] // 2

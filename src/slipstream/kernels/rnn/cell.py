@@ -27,7 +27,6 @@ import triton.language as tl
 from torch import Tensor
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.rnn.activations import sigmoid, tanh
 from slipstream.kernels.rnn.eager import select_last
 from slipstream.kernels.rnn.weights import StepwiseOptions
 
@@ -37,16 +36,36 @@ for 256 windows of 256 units"""
 
 
 @triton.jit
+def tanh(x, FAST: tl.constexpr):
+    """FAST is the GPU's own instruction, with an error of 2^-11: as much as fp16 rounds off."""
+    if FAST:
+        return tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def sigmoid(x, FAST: tl.constexpr):
+    """FAST goes through tanh, which takes one instruction where exp and a division take several."""
+    if FAST:
+        return 0.5 * tanh(0.5 * x, FAST) + 0.5
+    return tl.sigmoid(x)
+
+
+@triton.jit
 def _locate(B, H: tl.constexpr, BLOCK: tl.constexpr):
-    """The program's lane and direction, its units among B * H, and which of them exist. Offsets are
-    int64 for all units at once, and int32 for each."""
+    """Return the number of the program's recurrence (lane and direction), its units among B * H,
+    and a mask of the existing ones. The former is int64, since offsets of a whole recurrence are
+    large; offsets within it are int32."""
     element = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     return tl.program_id(1).to(tl.int64), element, element < B * H
 
 
 @triton.jit
 def _time_of(direction, t, T):
-    """The second direction starts at the end."""
+    """Return the position in time of a direction's step t; the second direction starts at the
+    end."""
     return t + direction * (T - 1 - 2 * t)
 
 
@@ -80,8 +99,8 @@ def lstm_forward(
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """At the first step the states are zero, and there is no product yet. SAVE writes what the
-    backward pass needs."""
+    """Compute one step of an LSTM. At the first step the states are zero, and there is no product
+    yet. SAVE writes the values that the backward pass needs."""
     recurrence, element, valid = _locate(B, H, BLOCK)
     lane, direction = recurrence // W, recurrence % W
     row, unit = element // H, element % H
@@ -142,7 +161,7 @@ def gru_forward(
     FAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `lstm_forward`."""
+    """Compute one step of a GRU, as `lstm_forward` does for an LSTM."""
     recurrence, element, valid = _locate(B, H, BLOCK)
     lane, direction = recurrence // W, recurrence % W
     row, unit = element // H, element % H
@@ -194,7 +213,7 @@ def _read_dh(
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The gradient of a step's h, in fp32: from the step after it and from its output."""
+    """Return the gradient of a step's h, in fp32: from the step after it and from its output."""
     recurrence, element, valid = _locate(B, H, BLOCK)
     lane, direction = recurrence // W, recurrence % W
     row, unit = (element // H).to(tl.int64), element % H  # rows of dy may lie far apart
@@ -225,8 +244,8 @@ def lstm_backward(
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """With LAST, dy is that of the last step's output; `dy_lane` and so on are elements from one
-    lane's, step's and window's to the next one's."""
+    """Compute the gradients of one LSTM step. With LAST, dy is the gradient of the last step's
+    output; `dy_lane`, `dy_time` and `dy_row` are dy's strides in elements."""
     recurrence, element, valid = _locate(B, H, BLOCK)
     row, unit = element // H, element % H
     dh = _read_dh(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
@@ -264,7 +283,7 @@ def gru_backward(
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """As `lstm_backward`."""
+    """Compute the gradients of one GRU step, as `lstm_backward` does for an LSTM."""
     recurrence, element, valid = _locate(B, H, BLOCK)
     row, unit = element // H, element % H
     dh = _read_dh(product, dy, t, T, B, dy_lane, dy_time, dy_row, H, W, LAST, BLOCK)
@@ -285,7 +304,7 @@ def gru_backward(
 def allocate_outputs(
     products: Tensor, H: int, options: StepwiseOptions, *, save: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Memory for `y`, `out`, `slots` and `carry`; `y` stands for what is not needed."""
+    """Allocate `y`, `out`, `slots` and `carry`; `y` stands in for tensors that are not needed."""
     K, T, B, W, size = products.shape
     y = products.new_empty(K * W, T, B, H)
     out = products.new_empty(K, T, B, W * H) if W == 2 and not options.last else y

@@ -6,12 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from slipstream.kernels.availability import is_triton_usable
+from slipstream.kernels.launch import is_triton_usable
 from slipstream.kernels.native import rnn as native
-from slipstream.kernels.precision import operand_format
+from slipstream.kernels.operands import call_with_lanes, operand_format
 from slipstream.kernels.rnn import stepwise
 from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
-from slipstream.kernels.vmap import call_with_lanes
 
 
 def rnn_layer(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = False) -> Tensor:

@@ -63,20 +63,20 @@ def backward(
 
 
 def select_last(y: Tensor, W: int) -> Tensor:
-    """Each direction's last output, [K, B, W * H]."""
+    """Return each direction's last output, [K, B, W * H]."""
     directions: Tensor = y[:, -1].unflatten(0, (-1, W))
     return directions.transpose(1, 2).flatten(2)
 
 
 def _order_by_direction(tensor: Tensor) -> Tensor:
-    """[K, W, T, B, N] as [L, T, B, N], the second direction from its end."""
+    """Return [K, W, T, B, N] as [L, T, B, N], the second direction reversed in time."""
     if tensor.shape[1] == 2:
         tensor = torch.stack([tensor[:, 0], tensor[:, 1].flip(1)], dim=1)
     return tensor.flatten(0, 1)
 
 
 def _order_by_time(y: Tensor, W: int) -> Tensor:
-    """[L, T, B, H] as [K, T, B, W * H]."""
+    """Return [L, T, B, H] as [K, T, B, W * H], in the order of time."""
     if W == 1:
         return y
     directions = y.unflatten(0, (-1, W))
@@ -105,7 +105,7 @@ def _step_lstm_back(
     before: Tensor,
     tanh_c: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The slots' gradients, and the part of dc that is passed on."""
+    """Return the slots' gradients, and the part of dc that is passed on."""
     dc = dc + _tanh_back(dh * o, tanh_c)
     of_i, of_f = _sigmoid_back(dc * g, i), _sigmoid_back(dc * before, f)
     of_g, of_o = _tanh_back(dc * i, g), _sigmoid_back(dh * tanh_c, o)
@@ -125,7 +125,7 @@ def _step_gru(now: Tensor, from_h: Tensor, bias: Tensor, h: Tensor) -> tuple[Ten
 def _step_gru_back(
     dh: Tensor, _: Tensor, r: Tensor, z: Tensor, n: Tensor, hidden: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The slots' gradients, and the part of dh that is passed on."""
+    """Return the slots' gradients, and the part of dh that is passed on."""
     of_n = _tanh_back(dh * (1 - z), n)
     of_r = _sigmoid_back(of_n * hidden, r)
     of_z = _sigmoid_back(dh * (before - n), z)

@@ -13,18 +13,18 @@ from slipstream.kernels.rnn.weights import ONE_BACKWARD, LayerWeights, pad_units
 
 SLOTS = 4
 MAX_FUSED_INPUTS = 64
-"""Inputs up to which the kernel can make the product with them itself"""
+"""The largest number of inputs for which the kernel can compute the product with them itself"""
 ROWS, COLUMNS = 64, 128
-"""Of one step of a weight gradient; half as many rows in fp32"""
+"""The rows and columns of one step of a weight gradient; half as many rows in fp32"""
 PROGRAMS = 264
-"""Of a weight gradient: enough for two on each processor of a large GPU"""
+"""The number of programs of a weight gradient: enough for two on each processor of a large GPU"""
 
 
 class FusedTile(NamedTuple):
     """How the work of a kernel is divided."""
 
     windows: int
-    """Of one program"""
+    """The windows of one program"""
     warps: int
     stages: int = 1
     """Steps whose reads are in flight"""
@@ -39,9 +39,9 @@ class FusedOptions(NamedTuple):
     last: bool
     """Return each direction's last output only"""
     dtype: torch.dtype
-    """Of operands and outputs; sums and cells are fp32"""
+    """The type of operands and outputs; sums and cells are fp32"""
     precision: str
-    """Of products between fp32 operands: "ieee" or "tf32" """
+    """The precision of products between fp32 operands: `"ieee"` or `"tf32"`"""
     fuse_input: bool
     """The kernel makes the product with x"""
     forward: FusedTile
@@ -82,7 +82,8 @@ def run_layer(
 def choose_options(
     kind: str, last: bool, x: Tensor, weights: LayerWeights, dtype: torch.dtype, precision: str
 ) -> FusedOptions | None:
-    """Say how to run a layer on the GPU that holds it; None where these kernels do not fit."""
+    """Return the options for a layer on the GPU that holds it; None where these kernels do not
+    fit."""
     gpu = torch.cuda.get_device_properties(x.device)
     programs = -(-x.shape[2] // 16) * x.shape[0] * weights.hh.shape[1]
     tiles = fit_tiles(
@@ -100,8 +101,9 @@ def choose_options(
 def fit_tiles(
     H: int, D: int, size: int, *, room: int, many: bool
 ) -> tuple[bool, FusedTile, FusedTile] | None:
-    """Whether w_ih fits on chip too, and the tiles of forward and backward, within `room` bytes of
-    shared memory: those that were fastest on an H200, with as few bytes as need be.
+    """Return whether w_ih fits on chip too, and the tiles of forward and backward, within `room`
+    bytes of shared memory: those that were fastest on an H200, with as few bytes as necessary.
+    `many` programs are more than the GPU runs at once.
 
     `many` programs are more than the GPU runs at once.
     """
@@ -133,14 +135,14 @@ def fit_tiles(
 
 
 def forward_bytes(tile: FusedTile, HP: int, DP: int, size: int) -> int:
-    """Shared memory of `forward` at most: weights, those of DP inputs, what moves between layouts,
-    and the products with x that are in flight."""
+    """Return an upper bound of the shared memory of `forward`: weights, those of DP inputs, tensors
+    that move between layouts, and the products with x that are in flight."""
     moving = (4 + 4 * (tile.stages - 1)) * tile.windows
     return size * HP * ((SLOTS if tile.resident == SLOTS else 2) * HP + SLOTS * DP + moving)
 
 
 def backward_bytes(tile: FusedTile, HP: int, size: int) -> int:
-    """Shared memory of `backward` at most."""
+    """Return an upper bound of the shared memory of `backward`."""
     moving = (8 + 7 * (tile.stages - 1)) * tile.windows
     return size * HP * ((SLOTS if tile.resident == SLOTS else 2) * HP + moving)
 
@@ -251,17 +253,18 @@ def _constants_of(tile: FusedTile) -> dict[str, int]:
 
 
 def _pack_lanes(weight: Tensor) -> Tensor:
-    """A weight whose lanes may lie apart, but each in one piece."""
+    """Return a weight whose lanes are each contiguous, though they may lie apart."""
     return weight if weight[0].is_contiguous() else weight.contiguous()
 
 
 def _round_up(size: int) -> int:
-    """The next power of two, and at least what a product takes."""
+    """Return the next power of two, and at least the smallest size of a product."""
     return max(16, 1 << (size - 1).bit_length())
 
 
 def _order_by_slot(ih: Tensor, options: FusedOptions) -> Tensor:
-    """Input weights [K, W, G * H, D] in the order of the slots' gradients, [K, W * H * 4, D]."""
+    """Return input weights [K, W, G * H, D] in the order of the slots' gradients, [K, W * H * 4,
+    D]."""
     K, D = ih.shape[0], ih.shape[3]
     gates = ih.unflatten(2, (options.gates, -1)).to(options.dtype)
     if not options.is_lstm:
@@ -274,7 +277,8 @@ def _order_by_slot(ih: Tensor, options: FusedOptions) -> Tensor:
 def _sum_weight_gradients(
     options: FusedOptions, slots: Tensor, x: Tensor, y: Tensor, h0: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of w_ih [K, W, G, H, D] and w_hh [K, W, G, H, H], and the slots' sums [K, W, 4, H].
+    """Return the gradients of w_ih [K, W, G, H, D] and w_hh [K, W, G, H, H], and the slots' sums
+    [K, W, 4, H].
 
     The slots are read once where x is narrow, and once for each block of inputs where it is not.
     """
@@ -322,7 +326,7 @@ def _sum_weight_gradients(
 
 
 def _gradient_from_initial(slots: Tensor, h0: Tensor, gates: int) -> Tensor:
-    """The initial state's part of the gradient of w_hh, from each direction's first step."""
+    """Return the initial state's part of the gradient of w_hh, from each direction's first step."""
     directions = range(slots.shape[3])
     first = torch.stack([slots[:, -direction, :, direction] for direction in directions], dim=1)
     by_slot = torch.einsum("kwbhs,kwbj->kwshj", first.float(), h0.float())

@@ -26,18 +26,18 @@ at every step.
 import triton
 import triton.language as tl
 
-from slipstream.kernels.rnn.activations import sigmoid, tanh
+from slipstream.kernels.rnn.cell import sigmoid, tanh
 
 
 @triton.jit
 def _interleave(a, b, c, d, BM: tl.constexpr, H: tl.constexpr):
-    """Four [BM, H] as one [BM, H * 4]."""
+    """Return four [BM, H] as one [BM, H * 4]."""
     return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), [BM, H * 4])
 
 
 @triton.jit
 def _deinterleave(slots, BM: tl.constexpr, H: tl.constexpr):
-    """One [BM, H * 4] as four [BM, H]."""
+    """Return one [BM, H * 4] as four [BM, H]."""
     even, odd = tl.split(tl.reshape(slots, [BM, H, 2, 2]))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -46,7 +46,7 @@ def _deinterleave(slots, BM: tl.constexpr, H: tl.constexpr):
 
 @triton.jit
 def _split_carry(carried, BM: tl.constexpr, H: tl.constexpr, LSTM: tl.constexpr):
-    """What `carry` holds of a unit: two values in an LSTM, one in a GRU."""
+    """Return the values of `carry` for each unit: two in an LSTM, one in a GRU."""
     if LSTM:
         a, b = tl.split(tl.reshape(carried, [BM, H, 2]))
     else:
@@ -88,8 +88,8 @@ def forward(
     PRECISION: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """With LAST, each direction's last output goes to `final`, [K, B, W, H]. SAVE writes what
-    `backward` needs."""
+    """Run all steps of a layer. With LAST, each direction's last output goes to `final`, [K, B, W,
+    H]. SAVE writes the values that `backward` needs."""
     G: tl.constexpr = 4 if LSTM else 3
     X_0: tl.constexpr = 0 if LSTM else 2  # the gate of slot 0, 1 and 2 among those of w_ih
     X_1: tl.constexpr = 1 if LSTM else 0
@@ -131,10 +131,10 @@ def forward(
     first, step = direction * (T - 1), 1 - 2 * direction  # the other direction walks from the end
     row = rows[:, None].to(tl.int64) * W * H + direction * H
     here = row + units[None, :]
-    place = (lane * T + first) * B * W * H
-    y_at = y + place + here
-    factors_at = factors + 4 * (place + row) + slots[None, :]
-    carry_at = carry + C * (place + row) + pairs[None, :]
+    first_step = (lane * T + first) * B * W * H
+    y_at = y + first_step + here
+    factors_at = factors + 4 * (first_step + row) + slots[None, :]
+    carry_at = carry + C * (first_step + row) + pairs[None, :]
     if FUSE_INPUT:
         entering = w_ih + lane * ih_lane + direction * G * H * D  # [in, out]
         entering += units[None, :] * D + ins[:, None]
@@ -150,7 +150,7 @@ def forward(
     else:
         x_at = (
             x
-            + G * place
+            + G * first_step
             + rows[:, None].to(tl.int64) * W * G * H
             + direction * G * H
             + units[None, :]
@@ -257,7 +257,8 @@ def backward(
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dy [K, T, B, W, H], or with LAST that of each direction's last output, [K, B, W, H]."""
+    """Compute the slots' gradients of all steps from dy [K, T, B, W, H] or, with LAST, from the
+    gradient of each direction's last output, [K, B, W, H]."""
     G: tl.constexpr = 4 if LSTM else 3
     recurrence = tl.program_id(1).to(tl.int64)
     lane, direction = recurrence // W, recurrence % W
@@ -284,15 +285,15 @@ def backward(
     first, step = (1 - direction) * (T - 1), 2 * direction - 1  # against the direction of `forward`
     row = rows[:, None].to(tl.int64) * W * H + direction * H
     here = row + units[None, :]
-    place = (lane * T + first) * B * W * H
-    factors_at = factors + 4 * (place + row) + slots[None, :]
-    carry_at = carry + C * (place + row) + pairs[None, :]
+    first_step = (lane * T + first) * B * W * H
+    factors_at = factors + 4 * (first_step + row) + slots[None, :]
+    carry_at = carry + C * (first_step + row) + pairs[None, :]
     zero = tl.zeros([BM, H], dtype=tl.float32)
     dc = zero
     if LAST:
         dy_at = dy + lane * B * W * H + here
     else:
-        dy_at = dy + place + here
+        dy_at = dy + first_step + here
     dh = tl.load(dy_at, mask=valid, other=0.0).to(tl.float32)
 
     for t in tl.range(T, num_stages=STAGES):

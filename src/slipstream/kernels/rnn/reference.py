@@ -1,6 +1,5 @@
-"""What an LSTM and a GRU layer compute, in plain PyTorch: the definition that tests compare every
-implementation with. Shapes as in the package.
-"""
+"""The definition of LSTM and GRU layers in plain PyTorch, which tests compare every implementation
+with. Shapes as in the package."""
 
 import torch
 from torch import Tensor

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from slipstream.kernels.precision import multiply_in_fp32
+from slipstream.kernels.operands import multiply_in_fp32
 from slipstream.kernels.rnn.weights import (
     ONE_BACKWARD,
     LayerWeights,
@@ -29,9 +29,10 @@ from slipstream.kernels.rnn.weights import (
 )
 
 ALIGNED = 16
-"""Bytes that rows of operands are a multiple of on a GPU: else cuBLAS has only slow kernels"""
+"""Rows of operands are a multiple of so many bytes on a GPU: otherwise cuBLAS has only slow
+kernels"""
 FEW = 64
-"""Inputs, beside which a few more cost next to nothing"""
+"""With at most this many inputs, a few more columns cost next to nothing"""
 
 
 def run_layer(options: StepwiseOptions, x: Tensor, weights: LayerWeights) -> Tensor:
@@ -45,7 +46,8 @@ def run_layer(options: StepwiseOptions, x: Tensor, weights: LayerWeights) -> Ten
 
 
 def _import_steps(options: StepwiseOptions) -> Any:
-    """The module that runs the steps; without a GPU, Triton may not be installed."""
+    """Return the module that runs the steps; it is imported late, because without a GPU Triton may
+    be missing."""
     if options.tile:
         from slipstream.kernels.rnn import wide
 
@@ -126,20 +128,20 @@ class _StepwiseLayer(torch.autograd.Function):
 
 
 def _count_missing(size: int, options: StepwiseOptions) -> int:
-    """Elements that rows of `size` are short of where the next may begin."""
+    """Return the number of elements that a row of `size` lacks to be aligned."""
     return -size % (ALIGNED // options.dtype.itemsize) if options.use_triton else 0
 
 
 def _count_extra_columns(x: Tensor, options: StepwiseOptions) -> int:
-    """Columns that x gets beside its own: those that its rows are short of, and where it has few,
-    some in any case, for what `_make_rows` makes of the first."""
+    """Return the number of columns added to x: those that its rows lack to be aligned and, where it
+    has few, some in any case, because `_make_rows` uses the first one."""
     few = options.use_triton and x.shape[3] <= FEW
     return _count_missing(x.shape[3], options) or few * ALIGNED // options.dtype.itemsize
 
 
 def _make_rows(x: Tensor, more: int, options: StepwiseOptions) -> Tensor:
-    """x as operands, [K, T * B, D + more]. The first new column is ones, so that the product that
-    gives the gradient of w_ih gives that of the bias too."""
+    """Return x as operands, [K, T * B, D + more]. The first new column is ones, so that the product
+    for the gradient of w_ih also gives the gradient of the bias."""
     K, T, B, D = x.shape
     if not more:
         return x.to(options.dtype).flatten(1, 2)
@@ -150,12 +152,12 @@ def _make_rows(x: Tensor, more: int, options: StepwiseOptions) -> Tensor:
 
 
 def _sum_rows(slots: Tensor) -> Tensor:
-    """Over all steps and windows."""
+    """Return the sums over all steps and windows, in at least fp32."""
     return slots.sum(dim=(1, 2), dtype=torch.promote_types(slots.dtype, torch.float32))
 
 
 def _order_bias(b_ih: Tensor, b_hh: Tensor, H: int, options: StepwiseOptions) -> Tensor:
-    """The slots' biases, in the states' precision."""
+    """Return the biases in the order of the slots, in the states' precision."""
     summed = b_ih + b_hh
     if not options.is_lstm:
         summed = torch.cat([b_ih[:, 2 * H :], summed[:, : 2 * H], b_hh[:, 2 * H :]], dim=1)
@@ -163,6 +165,6 @@ def _order_bias(b_ih: Tensor, b_hh: Tensor, H: int, options: StepwiseOptions) ->
 
 
 def _reverse_time(rows: Tensor, T: int) -> Tensor:
-    """[K, T * B, N] with time from its end."""
+    """Return [K, T * B, N] reversed in time."""
     by_time: Tensor = rows.unflatten(1, (T, -1))
     return by_time.flip(1).flatten(1, 2)

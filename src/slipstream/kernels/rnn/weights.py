@@ -7,11 +7,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ONE_BACKWARD = "the backward pass overwrites what it reads and runs once"
-"""Says a second one"""
+"""The message about a second backward pass"""
 
 
 class LayerWeights(NamedTuple):
-    """Those of K lanes and W directions; the gates are in PyTorch's order."""
+    """The weights of K lanes and W directions; the gates are in PyTorch's order."""
 
     ih: Tensor
     """[K, W, G * H, D]"""
@@ -30,13 +30,13 @@ class StepwiseOptions(NamedTuple):
     last: bool
     """Return each direction's last output only"""
     dtype: torch.dtype
-    """Of products' operands and outputs; states are fp32"""
+    """The type of products' operands and outputs; states are fp32"""
     use_triton: bool = False
-    """A step is one of our kernels, besides its product"""
+    """Whether a step runs one of our kernels after its product"""
     fast_tanh: bool = False
     """tanh by the GPU's own instruction"""
     tile: Any = None
-    """How `wide` divides the layer, where it takes it"""
+    """The division of the layer into programs of `wide`, where that is used"""
 
     @property
     def is_lstm(self) -> bool:
@@ -44,7 +44,8 @@ class StepwiseOptions(NamedTuple):
 
 
 def pad_units(weights: LayerWeights, more: int) -> LayerWeights:
-    """Add units of zero weights, which stay zero and change nothing."""
+    """Return weights with additional units of zero weights, whose outputs stay zero and change
+    nothing."""
     H = weights.hh.shape[3]
 
     def pad(weight: Tensor) -> Tensor:
@@ -58,6 +59,6 @@ def pad_units(weights: LayerWeights, more: int) -> LayerWeights:
 
 
 def unpad_units(out: Tensor, H: int, more: int) -> Tensor:
-    """Drop the outputs [..., W * (H + more)] of the units that `pad_units` added."""
+    """Return outputs [..., W * (H + more)] without the units that `pad_units` added."""
     by_direction: Tensor = out.unflatten(-1, (-1, H + more))
     return by_direction[..., :H].flatten(-2)

@@ -20,7 +20,7 @@ from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
 
 
 class WideTile(NamedTuple):
-    """What one program takes."""
+    """The units and windows of one program."""
 
     units: int
     windows: int
@@ -28,14 +28,14 @@ class WideTile(NamedTuple):
 
 
 TILES = (WideTile(32, 16, 4), WideTile(64, 32, 8))
-"""The first that fits is the fastest, on an H200"""
+"""The tiles to try in order: the first that fits is the fastest on an H200"""
 MAX_UNITS = 512
 RESERVED = 1024
-"""Bytes of shared memory that every program takes besides its own"""
+"""Bytes of shared memory that every program uses besides its own"""
 
 
 class GpuLimits(NamedTuple):
-    """What a GPU has for programs that run at once."""
+    """The limits of a GPU on programs that run at once."""
 
     processors: int
     room: int
@@ -45,7 +45,8 @@ class GpuLimits(NamedTuple):
 
 
 def choose_tile(x: Tensor, weights: LayerWeights, dtype: torch.dtype) -> WideTile | None:
-    """Divide a layer for the GPU that holds it, x [K, T, B, D]."""
+    """Return the tile of a layer for the GPU that holds it, x [K, T, B, D]; None where it does not
+    fit."""
     gpu: Any = torch.cuda.get_device_properties(x.device)
     if gpu.major < 8:
         return None
@@ -59,7 +60,8 @@ def choose_tile(x: Tensor, weights: LayerWeights, dtype: torch.dtype) -> WideTil
 
 
 def fit_tile(L: int, B: int, H: int, size: int, gpu: GpuLimits) -> WideTile | None:
-    """Divide a layer of operands of `size` bytes; None where not all programs run at once."""
+    """Return the tile of a layer with operands of `size` bytes; None where not all programs run at
+    once."""
     if H > MAX_UNITS or size != 2:
         return None
     for tile in TILES:
@@ -72,7 +74,8 @@ def fit_tile(L: int, B: int, H: int, size: int, gpu: GpuLimits) -> WideTile | No
 
 
 def shared_bytes(tile: WideTile, H: int, size: int) -> int:
-    """Shared memory at most, which the backward pass takes: weights, and a step's gradients."""
+    """Return an upper bound of the shared memory, which the backward pass reaches: weights, and a
+    step's gradients."""
     width: int = triton.next_power_of_2(H)
     return size * width * 4 * (tile.units + tile.windows)
 
@@ -123,7 +126,8 @@ def backward(
 def _divide(
     tile: WideTile, L: int, B: int, H: int, like: Tensor
 ) -> tuple[tuple[int, int, int], Tensor, dict[str, Any]]:
-    """The programs, their counters, and the constants of a kernel that follow from the tile."""
+    """Return the grid of programs, their counters, and the constants of a kernel that follow from
+    the tile."""
     tiles = -(-B // tile.windows)
     counters = torch.zeros(L, tiles, dtype=torch.int32, device=like.device)
     constants = {"H": H, "HP": triton.next_power_of_2(H), "N": tile.units, "BM": tile.windows}

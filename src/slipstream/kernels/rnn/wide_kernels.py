@@ -25,31 +25,32 @@ written is read past the L1 cache (".cg"), which does not notice it.
 import triton
 import triton.language as tl
 
-from slipstream.kernels.rnn.activations import sigmoid, tanh
+from slipstream.kernels.rnn.cell import sigmoid, tanh
 
 
 @triton.jit
 def _concat(a, b, BM: tl.constexpr, N: tl.constexpr):
-    """Two [BM, N] as one [BM, 2 * N], one after the other."""
+    """Return two [BM, N] as one [BM, 2 * N], one after the other."""
     return tl.reshape(tl.permute(tl.join(a, b), [0, 2, 1]), [BM, 2 * N])
 
 
 @triton.jit
 def _split_halves(halves, BM: tl.constexpr, N: tl.constexpr):
-    """One [BM, 2 * N] as two [BM, N]."""
+    """Return one [BM, 2 * N] as two [BM, N]."""
     return tl.split(tl.permute(tl.reshape(halves, [BM, 2, N]), [0, 2, 1]))
 
 
 @triton.jit
 def _split_quarters(slots, BM: tl.constexpr, N: tl.constexpr):
-    """One [BM, 4 * N] as four [BM, N]."""
+    """Return one [BM, 4 * N] as four [BM, N]."""
     a, b = _split_halves(slots, BM, 2 * N)
     return _split_halves(a, BM, N) + _split_halves(b, BM, N)
 
 
 @triton.jit
 def _slot_columns(part, SLOTS: tl.constexpr, N: tl.constexpr, H: tl.constexpr):
-    """Where some slots of a program's units lie in a row of [SLOTS, H], and which there are."""
+    """Return the columns of a program's slots in a row of [SLOTS, H], and a mask of the existing
+    ones."""
     slot = tl.arange(0, SLOTS * N)
     unit = part * N + slot % N
     return (slot // N * H + unit)[None, :], (unit < H)[None, :]
@@ -57,7 +58,8 @@ def _slot_columns(part, SLOTS: tl.constexpr, N: tl.constexpr, H: tl.constexpr):
 
 @triton.jit
 def _locate(counters, W: tl.constexpr):
-    """The program's part, tile, lane with direction, and the counter of all that share a tile."""
+    """Return the program's part, tile, recurrence (lane and direction), lane, direction, and the
+    counter that the programs of a tile share."""
     part, tile, recurrence = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     return (
         part,
@@ -71,7 +73,8 @@ def _locate(counters, W: tl.constexpr):
 
 @triton.jit
 def _load_weights(pointer, known, H: tl.constexpr, LSTM: tl.constexpr):
-    """Of four slots; a GRU's first has none, and the second's stand there."""
+    """Return the weights of four slots; a GRU's first slot has none, and gets those of the
+    second."""
     u_0 = tl.load(pointer, mask=known, other=0.0)
     u_1 = u_0
     if LSTM:
@@ -84,14 +87,16 @@ def _load_weights(pointer, known, H: tl.constexpr, LSTM: tl.constexpr):
 
 @triton.jit
 def _wait_for(counter, count):
-    """Wait until so many have counted themselves in. What they had written before can be read."""
+    """Wait until `count` programs have counted themselves in. Their earlier writes can then be
+    read."""
     while tl.atomic_add(counter, 0, sem="acquire", scope="gpu") < count:
         pass
 
 
 @triton.jit
 def _count_in(counter):
-    """All threads of this program have written what the others wait for."""
+    """Count this program in, after all of its threads have written the values that the others wait
+    for."""
     tl.debug_barrier()
     tl.atomic_add(counter, 1, sem="release", scope="gpu")
 
@@ -118,7 +123,7 @@ def split_forward(
     FAST: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """SAVE writes what the backward pass needs."""
+    """Run all steps of a layer. SAVE writes the values that the backward pass needs."""
     G: tl.constexpr = 4 if LSTM else 3
     C: tl.constexpr = 2 if LSTM else 1
     part, tile, recurrence, lane, direction, counter = _locate(counters, W)
@@ -234,8 +239,8 @@ def split_backward(
     LAST: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """With LAST, dy is that of the last step's output; `dy_lane` and so on are elements from one
-    lane's, step's and window's to the next one's."""
+    """Compute the slots' gradients of all steps. With LAST, dy is the gradient of the last step's
+    output; `dy_lane`, `dy_time` and `dy_row` are dy's strides in elements."""
     G: tl.constexpr = 4 if LSTM else 3
     C: tl.constexpr = 2 if LSTM else 1
     part, tile, recurrence, lane, direction, counter = _locate(counters, W)

@@ -9,6 +9,7 @@ Nothing here imports torch: servers and devices without it load these modules.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib import import_module
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
     from slipstream.models.onnx_graph import OnnxNetwork
 
 Axis = tuple[int, int] | None
-"""The layer whose units lie along an axis of a weight, and how many times; None for other axes"""
+"""The layer whose units lie along an axis of a weight, and how many times they are repeated; None
+for other axes"""
 RowState = dict[str, Array]
-"""What a network remembers of the rows so far, by name"""
+"""The state of a network after the rows so far, by name"""
 
 
 class RowEncoder(Protocol):
@@ -44,31 +46,35 @@ class GraphState(NamedTuple):
 
     name: str
     shape: Shape
-    """Of one sequence"""
+    """The shape for one sequence"""
 
 
-class Kind:
-    """A kind of network outside PyTorch."""
+class Kind(ABC):
+    """A kind of network outside PyTorch.
+
+    The abstract methods are what every kind has. Those that raise are called only for kinds that
+    say that they have them: by `ModelSpec.can_pad`, a `row_encoder` or a `c_template`.
+    """
 
     input_weights: ClassVar[re.Pattern[str] | None] = None
     """Matches the names of the weights that meet the inputs: a fine-tuned encoder permutes their
     columns; None where there is no encoder to pre-train"""
     added_weights: ClassVar[frozenset[str]] = frozenset()
-    """Weights of several axes that are added, not multiplied by"""
+    """Names of weights of several axes that are added, not multiplied"""
     row_encoder: ClassVar[type[RowEncoder] | None] = None
-    """Computes row after row; None where windows are read as a whole"""
+    """The class that computes row after row; None where windows are read as a whole"""
     c_template: ClassVar[str | None] = None
     """The C code of its layers: `NAME.c.j2` and `NAME_types.c.j2` in exporting/c/templates; None
     where there is none"""
     why_no_c: ClassVar[str] = "it has no C template"
 
+    @abstractmethod
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
         """Return the shapes of the weights below pool and head, by name."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get_width(self, model: Model, signature: Signature) -> int:
         """Return the width of a token, or of the features where windows are not read as tokens."""
-        raise NotImplementedError
 
     def get_unit_axes(self, name: Sequence[str], model: Model) -> tuple[Axis, ...]:
         """Return the axes along which a weight has units, for padding; kinds with
@@ -79,14 +85,14 @@ class Kind:
         """Return the multiply-adds between tokens, which no weight takes part in."""
         return 0
 
+    @abstractmethod
     def encode(self, weights: Weights, model: Model, inputs: Array) -> Array:
         """Return the tokens [T / patch, B, D] of inputs [T, B, F] in numpy; features [B, D] where
         windows are not read as tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_to_graph(self, network: OnnxNetwork, rows: str) -> str:
         """Add the layers to an ONNX graph: from rows [T, B, F] to what `encode` returns."""
-        raise NotImplementedError
 
     def list_graph_states(self, model: Model) -> Iterator[GraphState]:
         """Yield the states of a graph of one row; kinds with a `row_encoder` have it."""

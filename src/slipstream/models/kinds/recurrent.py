@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -39,14 +40,14 @@ class RecurrentKind(Kind):
     onnx_cell: ClassVar[str]
     """The name of ONNX's operator"""
     onnx_gates: ClassVar[tuple[int, ...]]
-    """The places of ONNX's gates among PyTorch's"""
+    """The positions of ONNX's gates among PyTorch's"""
     onnx_attributes: ClassVar[dict[str, int]] = {}
     c_gates: ClassVar[int]
-    """Numbers per unit that the C code computes for one step"""
+    """The numbers per unit that the C code computes for one step"""
 
+    @abstractmethod
     def run_layer(self, weights: Weights, name: str, suffix: str, sequence: Array) -> Array:
         """Return the outputs [T, B, D] of one direction of a layer, from a state of zero."""
-        raise NotImplementedError
 
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {}
@@ -131,8 +132,8 @@ class RecurrentKind(Kind):
         states: tuple[str, ...],
         names: list[str],
     ) -> None:
-        """Add the operator of one layer, from zero states or these; `names` are those of its
-        results: the outputs, then the states."""
+        """Add the operator of one layer, starting from zero states or the given ones; `names` are
+        the names of its results: the outputs, then the states."""
         graph, model = network.graph, network.model
         where = f"{network.prefix}core.layers.{depth}"
         matrices = [
@@ -156,7 +157,7 @@ class RecurrentKind(Kind):
         def read(name: str, end: str) -> Array:
             values = network.weights[f"core.layers.{depth}.{name}_l0{end}"]
             gates = np.split(values, self.num_gates)
-            return np.concatenate([gates[place] for place in self.onnx_gates])
+            return np.concatenate([gates[position] for position in self.onnx_gates])
 
         ends = ("", "_reverse") if network.model.bidirectional else ("",)
         inputs, hidden = (

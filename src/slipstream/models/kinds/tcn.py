@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from slipstream.models.onnx_graph import OnnxNetwork
 
 CONVOLUTIONS = ("conv1", "conv2")
-"""Of each residual block"""
+"""The convolutions of each residual block"""
 
 
 def count_past(model: Model, depth: int) -> int:
@@ -39,7 +39,8 @@ def join_taps(weight: Array) -> Array:
 
 
 def stack_taps(tokens: Array, taps: int, dilation: int) -> Array:
-    """[T, B, D] to [T, B, taps * D]: the rows that each row's output reads, the oldest first."""
+    """Stack the rows that each row's output reads, the oldest first: [T, B, D] to [T, B, taps *
+    D]."""
     reach = (taps - 1) * dilation
     padded = np.concatenate([np.zeros((reach, *tokens.shape[1:]), dtype=np.float32), tokens])
     parts = [padded[k * dilation : k * dilation + len(tokens)] for k in range(taps)]
@@ -181,7 +182,7 @@ class ConvolutionKind(Kind):
 
 
 def _add_convolution(network: OnnxNetwork, depth: int, name: str, value: str, before: int) -> str:
-    """Convolve [B, D, T] after `before` rows of zeros."""
+    """Add the convolution of [B, D, T], padded with `before` rows of zeros in front."""
     where = f"core.layers.{depth}.{name}"
     parts = [
         network.graph.constant(network.weights[f"{where}.{end}"], f"{network.prefix}{where}.{end}")

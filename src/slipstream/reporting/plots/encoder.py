@@ -10,15 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet
 from markupsafe import Markup
 
+from slipstream.events import Event
 from slipstream.reporting.charts import FAINT, INK, MODEL, Chart, Scale, cover, get_colour, shorten
 from slipstream.reporting.plots import training
 
 MAX_COLUMNS, MAX_EXAMPLES = 3, 6
 
 
-def draw_figures(
-    folder: Path, summary: dict[str, Any], events: Sequence[dict[str, Any]]
-) -> dict[str, Any]:
+def draw_figures(folder: Path, summary: dict[str, Any], events: Sequence[Event]) -> dict[str, Any]:
     """Draw every plot of the report, by its name in the template."""
     return {
         **training.draw_training(summary, events),

@@ -173,15 +173,15 @@ def draw_curves(trials: Sequence[Trial], best: int, metric: str, unit: str) -> M
     chart = Chart(x, y, unit, f"validation {metric}", 260, x_ticks=10)
     opacity = min(0.9, max(0.15, 20 / len(trials)))
     for state, group in group_by_state(trials).items():
-        others = [curves[trial["trial"]] for trial in group if trial["trial"] != best]
-        others = [curve for curve in others if curve]
-        if not others:
+        curves_of_state = [curves[trial["trial"]] for trial in group if trial["trial"] != best]
+        curves_of_state = [curve for curve in curves_of_state if curve]
+        if not curves_of_state:
             continue
         colour = get_state_colour(state)
-        traces = [([x for x, _ in curve], [y for _, y in curve]) for curve in others]
+        traces = [([x for x, _ in curve], [y for _, y in curve]) for curve in curves_of_state]
         chart.lines(traces, colour, opacity=opacity, label=state)
         if state != "finished":
-            stops = [curve[-1] for curve in others]
+            stops = [curve[-1] for curve in curves_of_state]
             chart.dots([epoch for epoch, _ in stops], [loss for _, loss in stops], colour, size=4)
     if curves.get(best):
         epochs, losses = zip(*curves[best], strict=True)

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from slipstream.base.text import format_epoch
-from slipstream.events import Epoch
+from slipstream.events import Epoch, Event, Exploit, Log, MachineSample
 from slipstream.reporting import wording
 from slipstream.reporting.charts import (
     BLUE,
@@ -37,8 +37,8 @@ from slipstream.reporting.charts import (
 )
 from slipstream.reporting.wording import choose_layout
 
-Rows = Sequence[dict[str, Any]]
-"""Rows, lanes or folds"""
+Lanes = Sequence[Mapping[str, Any]]
+"""The lanes of a summary"""
 SETS = {
     "train": (BLUE, "training"),
     "val": (ORANGE, "validation"),
@@ -65,7 +65,7 @@ MACHINE: dict[str, tuple[float, str, str]] = {
 """Unit, title and colour of each plotted sample"""
 
 
-def draw_training(summary: dict[str, Any], events: Rows) -> dict[str, Any]:
+def draw_training(summary: dict[str, Any], events: Sequence[Event]) -> dict[str, Any]:
     """Draw the plots that every kind of run has: losses, learning rate, time and machine."""
     if summary.get("members"):  # an ensemble trains nothing
         return {}
@@ -73,7 +73,7 @@ def draw_training(summary: dict[str, Any], events: Rows) -> dict[str, Any]:
     plots: dict[str, Any] = {"rates": None, "lanes": None}
     if summary.get("lanes"):  # each lane has its own learning rate, so none is drawn
         model = [lane for lane in summary["lanes"] if lane["best"]][-1]
-        epochs: Rows = group_by_lane(events).get(model["lane"], [])
+        epochs = group_by_lane(events).get(model["lane"], [])
         plots["losses"] = draw_lane_losses(events, summary["lanes"], label)
         if summary["folds"]:
             plots["lanes"] = _draw_folds(summary)
@@ -86,20 +86,21 @@ def draw_training(summary: dict[str, Any], events: Rows) -> dict[str, Any]:
     return plots | {
         "remark": describe_curves(epochs),
         "time": _draw_time(wording.list_time_parts(summary), wording.get_total_s(summary)),
-        "machine": _draw_machine([e for e in events if e["event"] == "monitor"]),
+        "machine": _draw_machine([event for event in events if isinstance(event, MachineSample)]),
     }
 
 
-def draw_losses(events: Rows, best_epoch: float, label: str) -> Markup:
+def draw_losses(events: Sequence[Event], best_epoch: float, label: str) -> Markup:
     """Draw the training and validation loss of one model."""
-    logs = [e for e in events if e["event"] == "log" and e["loss"] is not None]
+    logs = [
+        (event.epoch, event.loss)
+        for event in events
+        if isinstance(event, Log) and event.loss is not None and event.epoch is not None
+    ]
     epochs = group_by_lane(events).get(0, [])
-    chart = _start_chart(
-        [*epochs, *({"epoch": e["epoch"], "loss": e["loss"]} for e in logs)], label
-    )
+    chart = _start_chart(epochs, label, logs)
     if logs:
-        drawn = logs[:: -(-len(logs) // MAX_LOSSES)]
-        x, y = [e["epoch"] for e in drawn], [e["loss"] for e in drawn]
+        x, y = zip(*logs[:: -(-len(logs) // MAX_LOSSES)], strict=True)
         chart.line(x, y, SKY, width=1, label="training, step by step")
     _draw_both(chart, epochs)
     chart.vline(best_epoch, note="best")
@@ -107,14 +108,14 @@ def draw_losses(events: Rows, best_epoch: float, label: str) -> Markup:
     return chart.render()
 
 
-def draw_lane_losses(events: Rows, lanes: Rows, label: str) -> Markup:
+def draw_lane_losses(events: Sequence[Event], lanes: Lanes, label: str) -> Markup:
     """Draw the validation loss of every lane, and both losses of the lane that is the model."""
     model = [lane for lane in lanes if lane["best"]][-1]
     by_lane = group_by_lane(events)
-    chart = _start_chart([e for epochs in by_lane.values() for e in epochs], label)
-    others = [by_lane[lane["lane"]] for lane in lanes if lane is not model]
-    if others:
-        traces = [([e["epoch"] for e in lane], [e["val_loss"] for e in lane]) for lane in others]
+    chart = _start_chart([event for epochs in by_lane.values() for event in epochs], label)
+    curves = [by_lane[lane["lane"]] for lane in lanes if lane is not model]
+    if curves:
+        traces = [([e.epoch for e in curve], [e.val_loss for e in curve]) for curve in curves]
         chart.lines(traces, FAINT, label="validation of the others")
     _draw_both(chart, by_lane[model["lane"]])
     chart.vline(model["best_epoch"], note="best")
@@ -122,33 +123,33 @@ def draw_lane_losses(events: Rows, lanes: Rows, label: str) -> Markup:
     return chart.render()
 
 
-def mark_exploit(chart: Chart, events: Rows, lane: int = 0) -> None:
+def mark_exploit(chart: Chart, events: Sequence[Event], lane: int = 0) -> None:
     """Mark where the epochs at a low learning rate began, if they did."""
-    for e in events:
-        if e["event"] == "exploit" and e.get("lane", 0) == lane:
-            chart.vline(e["epoch"], dash="6 3")
+    for event in events:
+        if isinstance(event, Exploit) and (event.lane or 0) == lane:
+            chart.vline(event.epoch, dash="6 3")
             # below the note on the best epoch, which may be near
-            chart.note(e["epoch"], chart.y.find_value(NOTE_HEIGHT), "low rate")
+            chart.note(event.epoch, chart.y.find_value(NOTE_HEIGHT), "low rate")
 
 
-def describe_curves(epochs: Rows) -> str:
+def describe_curves(epochs: Sequence[Epoch]) -> str:
     """Say so where training and validation loss part; empty where they do not."""
     if len(epochs) < 2:
         return ""
-    best = min(range(len(epochs)), key=lambda number: epochs[number]["val_loss"])
+    best = min(range(len(epochs)), key=lambda number: epochs[number].val_loss)
     then, last = epochs[best], epochs[-1]
-    if any(e["train_loss"] is None or e["train_loss"] <= 0 for e in (then, last)):
+    if any(event.train_loss is None or event.train_loss <= 0 for event in (then, last)):
         return ""
-    rise = last["val_loss"] / then["val_loss"] - 1 if then["val_loss"] > 0 else 0.0
-    fall = 1 - last["train_loss"] / then["train_loss"]
+    rise = last.val_loss / then.val_loss - 1 if then.val_loss > 0 else 0.0
+    fall = 1 - last.train_loss / then.train_loss
     if rise >= RISE and fall > 0:
         return (
-            f"The curves part: after epoch {format_epoch(then['epoch'])} the training loss fell by "
+            f"The curves part: after epoch {format_epoch(then.epoch)} the training loss fell by "
             f"{100 * fall:.0f} % while the validation loss rose by {100 * rise:.0f} %, so the "
             "model began to memorise the training rows. More data, dropout, weight decay or a "
             "smaller model narrow the gap; the weights are those of the best epoch."
         )
-    ratio = then["val_loss"] / then["train_loss"]
+    ratio = then.val_loss / then.train_loss
     if ratio >= 2:
         return (
             f"At the best epoch the validation loss is {ratio:.1f} times the training loss: the "
@@ -159,35 +160,42 @@ def describe_curves(epochs: Rows) -> str:
     return ""
 
 
-def _start_chart(epochs: Rows, label: str) -> Chart:
-    keys = ("train_loss", "val_loss", "loss")
-    losses = [e[key] for e in epochs for key in keys if e.get(key) is not None]
-    last = max((e["epoch"] for e in epochs), default=1.0)
+def _start_chart(
+    epochs: Sequence[Epoch], label: str, logs: Sequence[tuple[float, float]] = ()
+) -> Chart:
+    """Return an empty chart that has room for the losses of the epochs, and for those of `logs`, by
+    epoch."""
+    losses = [loss for event in epochs for loss in (event.train_loss, event.val_loss)]
+    losses = [loss for loss in (*losses, *(loss for _, loss in logs)) if loss is not None]
+    last = max((*(event.epoch for event in epochs), *(epoch for epoch, _ in logs)), default=1.0)
     x = Scale(0.0, last or 1.0, whole=True)
     return Chart(x, cover(losses, log=True), "epoch", label, 230)
 
 
-def _draw_both(chart: Chart, epochs: Rows, *, is_named: bool = True) -> None:
+def _draw_both(chart: Chart, epochs: Sequence[Epoch], *, is_named: bool = True) -> None:
     _draw_curve(chart, epochs, "train_loss", MODEL, label="training" if is_named else "")
     _draw_curve(chart, epochs, "val_loss", VALIDATION, label="validation" if is_named else "")
 
 
 def _draw_curve(
-    chart: Chart, epochs: Rows, key: str, colour: str, *, dash: str = "", label: str
+    chart: Chart, epochs: Sequence[Epoch], field: str, colour: str, *, dash: str = "", label: str
 ) -> None:
-    x, y = [e["epoch"] for e in epochs], [e[key] for e in epochs]
+    x, y = [event.epoch for event in epochs], [getattr(event, field) for event in epochs]
     values = [float("nan") if value is None else value for value in y]
     chart.line(x, values, colour, width=2, dash=dash, label=label)
     if len(x) < 25:
         chart.dots(x, values, colour, size=5)
 
 
-def _draw_rates(events: Rows) -> Markup | None:
-    logs = [e for e in events if e["event"] == "log" and e["lr"] is not None]
+def _draw_rates(events: Sequence[Event]) -> Markup | None:
+    logs = [
+        (event.epoch, event.lr)
+        for event in events
+        if isinstance(event, Log) and event.lr is not None and event.epoch is not None
+    ]
     if not logs:
         return None
-    logs = logs[:: -(-len(logs) // MAX_SAMPLES)]
-    x, y = [e["epoch"] for e in logs], [e["lr"] for e in logs]
+    x, y = zip(*logs[:: -(-len(logs) // MAX_SAMPLES)], strict=True)
     chart = Chart(
         Scale(0.0, max(x) or 1.0, whole=True), cover(y, zero=True), "epoch", "", 90, y_ticks=3
     )
@@ -220,8 +228,8 @@ def _draw_seeds(summary: dict[str, Any]) -> Markup:
         dash = "" if name == "ensemble" else "6 4"
         chart.hline(error, get_colour(name), dash=dash, label=name)
     best = [number for number, lane in enumerate(lanes) if lane["best"]]
-    others = [number for number in range(len(lanes)) if number not in best]
-    chart.dots(others, [values[number] for number in others], MODEL, size=7)
+    remaining = [number for number in range(len(lanes)) if number not in best]
+    chart.dots(remaining, [values[number] for number in remaining], MODEL, size=7)
     label = "the model: best by validation"
     chart.dots(best, [values[number] for number in best], MODEL, size=9, square=True, label=label)
     return chart.render()
@@ -235,18 +243,18 @@ def _draw_folds(summary: dict[str, Any]) -> Markup:
         for name, baseline in summary["baselines"].items()
         if baseline
     }
-    others: Rows = []
+    remaining: Lanes = []
     if summary["ensemble"]:
         curves["ensemble"] = [headline.read(fold["ensemble"]) for fold in by_fold]
-        others = [lane for lane in summary["lanes"] if lane["metrics"] and not lane["best"]]
+        remaining = [lane for lane in summary["lanes"] if lane["metrics"] and not lane["best"]]
     curves["model"] = [headline.read(fold) for fold in by_fold]
     values = [error for errors in curves.values() for error in errors]
-    values += [headline.read(lane) for lane in others]
+    values += [headline.read(lane) for lane in remaining]
     x = number_places([fold["label"].split(" to ")[0] for fold in by_fold], limit=5)
     y = cover(values, zero=headline.key == "mae")  # log-losses may differ little
     chart = Chart(x, y, "test block from", f"test {headline.heading}")
     chart.dots(
-        [lane["fold"] - 1 for lane in others], [headline.read(lane) for lane in others], FAINT
+        [lane["fold"] - 1 for lane in remaining], [headline.read(lane) for lane in remaining], FAINT
     )
     for name, errors in curves.items():
         width = 2.4 if name == "model" else 1.4
@@ -271,20 +279,22 @@ def _draw_time(phases: dict[str, float], total: float) -> Markup:
     return Markup(f'<div class="chart">{strip}<div class="legend">{legend}</div></div>')
 
 
-def _draw_machine(samples: Sequence[dict[str, Any]]) -> Markup | None:
+def _draw_machine(samples: Sequence[MachineSample]) -> Markup | None:
     """Draw the load of the GPU, or else of CPU and memory, over time."""
-    if samples and samples[-1]["seconds"] < SHORT_S:  # cut short by the end of the run
+    if samples and samples[-1].seconds < SHORT_S:  # cut short by the end of the run
         samples = samples[:-1]
     if len(samples) < MIN_SAMPLES:
         return None
-    names = [name for name in MACHINE if all(name in sample for sample in samples)][:3]
-    ends = np.cumsum([sample["seconds"] for sample in samples])
+    complete = [
+        name for name in MACHINE if all(getattr(sample, name) is not None for sample in samples)
+    ]
+    ends = np.cumsum([sample.seconds for sample in samples])
     unit, label = (60.0, "minutes") if ends[-1] > 180 else (1.0, "seconds")
     stride = -(-len(samples) // MAX_SAMPLES)
     charts = Markup()
-    for name in names:
+    for name in complete[:3]:
         divisor, title, colour = MACHINE[name]
-        values = [sample[name] / divisor for sample in samples[::stride]]
+        values = [getattr(sample, name) / divisor for sample in samples[::stride]]
         x, y = Scale(0.0, float(ends[-1] / unit)), cover(values, zero=True)
         chart = Chart(x, y, label, title, 90, y_ticks=3)
         chart.line(ends[::stride] / unit, values, colour)
@@ -292,7 +302,7 @@ def _draw_machine(samples: Sequence[dict[str, Any]]) -> Markup | None:
     return Markup('<div class="three">') + charts + Markup("</div>")
 
 
-def draw_loss_curves(events_by_name: Mapping[str, Iterable[dict[str, Any]]]) -> Markup:
+def draw_loss_curves(events_by_name: Mapping[str, Iterable[Event]]) -> Markup:
     """Draw the validation loss of several runs over the epochs, from the events of each.
 
     Of a run with several lanes, the lane with the lowest loss is drawn.
@@ -305,26 +315,30 @@ def draw_loss_curves(events_by_name: Mapping[str, Iterable[dict[str, Any]]]) -> 
     return chart.render()
 
 
-def select_best_lane(events: Rows) -> Rows:
+def select_best_lane(events: Sequence[Event]) -> list[Epoch]:
     """Return the epochs of the lane with the lowest validation loss."""
     lanes = group_by_lane(events).values()
-    return min(lanes, key=lambda epochs: min(e["val_loss"] for e in epochs), default=[])
+    return min(lanes, key=lambda epochs: min(event.val_loss for event in epochs), default=[])
 
 
-def group_by_lane(events: Rows) -> dict[int, list[dict[str, Any]]]:
+def group_by_lane(events: Sequence[Event]) -> dict[int, list[Epoch]]:
     """Return the epochs with a validation loss, by lane."""
-    by_lane: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for e in events:
-        if e["event"] == "epoch" and e["val_loss"] is not None:
-            by_lane[e.get("lane", 0)].append(e)
+    by_lane: dict[int, list[Epoch]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Epoch) and event.val_loss is not None:
+            by_lane[event.lane or 0].append(event)
     return by_lane
 
 
-def build_loss_chart(models: Iterable[Rows], label: str = "loss (scaled)") -> Chart | None:
+def build_loss_chart(
+    models: Iterable[Sequence[Epoch]], label: str = "loss (scaled)"
+) -> Chart | None:
     """Return a chart of both losses of one or more models over the epochs, for a picture; None
     where no loss is known."""
-    keys = ("train_loss", "val_loss")
-    curves = [[e for e in epochs if any(e[k] is not None for k in keys)] for epochs in models]
+    curves = [
+        [e for e in epochs if e.train_loss is not None or e.val_loss is not None]
+        for epochs in models
+    ]
     curves = [epochs for epochs in curves if epochs]
     if not curves:
         return None
@@ -337,10 +351,9 @@ def build_loss_chart(models: Iterable[Rows], label: str = "loss (scaled)") -> Ch
 def draw_history(history: Sequence[Epoch]) -> str:
     """Return an SVG picture of the losses of one or more models, for a notebook; empty with fewer
     than two epochs or without a loss."""
-    by_lane: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    by_lane: dict[int, list[Epoch]] = defaultdict(list)
     for epoch in history:
-        losses = {"train_loss": epoch.train_loss, "val_loss": epoch.val_loss}
-        by_lane[epoch.lane or 0].append({"epoch": epoch.epoch, **losses})
+        by_lane[epoch.lane or 0].append(epoch)
     chart = build_loss_chart(by_lane.values()) if len(history) > 1 else None
     if chart is None:
         return ""
@@ -368,8 +381,8 @@ def draw_timelines(data: dict[str, Any]) -> Markup | None:
         parts = [
             (first, max(last, first + shortest), -number)
             for number, row in enumerate(rows)
-            for which, first, last in row["parts"]
-            if which == name
+            for part, first, last in row["parts"]
+            if part == name
         ]
         if not parts:
             continue

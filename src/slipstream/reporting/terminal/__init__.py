@@ -1,1 +1,1 @@
-"""What the terminal shows."""
+"""Progress and results on the terminal."""

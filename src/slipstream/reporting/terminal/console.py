@@ -48,11 +48,11 @@ def _console(file: TextIO, *, width: int | None = None, quiet: bool = False) -> 
     )
 
 
-def render(what: RenderableType) -> str:
+def render(content: RenderableType) -> str:
     """Render something as plain text."""
     console = _console(io.StringIO(), width=FILE_WIDTH)
     with console.capture() as capture:
-        console.print(what)
+        console.print(content)
     return capture.get()
 
 

@@ -19,6 +19,33 @@ from slipstream.base.text import (
     format_ms,
     format_number,
 )
+from slipstream.events import (
+    CopiesOnDisk,
+    EncoderThawed,
+    Epoch,
+    Estimate,
+    Event,
+    Exploit,
+    Fallback,
+    LaneEnd,
+    Log,
+    PackStart,
+    PlanComparison,
+    ProbeStep,
+    Recovery,
+    Resume,
+    Retrained,
+    Scoring,
+    SearchEnd,
+    SearchStart,
+    Start,
+    Step,
+    ThreadsReviewed,
+    TrainingEnd,
+    TrialEnd,
+    Trouble,
+    WorkerChange,
+)
 from slipstream.reporting.terminal.console import (
     TextTable,
     create_progress_console,
@@ -100,29 +127,29 @@ class TrainingDisplay:
             self.notebook.say(text)
         print_text(self.console, text, "dim")
 
-    def show(self, event: dict[str, Any]) -> None:
+    def show(self, event: Event) -> None:
         """Show one event of the run."""
-        match event["event"]:
-            case "start":
+        match event:
+            case Start():
                 self._start(event)
-            case "log" | "step":
-                step = event["step"]
-                if "loss" in event:
-                    self.loss = f"{event['loss']:.4g}"
-                elif self.lanes and "losses" in event:
-                    self.loss = self.lanes.average_loss(event)
-                    step = self.lanes.average_step(event)
-                self._draw(step)
-            case "epoch":
+            case Step():
+                self._draw(event.step)
+            case Log(losses=dict()) if self.lanes:
+                self.loss = self.lanes.average_loss(event)
+                self._draw(self.lanes.average_step(event))
+            case Log():
+                if event.loss is not None:
+                    self.loss = f"{event.loss:.4g}"
+                self._draw(event.step)
+            case Epoch():
                 self._show_validation(event)
-            case "lane" if self.lanes:
+            case LaneEnd() if self.lanes:
                 text = self.lanes.end_lane(event)
                 if not self.bar:
                     self.say(text)
-            case "exploit" if self.lanes:
-                name = self.lanes.name_lane(event["lane"])
-                self.say(f"{name}: {describe_exploit(event)}")
-            case "trained":
+            case Exploit(lane=int(lane)) if self.lanes:
+                self.say(f"{self.lanes.name_lane(lane)}: {describe_exploit(event)}")
+            case TrainingEnd():
                 self._close_bar()
                 self.say(self.lanes.summarize() if self.lanes else describe_end(event))
             case _:
@@ -130,17 +157,17 @@ class TrainingDisplay:
                 if text:
                     self.say(text)
 
-    def _show_validation(self, event: dict[str, Any]) -> None:
+    def _show_validation(self, event: Epoch) -> None:
         if self.lanes:
             self.val_loss = self.lanes.record_validation(event)
             return
-        self.val_loss = f"{event['val_loss']:.4g}"
+        self.val_loss = _format_figure(event.val_loss)
         if not self.bar:
-            best = " (best)" if event["best"] else ""
+            best = " (best)" if event.best else ""
+            train_loss = _format_figure(event.train_loss)
             self.say(
-                f"epoch {format_epoch(event['epoch'])}: training {event['train_loss']:.4g}, "
-                "validation "
-                f"{self.val_loss}{best}, {event['seconds']:.1f} s"
+                f"epoch {format_epoch(event.epoch)}: training {train_loss}, validation "
+                f"{self.val_loss}{best}, {event.seconds or 0.0:.1f} s"
             )
 
     def _close_bar(self) -> None:
@@ -150,31 +177,31 @@ class TrainingDisplay:
             if self.notebook:
                 self.notebook.clear()
 
-    def _start(self, event: dict[str, Any]) -> None:
+    def _start(self, event: Start) -> None:
         self._close_bar()  # processes that train together may have been started again
-        counts, plan = event["windows"], event["plan"]
-        if event.get("files"):
-            self.say(describe_files(event["files"]))
+        counts = event.windows
+        if event.files:
+            self.say(describe_files(event.files))
         test = f", {counts['test']:,} test" if counts["test"] else ""
         self.say(
-            f"{event['series']:,} series; windows: {counts['train']:,} training, "
-            f"{counts['val']:,} validation{test}; {event['parameters']:,} parameters"
+            f"{event.series:,} series; windows: {counts['train']:,} training, "
+            f"{counts['val']:,} validation{test}; {event.parameters:,} parameters"
         )
-        num_steps = event["steps_per_epoch"] * event["epochs"] * event.get("rounds", 1)
-        if "pack" in event:
-            self.lanes = LaneProgress(event["pack"])
+        num_steps = event.steps_per_epoch * event.epochs * (event.rounds or 1)
+        if event.pack is not None:
+            self.lanes = LaneProgress(event.pack)
             self.say(self.lanes.describe_pack())
-        for line in describe_plan(plan, num_steps, event["expected_s"]):
+        for line in describe_plan(event.plan, num_steps, event.expected_s):
             self.say(line)
-        for note in event["notes"][:MAX_NOTES]:
+        for note in event.notes[:MAX_NOTES]:
             self.say(f"note: {note}")
-        if len(event["notes"]) > MAX_NOTES:
-            more = format_count(len(event["notes"]) - MAX_NOTES, "more note")
+        if len(event.notes) > MAX_NOTES:
+            more = format_count(len(event.notes) - MAX_NOTES, "more note")
             self.say(f"note: {more} in the report")
         if self.notebook or (self.console.is_terminal and not self.console.quiet):
             self._open_bar(event)
 
-    def _open_bar(self, event: dict[str, Any]) -> None:
+    def _open_bar(self, event: Start) -> None:
         from rich import progress
 
         self.bar = progress.Progress(
@@ -188,8 +215,8 @@ class TrainingDisplay:
             auto_refresh=False,
             transient=True,
         )
-        self.steps_per_epoch, self.epochs = event["steps_per_epoch"], event["epochs"]
-        self.epochs *= event.get("rounds", 1)
+        self.steps_per_epoch = event.steps_per_epoch
+        self.epochs = event.epochs * (event.rounds or 1)
         total = self.steps_per_epoch * self.epochs
         self.bar.add_task("", total=total, epoch="1", loss="–", val="–", speed="–")
         if not self.notebook:
@@ -216,62 +243,60 @@ class TrainingDisplay:
             self.bar.refresh()
 
 
-def describe_event(event: dict[str, Any]) -> str:
+def describe_event(event: Event) -> str:
     """Return one line about an event; empty where there is nothing to say."""
-    match event["event"]:
-        case "resume":
-            differs = f", not bit for bit: {event['differs']}" if event["differs"] else ""
-            lanes = f", with {event['lanes']}" if "lanes" in event else ""
-            return f"resuming from step {event['step']:,}{lanes}{differs}"
-        case "cache":
-            size = f"{event['copies']} augmented copies, {event['bytes'] / 1e6:,.0f} MB"
-            return f"{event['what']} {size}: {event['folder']}"
-        case "probe" | "trouble":
-            return str(event["what"])
-        case "thaw":
-            return f"from epoch {event['epoch']} on, {event['what']} is trained too"
-        case "exploit":
+    match event:
+        case Resume():
+            differs = f", not bit for bit: {event.differs}" if event.differs else ""
+            lanes = f", with {event.lanes}" if event.lanes is not None else ""
+            return f"resuming from step {event.step:,}{lanes}{differs}"
+        case CopiesOnDisk():
+            size = f"{event.copies} augmented copies, {event.bytes / 1e6:,.0f} MB"
+            return f"{event.what} {size}: {event.folder}"
+        case ProbeStep() | Trouble():
+            return event.what
+        case EncoderThawed():
+            return f"from epoch {event.epoch} on, {event.what} is trained too"
+        case Exploit():
             return describe_exploit(event)
-        case "fallback":
-            return f"{_name_worker(event)}{event['what']}: {event['why']}"
-        case "recovery":
-            return f"{_name_worker(event)}{event['what']}: continuing with {event['remedy']}"
-        case "worker" if event["what"] == "died":
-            return f"worker {event['worker']} died ({event['why']}): {event['remedy']}"
-        case "estimate":
-            duration = format_seconds(event["expected_s"])
+        case Fallback():
+            return f"{_name_worker(event.worker)}{event.what}: {event.why}"
+        case Recovery():
+            return f"{_name_worker(event.worker)}{event.what}: continuing with {event.remedy}"
+        case Estimate():
+            duration = format_seconds(event.expected_s)
             return f"estimate after ten steps: {duration} of training, without validations"
-        case "plan" if not 0.7 < event.get("ratio", 1.0) < 1.4:
+        case PlanComparison() if not 0.7 < event.ratio < 1.4:
             return (
-                f"the plan predicted {format_ms(event['promised_ms'])} a step, the first epoch "
-                f"took {format_ms(event['seen_ms'])}"
+                f"the plan predicted {format_ms(event.promised_ms)} a step, the first epoch "
+                f"took {format_ms(event.seen_ms)}"
             )
-        case "review":
-            return _name_worker(event) + describe_review(event)
-        case "worker" if event["what"] != "started":
+        case ThreadsReviewed():
+            return _name_worker(event.worker) + describe_review(event)
+        case WorkerChange() if event.what != "started":
             return describe_worker(event)
-        case "scoring":
-            return f"scoring {event['what']} ..."
+        case Scoring():
+            return f"scoring {event.what} ..."
     return ""
 
 
-def _name_worker(event: dict[str, Any]) -> str:
-    return f"worker {event['worker']}: " if event.get("worker") is not None else ""
+def _name_worker(worker: int | None) -> str:
+    return "" if worker is None else f"worker {worker}: "
 
 
-def describe_worker(event: dict[str, Any]) -> str:
+def describe_worker(event: WorkerChange) -> str:
     """Say what became of a worker that died, or who trains its models."""
-    name = f"worker {event['worker']}"
-    if event["what"] == "died":
-        return f"{name} died ({event['why']}): {event['remedy']}"
-    return f"{name} takes over the models of worker {event['of']} from their checkpoint"
+    name = f"worker {event.worker}"
+    if event.what == "died":
+        return f"{name} died ({event.why}): {event.remedy}"
+    return f"{name} takes over the models of worker {event.of} from their checkpoint"
 
 
-def describe_exploit(event: dict[str, Any]) -> str:
+def describe_exploit(event: Exploit) -> str:
     """Describe the epochs at a low learning rate, which begin."""
-    best = f"the best weights (epoch {format_epoch(event['best_epoch'])})"
-    epochs = format_count(event["epochs"], "epoch")
-    return f"patience ran out; {epochs} from {best} at a learning rate of {event['lr']:g}"
+    best = f"the best weights (epoch {format_epoch(event.best_epoch)})"
+    epochs = format_count(event.epochs, "epoch")
+    return f"patience ran out; {epochs} from {best} at a learning rate of {event.lr:g}"
 
 
 def describe_files(files: list[dict[str, Any]]) -> str:
@@ -286,21 +311,24 @@ def describe_files(files: list[dict[str, Any]]) -> str:
     return f"read {len(files):,} files ({listed}): {rows}"
 
 
-def describe_review(event: dict[str, Any]) -> str:
+def describe_review(event: ThreadsReviewed) -> str:
     """Describe why and how the number of threads was changed, or not, in the first epoch."""
-    planned = event["planned_ms"]
-    slow = f"a step takes {format_ms(event['before_ms'])}"
+    planned = event.planned_ms
+    slow = f"a step takes {format_ms(event.before_ms)}"
     slow += "" if planned is None else f" instead of the planned {format_ms(planned)}"
-    load = f" ({event['load']})" if event["load"] else ""
-    before, after = (format_count(event[key], "thread") for key in ("before_threads", "threads"))
-    if before == after:
+    load = f" ({event.load})" if event.load else ""
+    if event.before_threads == event.threads:
         return f"{slow}{load}; fewer threads are not faster"
-    return f"{slow} with {before}{load}; continuing with {after}: {format_ms(event['ms'])} a step"
+    before, after = (
+        format_count(number, "thread") for number in (event.before_threads, event.threads)
+    )
+    return f"{slow} with {before}{load}; continuing with {after}: {format_ms(event.ms)} a step"
 
 
-def describe_end(event: dict[str, Any]) -> str:
-    best = f"best after epoch {format_epoch(event['best_epoch'])}"
-    return f"{event['stopped']}: {format_count(event['step'], 'step')}, {best}"
+def describe_end(event: TrainingEnd) -> str:
+    """Describe the end of a training of one model."""
+    best = f"best after epoch {format_epoch(event.best_epoch or 0.0)}"
+    return f"{event.stopped}: {format_count(event.step or 0, 'step')}, {best}"
 
 
 class LaneProgress:
@@ -312,7 +340,7 @@ class LaneProgress:
         self.num_ended_before: int = pack["done"]
         """Lanes that had ended when the run was resumed"""
         self.best: dict[int, float] = {}
-        self.losses: dict[int | None, list[float | None]] = {}
+        self.losses: dict[int | None, list[float]] = {}
         """By worker, where there are several: the last of its active lanes"""
         self.steps: dict[int | None, int] = {}
 
@@ -338,22 +366,22 @@ class LaneProgress:
         parts += [f"seed {self.pack['seed'] + repeat}"] if self.pack["repeats"] > 1 else []
         return ", ".join(parts)
 
-    def average_loss(self, event: dict[str, Any]) -> str:
+    def average_loss(self, event: Log) -> str:
         """Average the losses of the active lanes, those of other workers as they are known."""
-        self.losses[event.get("worker")] = list(event["losses"].values())
+        self.losses[event.worker] = list((event.losses or {}).values())
         losses = [loss for curve in self.losses.values() for loss in curve if loss is not None]
         return f"{sum(losses) / len(losses):.4g}" if losses else "–"
 
-    def average_step(self, event: dict[str, Any]) -> int:
+    def average_step(self, event: Log) -> int:
         """Average the steps of all workers."""
-        self.steps[event.get("worker")] = event["step"]
+        self.steps[event.worker] = event.step
         num_workers: int = self.pack.get("workers", 1)
         return sum(self.steps.values()) // max(len(self.steps), num_workers)
 
-    def record_validation(self, event: dict[str, Any]) -> str:
+    def record_validation(self, event: Epoch) -> str:
         """Return the best validation loss so far, its lane, and how many lanes are active."""
-        if event["best"]:
-            self.best[event["lane"]] = event["val_loss"]
+        if event.best and event.lane is not None:
+            self.best[event.lane] = event.val_loss
         active = min(self.pack["lanes"] - self._num_ended, self.pack["places"])
         return (
             f"{self._describe_best()}; {format_count(active, 'lane')} active, {self._num_ended} "
@@ -373,12 +401,13 @@ class LaneProgress:
         lane = min(self.best, key=lambda number: self.best[number])
         return f"{self.best[lane]:.4g} ({self.name_lane(lane)})"
 
-    def end_lane(self, event: dict[str, Any]) -> str:
-        self.stop_reasons[event["lane"]] = event["stopped"]
-        loss, best = event["best_loss"], "no finite loss"
-        if math.isfinite(loss):
-            best = f"best {loss:.4g} after epoch {format_epoch(event['best_epoch'])}"
-        end = f"{self.name_lane(event['lane'])}: {event['stopped']}, {best}"
+    def end_lane(self, event: LaneEnd) -> str:
+        """Record the end of a lane; return a line about it."""
+        self.stop_reasons[event.lane] = event.stopped
+        best = _format_loss(event.best_loss)
+        if best != NO_LOSS:
+            best = f"best {best} after epoch {format_epoch(event.best_epoch)}"
+        end = f"{self.name_lane(event.lane)}: {event.stopped}, {best}"
         return f"lane {self._num_ended} of {self.pack['lanes']} done: {end}"
 
     def summarize(self) -> str:
@@ -462,6 +491,7 @@ NUM_RECENT = 5
 """Finished trials in the table"""
 MAX_LISTED = 8
 TRIAL_STYLES = {"finished": None, "pruned": "dim", "failed": "red", "cut off": "dim"}
+NO_LOSS = "no finite loss"
 DEFAULT = -1
 """Stands for a trial number: the config without a search"""
 
@@ -491,51 +521,52 @@ class SearchDisplay:
             self.notebook.say(text)
         print_text(self.console, text, style)
 
-    def show(self, event: dict[str, Any]) -> None:
+    def show(self, event: Event) -> None:
         """Show one event of the search, or of a test run after it."""
-        if event["event"] in ("start", "resume") and "space" not in event:
+        if isinstance(event, Start | Resume):
             self._start_training(event)
         elif self.training is not None:
             self.training.show(event)
         else:
             self._show_search(event)
 
-    def _start_training(self, event: dict[str, Any]) -> None:
+    def _start_training(self, event: Start | Resume) -> None:
         self._close()
-        if _is_trained(event):
-            models = format_count(event["pack"]["lanes"], "retrained model")
-            self.say(f"testing {event['run']}: {models}")
-            self.training = None
-            return
-        if event["event"] == "start" and "run" in event:
-            self.say(f"training {event['run']}, to be tested")
+        if isinstance(event, Start):
+            if event.pack is not None and event.pack["done"] == event.pack["lanes"]:
+                models = format_count(event.pack["lanes"], "retrained model")
+                self.say(f"testing {event.run}: {models}")
+                self.training = None
+                return
+            self.say(f"training {event.run}, to be tested")
         self.training = TrainingDisplay(self.quiet, self.notebook)
         self.training.show(event)
 
-    def _show_search(self, event: dict[str, Any]) -> None:
+    def _show_search(self, event: Event) -> None:
         progress = self.progress
         progress.update(event)
-        match event["event"]:
-            case "search" | "resume":
+        match event:
+            case SearchStart():
                 self.say(describe_start(event))
                 self._open_table()
-            case "pack" if not self.live:
+            case PackStart() if not self.live:
                 if progress.is_over and not progress.num_retraining_packs:
                     self.say("retraining the best trials and the defaults from other seeds ...")
                 progress.num_retraining_packs += progress.is_over
                 self.say(progress.describe_pack(event))
-            case "trial" if not self.live:
-                style = "bold" if event["best"] else TRIAL_STYLES[event["state"]]
+            case TrialEnd() if not self.live:
+                style = "bold" if event.best else TRIAL_STYLES[event.state]
                 self.say(progress.describe_trial(event), style)
-            case "searched":
+            case SearchEnd():
                 self._close()
                 self.say(progress.describe_result(event), None)
-            case "retrained":
+            case Retrained():
                 self.say(describe_retrained(event))
-            case "recovery" | "fallback" | "trouble" | "review":
-                trial = f"trial {event['trial']}: " if "trial" in event else ""
-                self.say(f"{trial}{describe_event(event)}")
-            case "worker" if text := describe_event(event):
+            case Recovery(trial=int(trial)):
+                self.say(f"trial {trial}: {describe_event(event)}")
+            case Recovery() | Fallback() | Trouble() | ThreadsReviewed():
+                self.say(describe_event(event))
+            case WorkerChange() if text := describe_event(event):
                 self.say(text)
         self._draw()
 
@@ -576,9 +607,9 @@ class SearchProgress:
         self.total = self.num_done_before = self.num_packs = self.num_lanes = 0
         self.num_retraining_packs = 0
         self.counts: dict[str, int] = dict.fromkeys(TRIAL_STYLES, 0)
-        self.best: dict[str, Any] | None = None
-        self.recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=NUM_RECENT)
-        self.running: dict[int, tuple[int, float]] = {}
+        self.best: TrialEnd | None = None
+        self.recent: collections.deque[TrialEnd] = collections.deque(maxlen=NUM_RECENT)
+        self.running: dict[int, tuple[float, float]] = {}
         """Last epoch and loss of each running trial, by its number"""
         self.is_over = False
         self.is_shared = False
@@ -589,52 +620,53 @@ class SearchProgress:
         """The trials that ended since this command started."""
         return sum(self.counts.values())
 
-    def update(self, event: dict[str, Any]) -> None:
-        match event["event"]:
-            case "search" | "resume":
+    def update(self, event: Event) -> None:
+        """Take an event into account."""
+        match event:
+            case SearchStart():
                 self.started_at = time.monotonic()
-                self.total, self.num_done_before = event["trials"], event["done"]
+                self.total, self.num_done_before = event.trials, event.done
                 self.is_over = self.num_done_before >= self.total
-                self.is_shared = event.get("storage") is not None
-            case "pack":
-                self.num_packs, self.num_lanes = self.num_packs + 1, event["places"]
-            case "log":
-                self.num_lanes = len(event["losses"])
-            case "epoch" if not self.is_over and event["trial"] >= 0:  # else it is retrained
-                self.running[event["trial"]] = event["epoch"], event["val_loss"]
-            case "trial":
-                self.counts[event["state"]] += 1
+                self.is_shared = event.storage is not None
+            case PackStart():
+                self.num_packs, self.num_lanes = self.num_packs + 1, event.places
+            case Log(losses=dict(losses)):
+                self.num_lanes = len(losses)
+            case Epoch(trial=int(trial)) if not self.is_over and trial >= 0:  # else it is retrained
+                self.running[trial] = event.epoch, event.val_loss
+            case TrialEnd():
+                self.counts[event.state] += 1
                 self.recent.appendleft(event)
-                self.running.pop(event["trial"], None)
-                if event["best"]:
+                self.running.pop(event.trial, None)
+                if event.best:
                     self.best = event
-            case "searched":
+            case SearchEnd():
                 self.is_over = True
 
-    def describe_pack(self, event: dict[str, Any]) -> str:
-        widths = " x ".join(map(str, event["widths"]))
-        mode = "as one program" if event["mode"] == "together" else "side by side"
-        lanes = f"{event['places']} lanes {mode}" if event["places"] > 1 else "1 lane"
-        numbers = event["trials"]
+    def describe_pack(self, event: PackStart) -> str:
+        widths = " x ".join(map(str, event.widths or ()))
+        mode = "as one program" if event.mode == "together" else "side by side"
+        lanes = f"{event.places} lanes {mode}" if event.places > 1 else "1 lane"
+        numbers = event.trials
         trials = ", ".join(map(str, numbers[:MAX_LISTED]))
         if len(numbers) > MAX_LISTED:
             trials += f" and {len(numbers) - MAX_LISTED} more"
         prefix = "" if self.is_over else f"trial{'s' * (len(numbers) > 1)} {trials}: "
-        return f"pack {self.num_packs}: {prefix}{lanes}, width {widths}, batch {event['batch']}"
+        return f"pack {self.num_packs}: {prefix}{lanes}, width {widths}, batch {event.batch}"
 
-    def describe_trial(self, event: dict[str, Any]) -> str:
-        best = ", best so far" if event["best"] else ""
+    def describe_trial(self, event: TrialEnd) -> str:
+        best = ", best so far" if event.best else ""
         return (
-            f"{self.num_done_before + self.num_ended} of {self.total}: trial {event['trial']}: "
-            f"{_describe_end(event)}{best}; {describe_settings(event['params'])}"
+            f"{self.num_done_before + self.num_ended} of {self.total}: trial {event.trial}: "
+            f"{_describe_end(event)}{best}; {describe_settings(event.params)}"
         )
 
-    def describe_result(self, event: dict[str, Any]) -> str:
+    def describe_result(self, event: SearchEnd) -> str:
         before = " here" if self.is_shared else ""
         before += f", in addition to {self.num_done_before}" if self.num_done_before else ""
-        text = f"searched for {format_seconds(event['seconds'])}: {self._list_counts()}{before}"
+        text = f"searched for {format_seconds(event.seconds)}: {self._list_counts()}{before}"
         if self.best:
-            text += f"; best {_format_loss(self.best['value'])}, trial {self.best['trial']}"
+            text += f"; best {_format_loss(self.best.value)}, trial {self.best.trial}"
         return text
 
     def build_table(self) -> Group:
@@ -645,16 +677,16 @@ class SearchProgress:
         facts.add_row("speed", self._describe_speed())
         facts.add_row("running", self._describe_running())
         if self.best:
-            best = f"{_describe_end(self.best)}, trial {self.best['trial']}"
+            best = f"{_describe_end(self.best)}, trial {self.best.trial}"
             facts.add_row("best", to_text(best, "bold"))
-            facts.add_row("", describe_settings(self.best["params"]))
+            facts.add_row("", describe_settings(self.best.params))
         recent = TextTable.grid(padding=(0, 2))
         for event in self.recent:
             recent.add_row(
-                f"trial {event['trial']}",
+                f"trial {event.trial}",
                 _describe_end(event),
-                describe_settings(event["params"]),
-                style=TRIAL_STYLES[event["state"]],
+                describe_settings(event.params),
+                style=TRIAL_STYLES[event.state],
             )
         return Group(facts, to_text(""), recent) if self.recent else Group(facts)
 
@@ -683,41 +715,41 @@ class SearchProgress:
         return f"{text}, up to epoch {furthest}; lowest {lowest}"
 
 
-def describe_start(event: dict[str, Any]) -> str:
-    windows = event["windows"]
-    done = f", {event['done']} of them done" if event["done"] else ""
+def describe_start(event: SearchStart) -> str:
+    """Describe the trials, the settings and the windows of a search."""
+    windows = event.windows
+    done = f", {event.done} of them done" if event.done else ""
     return (
-        f"search on {event['device']}: {format_count(event['trials'], 'trial')}{done}, "
-        f"{event['parallel']} "
-        f"in parallel, over {', '.join(event['space'])}; windows: "
+        f"search on {event.device}: {format_count(event.trials, 'trial')}{done}, {event.parallel} "
+        f"in parallel, over {', '.join(event.space)}; windows: "
         f"{windows['train']:,} training, {windows['val']:,} validation"
     )
 
 
-def describe_retrained(event: dict[str, Any]) -> str:
-    name = "the defaults" if event["trial"] == DEFAULT else f"trial {event['trial']}"
-    return f"{name}, seed {event['seed']}: {_format_loss(event['loss'])}, {event['stopped']}"
+def describe_retrained(event: Retrained) -> str:
+    """Describe the result of a setting that was retrained."""
+    name = "the defaults" if event.trial == DEFAULT else f"trial {event.trial}"
+    return f"{name}, seed {event.seed}: {_format_loss(event.loss)}, {event.stopped}"
 
 
-def _is_trained(event: dict[str, Any]) -> bool:
-    """Whether a test run starts with all of its models trained."""
-    pack = event.get("pack") or {}
-    return event["event"] == "start" and pack.get("done") == pack.get("lanes") is not None
+def _format_figure(value: float | None) -> str:
+    """Format a loss; None is one that was not finite, from the JSON of a worker."""
+    return f"{math.nan if value is None else value:.4g}"
 
 
 def _format_loss(value: float | None) -> str:
-    return f"{value:.4g}" if value is not None and math.isfinite(value) else "no finite loss"
+    return f"{value:.4g}" if value is not None and math.isfinite(value) else NO_LOSS
 
 
-def _describe_end(event: dict[str, Any]) -> str:
-    if event["state"] == "failed":
-        return f"failed: {event.get('stopped') or 'no finite loss'}"
-    epochs = f"{format_epoch(event['epochs'])} epoch{'' if event['epochs'] == 1 else 's'}"
-    if event["state"] == "cut off":
-        return f"cut off after {epochs} (tune.minutes), {_format_loss(event['value'])}"
-    if event["state"] == "pruned":
+def _describe_end(event: TrialEnd) -> str:
+    if event.state == "failed":
+        return f"failed: {event.stopped or NO_LOSS}"
+    epochs = f"{format_epoch(event.epochs or 0.0)} epoch{'' if event.epochs == 1 else 's'}"
+    if event.state == "cut off":
+        return f"cut off after {epochs} (tune.minutes), {_format_loss(event.value)}"
+    if event.state == "pruned":
         return f"pruned after {epochs}"
-    return f"{_format_loss(event['value'])} after {epochs}"
+    return f"{_format_loss(event.value)} after {epochs}"
 
 
 class ProgressMeter:

@@ -451,8 +451,8 @@ def print_copy(result: dict[str, Any], console: Console) -> None:
     else:
         size = format_size(result["copied_bytes"])
         before = result["files"] - copied
-        rest = f"; {before:,} were there already" if before else ""
-        print_text(console, f"{format_count(copied, 'file')} ({size}) copied to {where}{rest}")
+        already = f"; {before:,} were there already" if before else ""
+        print_text(console, f"{format_count(copied, 'file')} ({size}) copied to {where}{already}")
 
 
 def format_size(num_bytes: int) -> str:
@@ -694,9 +694,17 @@ def print_inspection(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"- {where}{problem['message']}")
     if len(problems) > MAX_PROBLEMS:
         print_text(console, f"- {len(problems) - MAX_PROBLEMS} more: --json or --html")
+    questions = result["questions"]
+    if questions:
+        print_text(console)
+        print_text(console, f"{format_count(len(questions), 'question')} to answer", "bold")
+    for question in questions:
+        print_text(console, f"- {question['name']}: {question['message']}")
     print_text(console)
     if "written" in result:
-        print_text(console, f"wrote {result['written']}; train with: {result['command']}", "bold")
+        answer = "; answer data.undecided in it first" if questions else ""
+        command = f"train with: {result['command']}"
+        print_text(console, f"wrote {result['written']}{answer}; {command}", "bold")
     else:
         print_text(console, "a config to begin with (--write job.toml)", "bold")
         print_text(console, result["toml"].rstrip("\n"))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from slipstream import runs
 from slipstream.base.errors import Option, ResumableError, UserError
 from slipstream.base.run_names import get_start_time
+from slipstream.events import LaneEnd, TrialEnd
 from slipstream.reporting.tracking.tracker import (
     WHOLE,
     FollowedRun,
@@ -37,8 +38,6 @@ PATIENCE_S = 300.0
 """How long a server is tried after the run has ended; before that, as long as the run trains"""
 LOSS = "/val_loss"
 """The series whose last step is that of the final figures"""
-ENDS = ("trial", "lane")
-"""Events that end a part; the field with its number has the same name"""
 
 
 class Followed(NamedTuple):
@@ -51,7 +50,7 @@ class Followed(NamedTuple):
 
 
 class SentPoints:
-    """What was sent, on disk."""
+    """The state of a follower on disk: how far the log was sent."""
 
     def __init__(self, path: Path, opened: float) -> None:
         self.path, self.is_new = path, not path.exists()
@@ -178,11 +177,13 @@ class Follower:
         ended: dict[str, str] = {}
         for event in chunk.events:
             points += reader.read(event)
-            kind = event["event"]
-            if kind in ENDS:
-                part = f"{kind}-{event[kind]}"
-                ended[part] = event.get("state", "finished")
-                self.tracker.part_settings[part] = event.get("params") or {}
+            match event:
+                case TrialEnd():
+                    part = f"trial-{event.trial}"
+                    ended[part] = event.state
+                    self.tracker.part_settings[part] = event.params
+                case LaneEnd():
+                    ended[f"lane-{event.lane}"] = "finished"
         self.state.position = chunk.position
         if points:
             self.state.pending = points

@@ -34,7 +34,7 @@ DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
 }
 STATES = {"finished": "FINISHED", "failed": "FAILED", "pruned": "KILLED", "cut off": "KILLED"}
-"""What MLflow calls the state of a trial"""
+"""MLflow's names for the states of a trial"""
 TOO_MANY = 429
 """The status of a server that gets too many requests"""
 MAX_MESSAGE = 300
@@ -140,9 +140,10 @@ class MLflow(Tracker):
     def send(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
-        for part, own in _by_part(points):
+        for part, points_of_part in _by_part(points):
             metrics = (
-                Metric(point.name, point.value, int(point.at * 1000), point.step) for point in own
+                Metric(point.name, point.value, int(point.at * 1000), point.step)
+                for point in points_of_part
             )
             for batch in _split(metrics, MAX_METRICS):
                 self._call(self._client.log_batch, self._find_run(part), metrics=batch)

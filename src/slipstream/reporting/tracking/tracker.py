@@ -1,4 +1,4 @@
-"""What is sent to a tracker."""
+"""Turn the log of a run into points, and send them with files and pictures to a tracker."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import find_kind, is_run
+from slipstream.events import (
+    Epoch,
+    Event,
+    Log,
+    MachineSample,
+    Retrained,
+    SearchStart,
+    TrialEnd,
+    format_event,
+)
 
 if TYPE_CHECKING:
     from slipstream.reporting.charts import Chart
@@ -59,20 +69,21 @@ class PointReader:
         self.last = last or {}
         """Step and value of the last point, by part and name"""
 
-    def read(self, event: Mapping[str, Any]) -> list[Point]:
+    def read(self, event: Event) -> list[Point]:
         """Return the points of an event; numbers that are not finite are left out, and those that
         the event before has already."""
-        if "opened_at" in event:
-            self.opened = datetime.fromisoformat(event["opened_at"]).timestamp()
-        if "space" in event:
+        opened_at = getattr(event, "opened_at", None)
+        if opened_at is not None:
+            self.opened = datetime.fromisoformat(opened_at).timestamp()
+        if isinstance(event, SearchStart):
             self.child = "trial"
-        at = self.opened + event["at_s"]
+        logged_at = self.opened + (event.at_s or 0.0)
         points = [
-            Point(part, name, step, float(value), at)
+            Point(part, name, step, float(value), logged_at)
             for part, name, step, value in self._list_values(event)
             if _is_number(value)
         ]
-        if event["event"] == "monitor":
+        if isinstance(event, MachineSample):
             self.waiting += points
             return []
         if points:
@@ -85,36 +96,36 @@ class PointReader:
         self.last[series] = value
         return before != value
 
-    def _list_values(self, event: Mapping[str, Any]) -> Iterator[tuple[str, str, int, Any]]:
-        match event["event"]:
-            case "log":
+    def _list_values(self, event: Event) -> Iterator[tuple[str, str, int, Any]]:
+        match event:
+            case Log():
                 for name in LOGGED:
-                    yield WHOLE, name, event["step"], event.get(name)
-                for model, loss in (event.get("losses") or {}).items():
-                    yield f"{self.child}-{model}", "loss", event["step"], loss
-            case "epoch":
+                    yield WHOLE, name, event.step, getattr(event, name)
+                for model, loss in (event.losses or {}).items():
+                    yield f"{self.child}-{model}", "loss", event.step, loss
+            case Epoch():
                 part = self._find_part(event)
                 for name in VALIDATED:
-                    yield part, name, event["step"], event.get(name)
-            case "trial":
-                yield WHOLE, "trial_value", event["trial"], event.get("value")
-                step = event.get("steps") or 0
-                yield f"trial-{event['trial']}", "val_loss", step, event.get("value")
-                yield f"trial-{event['trial']}", "epochs", step, event.get("epochs")
-            case "retrained":
-                yield WHOLE, "retrained_loss", self._count("retrained"), event.get("loss")
-            case "monitor":
-                owner = f"monitor/worker-{event['worker']}" if "worker" in event else "monitor"
+                    yield part, name, event.step, getattr(event, name)
+            case TrialEnd():
+                yield WHOLE, "trial_value", event.trial, event.value
+                step = event.steps or 0
+                yield f"trial-{event.trial}", "val_loss", step, event.value
+                yield f"trial-{event.trial}", "epochs", step, event.epochs
+            case Retrained():
+                yield WHOLE, "retrained_loss", self._count("retrained"), event.loss
+            case MachineSample():
+                worker = event.worker
+                owner = "monitor" if worker is None else f"monitor/worker-{worker}"
                 sample = self._count(owner)
-                for name, value in event.items():
+                for name, value in format_event(event).items():
                     if name not in ("event", "at_s", "seconds", "worker"):
                         yield WHOLE, f"{owner}/{name}", sample, value
 
-    def _find_part(self, event: Mapping[str, Any]) -> str:
-        for kind in ("trial", "lane"):
-            if event.get(kind) is not None:
-                return f"{kind}-{event[kind]}"
-        return WHOLE
+    def _find_part(self, event: Epoch) -> str:
+        if event.trial is not None:
+            return f"trial-{event.trial}"
+        return WHOLE if event.lane is None else f"lane-{event.lane}"
 
     def _count(self, name: str) -> int:
         self.counts[name] = self.counts.get(name, -1) + 1
@@ -184,12 +195,12 @@ def _holds_runs(folder: Path) -> bool:
 
 
 class Memory(Protocol):
-    """What is kept between processes."""
+    """The state of a tracker that is kept between processes."""
 
     is_new: bool
     """Whether nothing was sent before"""
     remote: dict[str, str]
-    """What the tracker calls the run and its models"""
+    """The tracker's names for the run and its models"""
 
     def save(self) -> None: ...
 
@@ -275,10 +286,10 @@ def _draw_losses(folder: Path) -> Chart | None:
     """Return a chart of both losses of every model: a lane, or a trial of a search."""
     from slipstream.reporting.plots.training import build_loss_chart
 
-    by_model: dict[Any, list[runs.Event]] = defaultdict(list)
+    by_model: dict[tuple[int | None, int | None], list[Epoch]] = defaultdict(list)
     for event in runs.read_events(runs.Run(folder)):
-        if event["event"] == "epoch" and event.get("val_loss") is not None:
-            by_model[event.get("trial"), event.get("lane")].append(event)
+        if isinstance(event, Epoch) and event.val_loss is not None:
+            by_model[event.trial, event.lane].append(event)
     chart = build_loss_chart(by_model.values())
     if chart is not None:
         chart.title = "Losses"

@@ -60,8 +60,8 @@ class WeightsAndBiases(Tracker):
         for point in points:
             line = lines.setdefault((point.part, point.step, point.at), {})
             line[point.name] = point.value
-        for (part, step, at), values in lines.items():
-            self._get_run(part).log(values | {"step": step, "logged_at": at})
+        for (part, step, logged_at), values in lines.items():
+            self._get_run(part).log(values | {"step": step, "logged_at": logged_at})
 
     def begin_anew(self) -> None:
         """Remove the runs: their files in offline mode, else those on the server."""

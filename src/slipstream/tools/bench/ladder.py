@@ -32,6 +32,7 @@ from slipstream.tools.bench.results import (
 REPEATS = 5
 MIN_STEPS, MAX_STEPS = 2, 2000
 WARM_S = 0.1
+"""Seconds of steps before each repeat on a GPU, so that its clock is up"""
 PLAN_FIELDS = ("precision", "rnn", "threads", "capture", "home", "compile", "onednn")
 COPIES = 2
 """Augmented copies on disk, to compare with augmenting in the step"""

@@ -17,7 +17,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.statistics import compute_t_interval
 from slipstream.config import Config, Engine, replace_settings
 from slipstream.engine import loop
-from slipstream.engine.planning import TrainingWorkload, choose_plan, prepare_task
+from slipstream.engine.planning import TrainingWorkload, build_by_rules, choose_plan
 from slipstream.tools.bench.cases import Case, get_preset
 from slipstream.tools.bench.results import (
     BenchResult,
@@ -30,6 +30,7 @@ from slipstream.tools.bench.results import (
 
 PRESETS = ("baseline", "auto")
 MARGIN = 0.005
+"""The largest accepted growth of the error, as a share"""
 MIN_SEEDS = 3
 METRICS = {"mse": "RMSE", "mae": "MAE"}
 
@@ -157,11 +158,11 @@ def _train(case: Case, preset: str, seed: int, epochs: int) -> tuple[float, str]
     """Train once; return the best validation metric and the precision."""
     config = _make_config(case, preset, seed=seed, epochs=epochs)
     with tempfile.TemporaryDirectory() as out:
-        task, chosen = prepare_task(config, case.dataset)
+        task, chosen = build_by_rules(config, case.dataset)
         task = replace(task, run=runs.create_run("parity", out=out))
         chosen = choose_plan(task, chosen)
         with chosen.flags():
-            fit = loop.fit_task(task, chosen)
+            fit = loop.fit_single(task, chosen)
     best = fit.lanes[0].progress.best_loss
     return math.sqrt(best) if config.train.loss == "mse" else best, fit.plan.precision
 

@@ -50,6 +50,7 @@ Variants = dict[str, PeerSettings | None]
 """Settings of each framework by its name; None for Slipstream"""
 ROUNDS, REPEATS = 2, 3
 FIRST_STEPS = 3
+"""Losses that are compared; later ones drift apart by rounding alone"""
 WARM_S = 0.1
 STEPS_SHARE = 0.4
 """The share of the time for steps, where whole jobs follow"""

@@ -11,10 +11,13 @@ SHM_BYTES = 1 * GB
 """Workers pass batches through shared memory; Docker's default is 64 MB"""
 DISK_BYTES = 2 * GB
 MEMORY_BYTES, MEMORY_SHARE = 1 * GB, 0.1
+"""Free memory, in bytes and as a share of all, below which there is a problem"""
 SWAPPED_BYTES = 0.5 * GB
 """A kernel swaps out less than this while nothing needs it."""
 GPU_SHARE = 0.25
+"""Share of a GPU's memory that should be free"""
 BUSY_PERCENT = 20
+"""Utilisation of a GPU before any trial from which on something else is using it"""
 OLDEST_DRIVER = {13: "580", 12: "525"}
 """The oldest Linux driver for each major version of CUDA"""
 WHEELS = {13: "cu130", 12: "cu126"}

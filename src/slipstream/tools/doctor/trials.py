@@ -17,7 +17,7 @@ from slipstream import config as configs
 from slipstream.base.errors import Interrupted
 from slipstream.data import dataset as datasets
 from slipstream.engine import capture
-from slipstream.engine.planning import choose_plan, prepare_task, time_first_steps
+from slipstream.engine.planning import build_by_rules, choose_plan, time_first_steps
 from slipstream.engine.single import SingleStep, build_step
 from slipstream.models import custom
 from slipstream.training import advice
@@ -82,7 +82,7 @@ def _time_steps(
     """Time some steps with changed settings of the engine or of the plan."""
     settings = JOB["engine"] | {"device": str(device)} | engine
     config = configs.load(JOB | {"model": MODELS[kind], "engine": settings})
-    task, rules = prepare_task(config, datasets.load_dataset(config, _build_waves()))
+    task, rules = build_by_rules(config, datasets.load_dataset(config, _build_waves()))
     plan = replace(rules, **(change or {}))
     with plan.flags():
         job = build_step(task, plan)
@@ -106,7 +106,7 @@ def measure_plan(device: torch.device) -> dict[str, Any]:
     job = f"an LSTM of {size} units over {data['context']} rows, batch {train['batch']}"
     try:
         config = configs.load(TYPICAL, [f"engine.device={device}"])
-        task, rules = prepare_task(config, datasets.load_dataset(config, _build_waves()))
+        task, rules = build_by_rules(config, datasets.load_dataset(config, _build_waves()))
         return {"job": job} | choose_plan(task, rules).to_dict()
     except Interrupted:
         raise
