@@ -262,7 +262,10 @@ def test_the_state_of_another_model_is_refused(runs):
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ({"step": "resample", "every": 2}, "step 1 .resample. cannot be streamed"),
+        (
+            {"step": "resample", "every": 2, "method": "nearest", "lookahead": True},
+            "step 1 .resample. cannot be streamed",
+        ),
         ({"step": "formula", "name": "d", "value": "ema(b, 3)"}, "looks back over all rows"),
         (
             {"step": "formula", "name": "d", "value": "lag(b, -1)", "lookahead": True},

@@ -345,16 +345,10 @@ REFUSALS = [
         "torch.export holds no state",
     ),
     Refused(
-        ["resampled", "calendar", "joined"],
+        ["calendar", "joined"],
         ["export --to c"],
         r"C code cannot do this row by row; pass --after-prepare",
         "it knows neither times nor tables",
-    ),
-    Refused(
-        ["resampled"],
-        ["serve, a stream", "slipstream.Stream"],
-        "rows have to come at the model's own step",
-        "a stream has one step",
     ),
     Refused(
         ["calendar"],

@@ -316,7 +316,8 @@ def export(
         allow_code: Let the run's config import the network class that it names.
         options: For "c": `int8=True` for weights of 8 bits, `name` for the prefix of its names,
             `state` ("carried" or "windows") for what a step does, `after_prepare=True` to leave
-            the steps of `data.prepare` to the caller.
+            the steps of `data.prepare` to the caller, or `after_prepare="resample"` to leave those
+            up to this step.
 
     Returns:
         A dict, as in `export.json`: `files` with their SHA-256, `parity` (`windows`, `max_abs`,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from slipstream.base.errors import UserError
 from slipstream.cli.options import (
@@ -252,6 +253,20 @@ def inspect(
         print_result(result, as_json, quiet, print_inspection)
 
 
+class ExportCommand(TyperCommand):
+    """The command `export`, whose option `--after-prepare` may come without a value."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        from slipstream.config.prepare import STEPS
+
+        option = "--after-prepare"
+        if option in args:
+            after = args.index(option) + 1
+            if args[after : after + 1] != ["all"] and not STEPS.keys() & {*args[after : after + 1]}:
+                args = [*args[:after], "all", *args[after:]]
+        return super().parse_args(ctx, args)
+
+
 def export(
     run: RunFolder,
     to: Annotated[
@@ -287,9 +302,13 @@ def export(
         ),
     ] = None,
     after_prepare: Annotated[
-        bool,
-        typer.Option("--after-prepare", help="For c: leave data.prepare to the caller."),
-    ] = False,
+        str | None,
+        typer.Option(
+            "--after-prepare",
+            metavar="[STEP]",
+            help="For c: leave data.prepare to the caller, or its steps up to one, as in resample.",
+        ),
+    ] = None,
     ensemble: Ensemble = None,
     license_: Annotated[
         str | None,

@@ -34,15 +34,35 @@ def parse_duration(value: float | str, setting: str) -> float:
     return float(match[1]) * seconds
 
 
+BAR = ("open", "high", "low", "close")
+
+
 class ResampleStep(Section):
     """Resample to one row per interval `every`, between gaps."""
 
     step: Literal["resample"] = "resample"
     every: Duration
     """The new time step: seconds, or a text such as `"15min"`, `"4h"`."""
-    method: Literal["mean", "last", "linear", "nearest"] = "mean"
+    method: Literal["mean", "last", "linear", "nearest", "ohlc"] = "mean"
     """`"mean"` of the rows after the previous new row, `"last"` known value, `"linear"` between
-    neighbours or the `"nearest"` row; the latter two look ahead."""
+    neighbours or the `"nearest"` row; the latter two look ahead. `"ohlc"` makes bars of bars or of
+    ticks; other columns then have the last known value."""
+    price: str | None = None
+    """With `"ohlc"`: the column of prices, where rows are ticks. Default: rows are bars."""
+    open: str | None = None
+    """With `"ohlc"`: the column of opening prices (default `"open"`); of bars it is read and
+    replaced, of ticks it is new. So are the next three."""
+    high: str | None = None
+    """With `"ohlc"`: the column of highest prices (default `"high"`)."""
+    low: str | None = None
+    """With `"ohlc"`: the column of lowest prices (default `"low"`)."""
+    close: str | None = None
+    """With `"ohlc"`: the column of closing prices (default `"close"`)."""
+    volume: str | Names | None = None
+    """With `"ohlc"`: columns that are added up, such as volumes; 0 in a bar without a row."""
+    label: Literal["end", "start"] = "end"
+    """With `"ohlc"`: whether time stamps, of the rows and of the new bars, are the `"end"` of the
+    period that a bar covers or its `"start"`."""
     limit: Duration | None = None
     """Gaps in time longer than this stay gaps. Default: three times `every`; set it if rows are
     usually further apart."""
@@ -56,6 +76,33 @@ class ResampleStep(Section):
         if self.limit is not None:
             parse_duration(self.limit, "limit")
         return self
+
+    @model_validator(mode="after")
+    def _check_bars(self) -> Self:
+        if self.method != "ohlc":
+            for name in ("price", *BAR, "volume"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f'{name} applies only with method = "ohlc"; remove it')
+            if self.label == "start":
+                raise ValueError('label = "start" applies only with method = "ohlc"; remove it')
+        names = [*self.bars, *self.volumes, *([] if self.price is None else [self.price])]
+        if len(set(names)) < len(names):
+            raise ValueError("a column is named twice among price, open, high, low, close, volume")
+        return self
+
+    @property
+    def bars(self) -> tuple[str, str, str, str]:
+        """The columns of a bar: open, high, low and close."""
+        own = (self.open, self.high, self.low, self.close)
+        opens, highs, lows, closes = (
+            name or default for name, default in zip(own, BAR, strict=True)
+        )
+        return opens, highs, lows, closes
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """The columns that are added up."""
+        return _to_names(self.volume)
 
 
 MAX_FILTER_ROWS = {

@@ -432,6 +432,9 @@ def read_codes(
     table: DataTable, name: str, setting: str
 ) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Read a column as codes and the text of each, numbered as they first appear."""
+    require_column(table, name, setting)
+    if is_encoded(table.reader.get_type(name)):
+        return _read_encoded(table, name, setting)
     values = read_column(table, name, setting)
     kind = values.type
     dated = pa.types.is_temporal(kind) and not pa.types.is_interval(kind)
@@ -456,6 +459,36 @@ def read_codes(
     numbers: dict[str, int] = {}
     codes = [numbers.setdefault(text, len(numbers)) for text in texts]  # -0 and 0 are one
     return np.array(codes, dtype=np.int64)[encoded.indices.to_numpy()], list(numbers)
+
+
+def is_encoded(kind: pa.DataType) -> bool:
+    """Return whether a column holds text as numbers of a list of texts."""
+    return bool(pa.types.is_dictionary(kind) and is_text(kind.value_type))
+
+
+def _read_encoded(
+    table: DataTable, name: str, setting: str
+) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Read text that is encoded already, of which only the list of texts is looked at."""
+    encoded = table.read_column(name).unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0)
+    texts = encoded.dictionary.to_pylist()
+    indices = encoded.indices
+    is_missing = pa.array([text is None for text in texts], pa.bool_())
+    if indices.null_count or pc.any(is_missing).as_py():
+        missing = pc.fill_null(is_missing.take(indices), True)
+        if pc.any(missing).as_py():
+            row = pc.index(missing, True).as_py()
+            raise UserError(f"{table.locate_cell(row, name)}: is empty ({setting})")
+    codes = indices.to_numpy()
+    # number the texts as they first appear, and those that are equal as one
+    used, first = np.unique(codes, return_index=True)
+    used = used[np.argsort(first)]
+    numbers: dict[str, int] = {}
+    places = np.zeros(len(texts), dtype=np.int64)
+    places[used] = [numbers.setdefault(texts[code], len(numbers)) for code in used.tolist()]
+    return places[codes], list(numbers)
 
 
 def read_times(

@@ -276,6 +276,11 @@ def _zeros(rows: int) -> Ints:
     return np.broadcast_to(np.zeros(1, dtype=np.int64), rows)
 
 
+def _names_series(data: Data) -> bool:
+    """Return whether the column "series" has the names of series, alone or with other ids."""
+    return data.ids == (SERIES,) or data.layout != "long"
+
+
 def find_split_groups(
     table: DataTable, data: Data, series: Ints, names: list[str], group_names: dict[str, int]
 ) -> npt.NDArray[np.int32]:
@@ -287,7 +292,7 @@ def find_split_groups(
         values = [file.split("/")[0] for file in files]
     elif data.split.folders:
         values = [table.name.split("/")[0]]
-    elif by == SERIES and by not in table.column_names:
+    elif by == SERIES and (by not in table.column_set or _names_series(data)):
         codes, values = series, names
     elif by is not None:
         codes, values = read_codes(table, by, "data.split.by")

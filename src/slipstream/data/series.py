@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +28,17 @@ NO_RUNS: Ints = np.empty((0, 2), dtype=np.int64)
 CODES = {-99, -200, -999, -9999, -99999, 999, 9999, 99999, 32767, -32768, 65535}
 """Numbers that loggers write where a value is missing"""
 CODE_DISTANCE = 0.25
-"""How far from all other values, in their standard deviations, a number of CODES must be to count
-as a code"""
+"""How far from all other values, in their deviations, such a number is a code"""
 MIN_REPEATED, MIN_OTHERS = 5, 20
 """How often such a code occurs at least, and how many different values there are beside it"""
 SCAN_ROWS = 1 << 18
 """Rows of a table on disk that are looked at together"""
 MAX_LISTED = 5
 """Series that a note names"""
+MAX_NOTES = 20
+"""Series up to which each has its own note"""
+MAX_PARTITIONED = 64
+"""Series with uneven steps up to which each is looked at by itself"""
 
 
 class MissingCode(NamedTuple):
@@ -64,8 +66,7 @@ def find_codes(values: Floats) -> Iterator[MissingCode]:
 
 
 def fill_forward(values: Floats) -> Floats:
-    """Return the values with each missing one replaced by the last known one; missing values at the
-    beginning stay."""
+    """Replace each missing value by the last known one; those before any stay missing."""
     missing = np.isnan(values)
     if not missing.any():
         return values
@@ -74,13 +75,24 @@ def fill_forward(values: Floats) -> Floats:
 
 
 def encode_runs(rows: Flags) -> Ints:
-    """Return the runs of marked rows, [runs, 2]: first row, and row after the last."""
+    """Return runs of marked rows, [runs, 2]: from one row to before another."""
     edges = np.flatnonzero(np.diff(rows, prepend=False, append=False))
     return edges.reshape(-1, 2)
 
 
+def mark_runs(runs: Ints, begin: int, end: int) -> Flags:
+    """Mark the rows of runs, [runs, 2], among those from `begin` to before `end`; runs do not
+    overlap and are in order."""
+    inside = (runs[:, 0] < end) & (runs[:, 1] > begin) & (runs[:, 0] < runs[:, 1])
+    edges = np.clip(runs[inside], begin, end) - begin
+    change = np.zeros(end - begin + 1, dtype=np.int8)
+    change[edges[:, 0]] = 1
+    change[edges[:, 1]] -= 1  # where the next run begins at once, nothing changes
+    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
+
+
 def join_runs(parts: list[Ints]) -> Ints:
-    """Return consecutive arrays of runs as one; runs that touch are merged."""
+    """Return runs that follow each other as one array; those that touch become one."""
     runs = np.concatenate([NO_RUNS, *parts])
     if not len(runs):
         return runs
@@ -90,8 +102,7 @@ def join_runs(parts: list[Ints]) -> Ints:
 
 
 def describe_missing(dropped: Flags, missing: dict[str, Ints], *, policy: str) -> str:
-    """Describe how many values were filled in, and how many rows are left out and for which
-    columns."""
+    """Say how many values were repeated, and how many rows are left out and for which columns."""
     counts = {name: len(rows) for name, rows in missing.items()}
     if policy == "drop":
         return f"left out rows with missing values: {list_counts(counts)}"
@@ -114,7 +125,7 @@ def list_counts(counts: dict[str, int]) -> str:
 def describe_left_out(
     left_out: dict[str, int], num_windows: dict[str, int], signature: Signature
 ) -> list[str]:
-    """Note the number of windows that each set leaves out because a value to predict is missing."""
+    """Note how many windows of each set are left out because what they predict is missing."""
     parts = [
         f"{count:,} of {count + num_windows[name]:,}" + (f" {name}" if len(left_out) > 1 else "")
         for name, count in left_out.items()
@@ -144,39 +155,38 @@ FUTURE = "data.future"
 
 @dataclass(frozen=True)
 class SeriesIndex:
-    """The position of each series among the rows of all series, end to end."""
+    """Where each series lies among the rows of all of them, end to end."""
 
     series_names: tuple[str, ...]
     offsets: Ints
     """Series s holds the rows offsets[s] to offsets[s + 1]."""
     breaks: Ints
-    """Rows that do not continue the row before, among them the first row of each series"""
+    """Rows that do not follow from the one before them; each series' first is one"""
     group_begins: Ints
-    """First rows of each run of rows in one group of the split"""
+    """Rows from which on the split's group is another"""
     group_codes: Ints
-    """The position in `group_names` of each run's group"""
+    """Which of `group_names`, from each of those rows on"""
     group_names: tuple[str, ...]
     step: float | None
     """The usual step: seconds for timestamps, else in the column's own unit."""
     has_dates: bool
     """Whether times are dates or timestamps"""
     unknown: Ints = field(default_factory=lambda: NO_RUNS)
-    """[runs, 2]: rows without a target, as first row and row after the last"""
+    """[runs, 2]: rows without a target, each run from one row to before another"""
     num_missing: dict[str, int] = field(default_factory=dict)
-    """Missing values by column, where they were counted, before they were filled or their rows
-    dropped"""
+    """By column, where they were counted: values that were missing before they were filled or their
+    rows dropped"""
     padding: Ints | None = None
     """Rows at the beginning of each series that are context only; None where there are none"""
     skipped: Ints = field(default_factory=lambda: NO_RUNS)
-    """[runs, 2]: a row, and the number of rows of its series up to there that are left out, because
-    a value is missing or steps of `data.prepare` look back further"""
+    """[runs, 2]: a row, and how many rows of its series up to there are not among these rows,
+    because a value is missing or steps of `data.prepare` look back further"""
     look_ahead: int = 0
-    """The number of later rows that values may depend on, because of a step of `data.prepare`"""
+    """Rows ahead that values may depend on, because of a step of `data.prepare`"""
     strata: Ints | None = None
     """[series]: the class of the last row of each, where the split draws shares of the series"""
     ahead: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    """[series] or [1]: the number of rows at a series' end where only the columns of `data.future`
-    are known"""
+    """[series] or [1]: rows at its end of which only the columns of `data.future` are known"""
 
     @property
     def num_rows(self) -> int:
@@ -184,7 +194,7 @@ class SeriesIndex:
 
     @property
     def segments(self) -> Ints:
-        """First rows of the pieces between gaps, after the rows that pad a series."""
+        """First rows of the pieces between gaps, after rows that pad a series."""
         if self.padding is None:
             return self.breaks
         begins = self.breaks.copy()
@@ -193,7 +203,7 @@ class SeriesIndex:
 
     def number_rows(self, rows: Ints, owners: Ints | int) -> Ints:
         """Return the number of each row in its series, from 0 on, in the order of time: rows that
-        were left out count, rows that pad a series do not. Rows may lie behind a series' end."""
+        were left out count, those that pad a series do not. Rows may lie behind a series' end."""
         first = self.offsets[:-1] + (0 if self.padding is None else self.padding)
         numbers: Ints = rows - first[owners]
         if not len(self.skipped):
@@ -204,19 +214,14 @@ class SeriesIndex:
         return numbers
 
     def mask_padding(self, begin: int, end: int) -> Flags:
-        """Mark the padding rows among the rows from `begin` to before `end`."""
-        mask = np.zeros(end - begin, dtype=bool)
-        if self.padding is not None:
-            bounds = np.searchsorted(self.offsets, [begin, end], side="right") - [1, 0]
-            for series in range(int(bounds[0]), min(int(bounds[1]), len(self.padding))):
-                first = self.offsets[series]
-                low, high = np.clip([first, first + self.padding[series]], begin, end) - begin
-                mask[low:high] = True
-        return mask
+        """Mark the padded ones among the rows from `begin` to before `end`."""
+        if self.padding is None:
+            return np.zeros(end - begin, dtype=bool)
+        first = self.offsets[:-1]
+        return mark_runs(np.stack([first, first + self.padding], axis=1), begin, end)
 
     def infer_period(self) -> int | None:
-        """Return the rows per day for steps below a day, per week for days, per year for weeks to
-        quarters."""
+        """Rows per day for steps below a day, per week for days, per year for weeks to quarters."""
         if self.step is None or not self.has_dates:
             return None
         days = self.step / DAY_S
@@ -237,7 +242,7 @@ class RawSeries:
     index: SeriesIndex
     column_names: tuple[str, ...]
     read_column: Callable[[str], Floats]
-    """A function that reads a column's values of all rows; each call reads them again"""
+    """A column's values, row after row; read anew at every call"""
     static: Floats
     """[series, static columns]"""
     time: Times | None
@@ -265,13 +270,27 @@ class RepeatedRows:
         means = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
         values[self.numbers] = means
 
-    def cut(self, end: int) -> RepeatedRows | None:
-        """Return the groups that become rows before `end`; None where there are none."""
-        count = int(np.searchsorted(self.numbers, end))
-        bounds = np.append(self.begins, len(self.rows))
-        if not count:
+    def select(self, mask: Flags) -> RepeatedRows | None:
+        """Return the groups that become rows which are marked, counted among these; None where
+        there are none."""
+        chosen = mask[self.numbers]
+        if not chosen.any():
             return None
-        return RepeatedRows(self.numbers[:count], self.rows[: bounds[count]], self.begins[:count])
+        sizes = np.diff(np.append(self.begins, len(self.rows)))
+        rows = self.rows[np.repeat(chosen, sizes)]
+        begins = np.cumsum(sizes[chosen]) - sizes[chosen]
+        return RepeatedRows(np.cumsum(mask)[self.numbers[chosen]] - 1, rows, begins)
+
+    def cut(self, begin: int, end: int) -> RepeatedRows | None:
+        """Return the groups that become rows from `begin` to before `end`, counted from there;
+        None where there are none."""
+        first, past = np.searchsorted(self.numbers, [begin, end])
+        if first == past:
+            return None
+        bounds = np.append(self.begins, len(self.rows))
+        rows = self.rows[bounds[first] : bounds[past]]
+        begins = self.begins[first:past] - self.begins[first]
+        return RepeatedRows(self.numbers[first:past] - begin, rows, begins)
 
 
 def merge_repeated(rows: Ints, repeats: Flags, policy: str) -> tuple[Ints, RepeatedRows | None]:
@@ -309,41 +328,73 @@ def describe_merged(counts: Mapping[str, int], policy: str) -> list[str]:
 
 @dataclass(frozen=True)
 class _TableSeries:
-    """One series of a table."""
+    """All series of a table, end to end. A position counts their rows, left out or not.
 
-    name: str
+    There is no object per series: a million short series take as long as a long one.
+    """
+
     table: DataTable
+    names: list[str]
+    """[series]"""
     rows: Ints | range
-    """The series' rows in the table, in order; a range where they are contiguous"""
+    """The table's row at each position; a range where the rows are in order already"""
+    bounds: Ints
+    """[series + 1]: series s has the positions bounds[s] to bounds[s + 1]"""
     static: Floats
+    """[series, static columns]"""
     time: Times | None
     breaks: Flags
     groups: npt.NDArray[np.int32]
-    retained: Ints | None = None
-    """The positions in `rows` that remain, where rows were dropped because a value is missing"""
+    ahead: Ints
+    """[series]: rows at the end of which only the columns of `data.future` are known"""
+    skipped: Ints
+    """[series]: rows before the first one that steps of `data.prepare` have cut off"""
+    steps: Floats
+    """[series]: the usual step, seconds for timestamps, else in the column's own unit; NaN where
+    there is none"""
+    retained: Flags | None = None
+    """Which positions remain, where some were left out"""
     unknown: Flags | None = None
-    """Marks the remaining rows that lack a target; None where none does"""
+    """Which positions lack a target; None where none does"""
     padded: Flags | None = None
-    """Marks the rows that are context only; None where none is"""
-    ahead: int = 0
-    """The number of rows at the end where only the columns of `data.future` are known"""
-    skipped: int = 0
-    """Rows before the first of `rows` that steps of `data.prepare` have cut off"""
+    """Which positions are context only; None where none is"""
     repeated: RepeatedRows | None = None
-    """Which of `rows` are the mean of several rows of one time; None where none is"""
-    num_merged: int = 0
-    """Rows that were merged into another one of the same time"""
+    """Which positions are the mean of several rows of one time; None where none is"""
+    num_merged: Ints | None = None
+    """[series]: rows that were merged into another one of the same time"""
 
-    def take(self, rows: Ints) -> _TableSeries:
-        """Return a series of these rows, in this order; the caller has to correct the breaks."""
-        time = None if self.time is None else self.time[rows]
-        padded = None if self.padded is None else self.padded[rows]
-        breaks, groups = self.breaks[rows], self.groups[rows]
-        return replace(self, time=time, breaks=breaks, groups=groups, padded=padded)
+    @property
+    def num_positions(self) -> int:
+        return int(self.bounds[-1])
+
+    @property
+    def sizes(self) -> Ints:
+        """[series]: how many rows remain."""
+        return self.count(self.retained)
+
+    def count(self, mask: Flags | None) -> Ints:
+        """Return how many positions of each series a mask marks; None marks all."""
+        if mask is None:
+            return np.diff(self.bounds)
+        before = np.append(0, np.cumsum(mask, dtype=np.int64))
+        return np.diff(before[self.bounds])
+
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the value of its series for every position."""
+        return np.repeat(values, np.diff(self.bounds))
+
+    def leave_out(self, mask: Flags) -> Flags:
+        """Return which positions remain without those that are marked."""
+        return ~mask if self.retained is None else self.retained & ~mask
+
+    def mark_ahead(self) -> Flags:
+        """Mark the rows of which only the columns of `data.future` are known."""
+        first: Ints = self.bounds[1:] - self.ahead
+        return np.asarray(np.arange(self.num_positions) >= self.spread(first))
 
     def pick(self, column: Floats, *, is_label: bool = False) -> Floats:
-        """Return the table's column at `rows`; a view where they stand together. Rows of one time
-        are averaged where they are to be, but for labels, of which the first counts."""
+        """Return the table's column at every position; a view where rows are in order. Rows of one
+        time are averaged where they are to be, but for labels, of which the first counts."""
         if isinstance(self.rows, range):
             return column[self.rows.start : self.rows.stop]
         values: Floats = column[self.rows]
@@ -351,22 +402,36 @@ class _TableSeries:
             self.repeated.put_means(column, values)
         return values
 
-    def find_missing(self, column: Floats, setting: str) -> Flags:
-        """Mark the missing values of a column, except in rows ahead, where values are not
-        expected."""
-        mask: Flags = np.isnan(self.pick(column))
-        if self.ahead and setting != FUTURE:
-            mask[-self.ahead :] = False
+    def find_missing(self, values: Floats, setting: str) -> Flags:
+        """Mark the missing values of a picked column, of the rows that remain; those of rows ahead
+        are not expected to be known."""
+        mask: Flags = np.isnan(values)
+        if not mask.any():
+            return mask
+        if self.retained is not None:
+            mask &= self.retained
+        if self.ahead.any() and setting != FUTURE:
+            mask &= ~self.mark_ahead()
         return mask
+
+    def take(self, column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the rows that remain, of values at every position."""
+        return column if self.retained is None else column[self.retained]
+
+    def find_last(self, mask: Flags) -> Ints:
+        """Return the last marked position of each series; one before its first where there is
+        none."""
+        last = np.maximum.accumulate(np.where(mask, np.arange(len(mask)), -1))
+        return np.maximum(last[self.bounds[1:] - 1], self.bounds[:-1] - 1)
 
 
 def prepare_series(
     tables: Sequence[DataTable], data: Data, roles: Roles, *, min_rows: int, targets: bool = True
 ) -> RawSeries:
-    """Return the series of all tables; a series with fewer than `min_rows` is refused or dropped.
+    """Assemble the series of all tables; one with fewer than `min_rows` is refused or dropped.
 
-    `data.missing` applies to inputs. Rows that lack only a target stay, marked in the index. Rows
-    at the end where only columns known ahead have values stay too if targets are not needed.
+    `data.missing` is about inputs. Rows that lack only a target stay, marked in the index. Rows at
+    the end that have only what is known ahead stay too where targets are not needed.
     """
     observed = [name for name in roles.inputs if name in roles.targets]
     roles = roles if targets else replace(roles, targets=())
@@ -376,51 +441,48 @@ def prepare_series(
     group_names: dict[str, int] = {}
     notes: list[str] = []
     num_missing: Counter[str] = Counter()
-    all_series: list[_TableSeries] = []
-    steps: dict[float, list[str]] = {}
+    parts: list[_TableSeries] = []
     merged: Counter[str] = Counter()
     for table in tables:
-        ordered = [_order(raw, data) for raw in _split_table(table, data, roles, group_names)]
-        complete = [series for series, _ in ordered]
-        merged.update({series.name: series.num_merged for series in complete})
+        part = _order(_split_table(table, data, roles, group_names), data)
+        if part.num_merged is not None:
+            merged.update(dict(zip(part.names, part.num_merged.tolist(), strict=True)))
         if roles.future:
             rows = None if targets else data.horizon
-            complete = _find_ahead(complete, inputs, observed, rows, notes)
+            part = _find_ahead(part, inputs, observed, rows, notes)
         if data.missing != "error":
-            complete = _drop_incomplete(complete, inputs, data, notes, num_missing)
-        complete = _mark_unknown(complete, roles, data)
-        for series, (_, step) in zip(complete, ordered, strict=True):
-            if len(series.breaks) - series.ahead < min_rows:
-                notes.append(_describe_short(series, data, min_rows))
-                continue
-            all_series.append(series)
-            if step is not None:
-                steps.setdefault(step, []).append(series.name)
-    if not all_series:
+            part = _drop_incomplete(part, inputs, data, notes, num_missing)
+        part = _drop_short(_mark_unknown(part, roles, data), data, min_rows, notes)
+        if part.names:
+            parts.append(part)
+    if not parts:
         raise UserError(
             f"no series has the {min_rows} rows of one window; shorten data.context or data.horizon"
         )
-    notes += [*describe_merged(merged, data.duplicates), *_describe_steps(steps)]
-    time = _join_times(all_series)
-    groups = _concatenate([series.groups for series in all_series])
+    steps = np.concatenate([part.steps for part in parts])
+    names = [name for part in parts for name in part.names]
+    notes += [*describe_merged(merged, data.duplicates), *_describe_steps(steps, names)]
+    time = _join_times(parts)
+    groups = _concatenate([part.take(part.groups) for part in parts])
     group_begins = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
+    offsets = np.append(0, np.cumsum(np.concatenate([part.sizes for part in parts])))
     index = SeriesIndex(
-        series_names=make_unique([series.name for series in all_series]),
-        offsets=np.cumsum([0, *(len(series.breaks) for series in all_series)], dtype=np.int64),
-        breaks=np.flatnonzero(np.concatenate([series.breaks for series in all_series])),
+        series_names=make_unique(names),
+        offsets=offsets,
+        breaks=np.flatnonzero(_concatenate([_find_breaks(part) for part in parts])),
         group_begins=group_begins,
         group_codes=groups[group_begins].astype(np.int64),
         group_names=tuple(group_names),
-        step=max(steps, key=lambda step: len(steps[step]), default=None),
+        step=_find_most_frequent(steps),
         has_dates=time is not None and is_date(time),
-        unknown=_join_unknown(all_series),
+        unknown=_join_unknown(parts, offsets),
         num_missing=dict(num_missing),
-        padding=_count_padding(all_series),
-        skipped=_join_skipped(all_series),
+        padding=_count_padding(parts),
+        skipped=_join_skipped(parts),
         look_ahead=max(table.look_ahead for table in tables),
-        ahead=np.array([series.ahead for series in all_series], dtype=np.int64),
+        ahead=np.concatenate([part.ahead for part in parts]),
     )
-    read_column = partial(_read_column, all_series, settings, inputs, data)
+    read_column = partial(_read_column, parts, settings, inputs, data)
     if data.task == "classify" and data.split.draws_series and roles.targets:
         last = read_column(roles.targets[0])[index.offsets[1:] - 1]
         index = replace(index, strata=last.astype(np.int64))
@@ -428,7 +490,7 @@ def prepare_series(
         index=index,
         column_names=tuple(settings),
         read_column=read_column,
-        static=np.stack([series.static for series in all_series]),
+        static=np.concatenate([part.static for part in parts]),
         time=time,
         notes=tuple(notes),
     )
@@ -451,14 +513,21 @@ class OrderedRows(NamedTuple):
 def iter_ordered(table: DataTable, data: Data) -> Iterator[OrderedRows]:
     """Yield the rows of each series that `data.where` selects, in time order."""
     whole = data.model_copy(update={"split": Split(train=0.7, val=0.1, test=0.2)})
-    for raw in _split_table(table, whole, Roles((), ()), {}):
-        series, step = _order(raw, data)
-        repeated, num_merged = series.repeated, series.num_merged
-        yield OrderedRows(series.name, series.rows, series.time, step, repeated, num_merged)
+    part = _order(_split_table(table, whole, Roles((), ()), {}), data)
+    bounds, steps = part.bounds.tolist(), part.steps.tolist()
+    for i, (name, begin, end) in enumerate(zip(part.names, bounds, bounds[1:], strict=False)):
+        yield OrderedRows(
+            name,
+            part.rows[begin:end],
+            None if part.time is None else part.time[begin:end],
+            None if np.isnan(steps[i]) else steps[i],
+            None if part.repeated is None else part.repeated.cut(begin, end),
+            0 if part.num_merged is None else int(part.num_merged[i]),
+        )
 
 
-def _join_times(all_series: list[_TableSeries]) -> Times | None:
-    times = [series.time for series in all_series if series.time is not None]
+def _join_times(parts: list[_TableSeries]) -> Times | None:
+    times = [part.take(part.time) for part in parts if part.time is not None]
     if len({time.dtype for time in times}) > 1:
         raise UserError(
             "data.time holds plain numbers in some files and dates in others", setting="data.time"
@@ -466,14 +535,27 @@ def _join_times(all_series: list[_TableSeries]) -> Times | None:
     return _concatenate(times) if times else None
 
 
-def _describe_steps(steps: dict[float, list[str]]) -> list[str]:
+def _describe_steps(steps: Floats, names: list[str]) -> list[str]:
     """Note where the usual step differs between series."""
-    listed = ", ".join(f'{size:g} ("{names[0]}")' for size, names in list(steps.items())[:4])
-    return [f"series differ in their usual time step: {listed}"] if len(steps) > 1 else []
+    known = np.flatnonzero(~np.isnan(steps))
+    sizes, first = np.unique(steps[known], return_index=True)
+    order = np.argsort(first)[:4]
+    listed = ", ".join(f'{sizes[i]:g} ("{names[known[first[i]]]}")' for i in order)
+    return [f"series differ in their usual time step: {listed}"] if len(sizes) > 1 else []
+
+
+def _find_most_frequent(steps: Floats) -> float | None:
+    """Return the step that most series have, the first of several; None where none has any."""
+    known = steps[~np.isnan(steps)]
+    if not len(known):
+        return None
+    sizes, first, counts = np.unique(known, return_index=True, return_counts=True)
+    most = np.flatnonzero(counts == counts.max())
+    return float(sizes[most[first[most].argmin()]])
 
 
 def make_unique(names: list[str]) -> tuple[str, ...]:
-    """Return the names, with a number added where a name occurs more than once."""
+    """Number the names that occur more than once."""
     repeated = {name for name, count in Counter(names).items() if count > 1}
     return tuple(f"{name} #{i}" if name in repeated else name for i, name in enumerate(names, 1))
 
@@ -486,7 +568,7 @@ def _read_numbers(table: DataTable, name: str, setting: str) -> Floats:
 
 
 def _read_column(
-    all_series: list[_TableSeries],
+    parts: list[_TableSeries],
     settings: dict[str, str],
     inputs: dict[str, str],
     data: Data,
@@ -494,23 +576,29 @@ def _read_column(
 ) -> Floats:
     """Read one column of all series, table after table; without a copy where it is one table's.
 
-    The policy decides about missing values of an input; missing values of a target stay NaN.
+    What is missing of an input follows the policy; what is missing of a target alone is NaN.
     """
-    parts: list[Floats] = []
+    values_by_table: list[Floats] = []
     policy, is_label = data.missing, _is_label(name, settings[name], data)
-    for _, of_table in groupby(all_series, key=lambda series: id(series.table)):
-        table_series = list(of_table)
+    for part in parts:
         read = _read_numbers if name in inputs else read_numbers
-        column = read(table_series[0].table, name, settings[name])
-        for series in table_series:
-            values = series.pick(column, is_label=is_label)
-            if name in inputs and policy == "error":
-                _refuse_missing(series, name, series.find_missing(column, settings[name]), inputs)
-            elif name in inputs and policy == "forward":
-                values = fill_forward(values)
-            parts.append(values if series.retained is None else values[series.retained])
-        del column, values
-    return _concatenate(parts)
+        values = part.pick(read(part.table, name, settings[name]), is_label=is_label)
+        if name in inputs and policy == "error":
+            _refuse_missing(part, name, part.find_missing(values, settings[name]), inputs)
+        elif name in inputs and policy == "forward":
+            values = _fill_series_forward(values, part)
+        values_by_table.append(part.take(values))
+        del values
+    return _concatenate(values_by_table)
+
+
+def _fill_series_forward(values: Floats, part: _TableSeries) -> Floats:
+    """Replace each missing value by the last known one of its series."""
+    missing = np.isnan(values)
+    if not missing.any():
+        return values
+    known = np.maximum.accumulate(np.where(missing, -1, np.arange(len(missing))))
+    return np.where(known >= part.spread(part.bounds[:-1]), values[known], np.nan)
 
 
 def _is_label(name: str, setting: str, data: Data) -> bool:
@@ -519,23 +607,14 @@ def _is_label(name: str, setting: str, data: Data) -> bool:
 
 
 def _concatenate(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Return the parts as one array, without a copy where they are all slices of one array, in
-    order."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = parts[0].base
-    if isinstance(whole, np.ndarray) and sum(map(len, parts)) == len(whole):
-        addresses = [part.__array_interface__["data"][0] for part in parts]
-        ends = addresses[0] + np.cumsum([part.nbytes for part in parts[:-1]])
-        if all(part.base is whole for part in parts) and addresses == [addresses[0], *ends]:
-            return whole
-    return np.concatenate(parts)
+    """Return the parts as one array; without a copy where there is one."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _split_table(
     table: DataTable, data: Data, roles: Roles, group_names: dict[str, int]
-) -> Iterator[_TableSeries]:
-    """Yield the series of one table, rows in file order."""
+) -> _TableSeries:
+    """Return the series of one table, rows in file order."""
     static = {name: read_numbers(table, name, "data.static") for name in roles.static}
     time = None
     if data.time_column is not None:
@@ -543,84 +622,157 @@ def _split_table(
     codes, names = identify_series(table, data)
     groups = find_split_groups(table, data, codes, names, group_names)
     order, bounds = _sort_by_series(select_rows(table, data), codes, names)
-    for name, begin, end in zip(names, bounds[:-1], bounds[1:], strict=True):
-        if begin == end:
-            continue
-        rows = order[begin:end]
-        # a slice where the rows stand together: a view, not a copy
-        selection: Any = slice(begin, end) if isinstance(order, range) else rows
-        times = None if time is None else time[selection]
-        fixed = _read_static(table, static, rows, name)
-        breaks = np.arange(len(rows)) == 0
-        series = _TableSeries(name, table, rows, fixed, times, breaks, groups[selection])
-        if table.padded is not None:
-            series = replace(series, padded=table.padded[selection])
-        if table.ahead is not None:
-            series = replace(series, ahead=int(table.ahead[selection].sum()))
-        if table.skipped:
-            series = replace(series, skipped=table.skipped.get(name, 0))
-        yield series
+    if not np.diff(bounds).all():  # a series of which `data.where` selects no row
+        present = np.flatnonzero(np.diff(bounds))
+        names = [names[i] for i in present]
+        bounds = np.append(bounds[:-1][present], bounds[-1])
+    # a slice where the rows stand together: a view, not a copy
+    selection: Any = slice(order.start, order.stop) if isinstance(order, range) else order
+    breaks = np.zeros(int(bounds[-1]), dtype=bool)
+    breaks[bounds[:-1]] = True
+    skipped = np.zeros(len(names), dtype=np.int64)
+    if table.skipped:
+        skipped = np.array([table.skipped.get(name, 0) for name in names], dtype=np.int64)
+    part = _TableSeries(
+        table,
+        names,
+        order,
+        bounds,
+        _read_static(table, static, order, bounds, names),
+        None if time is None else time[selection],
+        breaks,
+        groups[selection],
+        ahead=np.zeros(len(names), dtype=np.int64),
+        skipped=skipped,
+        steps=np.full(len(names), np.nan),
+        padded=None if table.padded is None else table.padded[selection],
+    )
+    return part if table.ahead is None else replace(part, ahead=part.count(table.ahead[selection]))
 
 
 def _sort_by_series(
     selected: Ints | range, series: Ints, names: list[str]
-) -> tuple[Ints | range, list[int]]:
-    """Return the selected rows, series after series, and the bounds of the series among them."""
+) -> tuple[Ints | range, Ints]:
+    """Return the selected rows, series after series, and where each begins and the last ends."""
     if len(names) == 1:
-        return selected, [0, len(selected)]
+        return selected, np.array([0, len(selected)])
     codes = series if isinstance(selected, range) else series[selected]
     if (np.diff(codes) < 0).any():
         by_code = np.argsort(codes, kind="stable")
         selected, codes = list_rows(selected)[by_code], codes[by_code]
-    return selected, np.searchsorted(codes, np.arange(len(names) + 1)).tolist()
+    return selected, np.searchsorted(codes, np.arange(len(names) + 1))
 
 
 def _read_static(
-    table: DataTable, static: dict[str, Floats], rows: Ints | range, series: str
+    table: DataTable,
+    static: dict[str, Floats],
+    rows: Ints | range,
+    bounds: Ints,
+    names: list[str],
 ) -> Floats:
-    """Return the series' static values; a value that changes within the series is refused."""
-    if not static:
-        return np.empty(0)
-    rows = list_rows(rows)
-    for name, values in static.items():
-        wrong = np.flatnonzero(~(values[rows] == values[rows[0]]))
+    """Return the static values of each series, which must not change within it."""
+    result = np.empty((len(names), len(static)))
+    rows = list_rows(rows) if static else rows
+    for number, (name, values) in enumerate(static.items()):
+        result[:, number] = values[rows[bounds[:-1]]]
+        first = np.repeat(result[:, number], np.diff(bounds))
+        wrong = np.flatnonzero(~(values[rows] == first))
         if len(wrong):
-            row = int(rows[wrong[0]])
+            row, series = int(rows[wrong[0]]), names[_find_owner(bounds, int(wrong[0]))]
             value = "missing" if np.isnan(values[row]) else f"{values[row]:g}"
             raise UserError(
-                f"{table.locate_cell(row, name)}: is {value}, not the {values[rows[0]]:g} that "
+                f"{table.locate_cell(row, name)}: is {value}, not the {first[wrong[0]]:g} that "
                 f'series "{series}" begins with; a data.static column is constant within a series'
             )
-    return np.array([values[rows[0]] for values in static.values()], dtype=np.float64)
+    return result
 
 
-def _order(series: _TableSeries, data: Data) -> tuple[_TableSeries, float | None]:
-    """Return the series in time order with its gaps marked, and its usual step."""
-    time = series.time
+def _find_owner(bounds: Ints, position: int) -> int:
+    """Return the series that has a position."""
+    return int(np.searchsorted(bounds, position, side="right")) - 1
+
+
+def _order(part: _TableSeries, data: Data) -> _TableSeries:
+    """Return the series in time order with their gaps marked and their usual steps."""
+    time = part.time
     if time is None:
-        return series, None
-    if data.unsorted == "sort" and (np.diff(time) < 0).any():
-        order = np.argsort(time, kind="stable")
-        rows = list_rows(series.rows)[order]
-        series, time = replace(series.take(order), rows=rows, breaks=series.breaks), time[order]
-    steps = np.diff(time)
+        return part
+    if data.unsorted == "sort" and (_find_steps(part) < 0).any():
+        owners = part.spread(np.arange(len(part.names)))
+        order = np.lexsort((time, owners))  # stable
+        part = _reorder(part, order)
+    steps = _find_steps(part)
     if len(steps) and steps.min() <= 0:
         if steps.min() < 0 or not accepts_repeated(data):
-            _refuse_order(series, data, steps)
+            _refuse_order(part, data, steps)
         elif data.duplicates != "error":
-            series = _merge_rows(series, np.append(False, steps == 0), data.duplicates)
-            assert series.time is not None
-            time, steps = series.time, np.diff(series.time)
-        else:
-            steps = steps[steps > 0]  # the first step, which resamples, makes other rows
-            usual = find_usual_step(steps) if len(steps) else 0.0
-            return series, (usual / MICROSECONDS if is_date(time) else usual) or None
-    if not len(steps):
-        return series, None
-    usual = find_usual_step(steps)
-    breaks = series.breaks.copy()
-    breaks[1:] |= find_gaps(steps, usual, data)
-    return replace(series, breaks=breaks), usual / MICROSECONDS if is_date(time) else usual
+            part = _merge_rows(part, steps, data.duplicates)
+            steps = _find_steps(part)
+    inside = ~part.breaks  # each has the step from the row before
+    bounds = part.bounds - np.arange(len(part.bounds))  # of the steps of each series
+    # repeated times that are left are for the first step, which resamples and makes other rows
+    is_positive = steps > 0
+    has_repeats = np.zeros(len(part.names), dtype=bool)
+    usable = steps
+    if not is_positive.all():
+        before = np.append(0, np.cumsum(is_positive))
+        has_repeats = np.diff(before[bounds]) < np.diff(bounds)
+        usable, bounds = steps[is_positive], before[bounds]
+    usual = _find_usual_steps(usable, bounds)
+    breaks = part.breaks.copy()
+    if not has_repeats.all():
+        expected = np.repeat(usual, np.diff(part.bounds) - 1)
+        gaps = find_gaps(steps, expected, data)
+        breaks[inside] = gaps & ~np.repeat(has_repeats, np.diff(part.bounds) - 1)
+    unit = MICROSECONDS if part.time is not None and is_date(part.time) else 1.0
+    return replace(part, breaks=breaks, steps=usual / unit)
+
+
+def _find_steps(part: _TableSeries) -> Times:
+    """Return the steps within each series, series after series."""
+    assert part.time is not None
+    steps = np.diff(part.time)
+    if len(part.names) == 1:
+        return steps
+    inside = np.ones(len(steps), dtype=bool)
+    inside[part.bounds[1:-1] - 1] = False
+    return steps[inside]
+
+
+def _find_usual_steps(steps: Times, bounds: Ints) -> Floats:
+    """Return the median step of each series, NaN where it has none; those of series s are
+    bounds[s] to bounds[s + 1]."""
+    usual = np.full(len(bounds) - 1, np.nan)
+    present = np.flatnonzero(np.diff(bounds))
+    if not len(present):
+        return usual
+    begins = bounds[:-1][present]
+    low, high = np.minimum.reduceat(steps, begins), np.maximum.reduceat(steps, begins)
+    usual[present] = low
+    uneven = present[low < high]
+    if len(uneven) <= MAX_PARTITIONED:
+        for series in uneven:
+            usual[series] = find_usual_step(steps[bounds[series] : bounds[series + 1]])
+        return usual
+    sizes = np.diff(bounds)
+    is_uneven = np.zeros(len(usual), dtype=bool)
+    is_uneven[uneven] = True
+    values = steps[np.repeat(is_uneven, sizes)]
+    values = values[np.lexsort((values, np.repeat(uneven, sizes[uneven])))]
+    first = np.cumsum(sizes[uneven]) - sizes[uneven]
+    usual[uneven] = values[first + sizes[uneven] // 2]
+    return usual
+
+
+def _reorder(part: _TableSeries, order: Ints) -> _TableSeries:
+    """Return these positions, in this order, which keeps series together."""
+    return replace(
+        part,
+        rows=list_rows(part.rows)[order],
+        time=None if part.time is None else part.time[order],
+        groups=part.groups[order],
+        padded=None if part.padded is None else part.padded[order],
+    )
 
 
 def accepts_repeated(data: Data) -> bool:
@@ -631,16 +783,22 @@ def accepts_repeated(data: Data) -> bool:
     )
 
 
-def _merge_rows(series: _TableSeries, repeats: Flags, policy: str) -> _TableSeries:
+def _merge_rows(part: _TableSeries, steps: Times, policy: str) -> _TableSeries:
     """Return the series with each time once."""
-    rows = list_rows(series.rows)
+    repeats = ~part.breaks
+    repeats[repeats] = steps == 0
+    rows = list_rows(part.rows)
     remaining, repeated = merge_repeated(rows, repeats, policy)
+    num_merged = part.count(repeats)
+    bounds = part.bounds - np.append(0, np.cumsum(num_merged))
+    breaks = np.zeros(len(remaining), dtype=bool)
+    breaks[bounds[:-1]] = True
     return replace(
-        series.take(remaining),
-        rows=rows[remaining],
-        breaks=np.arange(len(remaining)) == 0,
+        _reorder(part, remaining),
+        bounds=bounds,
+        breaks=breaks,
         repeated=repeated,
-        num_merged=len(rows) - len(remaining),
+        num_merged=num_merged,
     )
 
 
@@ -729,14 +887,15 @@ def find_usual_step(steps: Times) -> float:
     return float(np.partition(steps, len(steps) // 2)[len(steps) // 2])
 
 
-def find_gaps(steps: Times, usual: float, data: Data) -> Flags:
-    """Mark the steps that differ from the usual one by more than `data.gap_tolerance`."""
+def find_gaps(steps: Times, usual: float | Floats, data: Data) -> Flags:
+    """Mark the steps that differ from the usual one, of all or of each, by more than
+    `data.gap_tolerance`."""
     reach = data.gap_tolerance * usual
     return np.asarray((steps < usual - reach) | (steps > usual + reach))
 
 
 def list_rows(rows: Ints | range) -> Ints:
-    """Return rows as an array; numpy alone would convert a range number by number."""
+    """Return rows as an array; numpy would walk through a range number by number."""
     return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
 
 
@@ -744,21 +903,31 @@ def is_date(time: Times) -> bool:
     return time.dtype == np.int64
 
 
-def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
-    first = int(np.flatnonzero(steps < 0 if accepts_repeated(data) else steps <= 0)[0])
-    here = series.table.locate_cell(int(series.rows[first + 1]), str(data.time_column))
-    before = series.table.locate_row(int(series.rows[first]))
+def _require_time(part: _TableSeries) -> Times:
+    assert part.time is not None
+    return part.time
+
+
+def _refuse_order(part: _TableSeries, data: Data, steps: Times) -> None:
+    wrong = int(np.flatnonzero(steps < 0 if accepts_repeated(data) else steps <= 0)[0])
+    position = int(np.flatnonzero(~part.breaks)[wrong])
+    series = _find_owner(part.bounds, position)
+    first = position - int(part.bounds[series]) - 1
+    steps = np.diff(_require_time(part)[part.bounds[series] : part.bounds[series + 1]])
+    name = part.names[series]
+    here = part.table.locate_cell(int(part.rows[position]), str(data.time_column))
+    before = part.table.locate_row(int(part.rows[position - 1]))
     if steps[first] == 0:
         repeated = format_count(int((steps == 0).sum()), "row")
         raise UserError(
-            f'{here}: the same time as {before}, within series "{series.name}", of which '
+            f'{here}: the same time as {before}, within series "{name}", of which '
             f"{repeated} repeat the time of another: set "
             + Setting({"data.duplicates": "mean"})
             + MERGE_HINT
             + ", or name the column that tells series apart (data.id)"
         )
     raise UserError(
-        f'{here}: earlier than {before}, within series "{series.name}"; sort the file, '
+        f'{here}: earlier than {before}, within series "{name}"; sort the file, '
         "set "
         + Setting({"data.unsorted": "sort"})
         + ", or name the column that tells series apart (data.id)"
@@ -766,162 +935,224 @@ def _refuse_order(series: _TableSeries, data: Data, steps: Times) -> None:
 
 
 def _find_ahead(
-    table_series: list[_TableSeries],
+    part: _TableSeries,
     inputs: dict[str, str],
     observed: Sequence[str],
     horizon: int | None,
     notes: list[str],
-) -> list[_TableSeries]:
-    """Count the rows at the end of each series that are not observed yet: without a value of the
-    targets among the inputs or, without such targets, of the inputs that are not known ahead.
+) -> _TableSeries:
+    """Count the rows at the end of a table's series that are not observed yet: without a value of
+    the targets among the inputs or, where none is, of the inputs that are not known ahead.
 
     Where every input is known ahead, the last `horizon` rows are those to predict. Without a
     horizon, where nothing is to be predicted, such rows are left out.
     """
     names = observed or [name for name, setting in inputs.items() if setting != FUTURE]
-    ends = [0 if names else len(series.breaks) - (horizon or 0) for series in table_series]
+    lengths = np.diff(part.bounds)
+    ends = np.zeros_like(lengths) if names else lengths - (horizon or 0)
     for name in names:
-        column = _read_numbers(table_series[0].table, name, inputs[name])
-        for i, series in enumerate(table_series):
-            known_rows = ~np.isnan(series.pick(column))
-            last = len(known_rows) - int(known_rows[::-1].argmax()) if known_rows.any() else 0
-            ends[i] = max(ends[i], last)
-    ends = [
-        min(end, len(series.breaks) - series.ahead)
-        for series, end in zip(table_series, ends, strict=True)
-    ]
-    marked = [
-        replace(series, ahead=len(series.breaks) - end) if end > 0 else series
-        for series, end in zip(table_series, ends, strict=True)
-    ]
-    return [_leave_out_ahead(series, notes) for series in marked] if horizon is None else marked
+        values = part.pick(_read_numbers(part.table, name, inputs[name]))
+        ends = np.maximum(ends, part.find_last(~np.isnan(values)) + 1 - part.bounds[:-1])
+    ends = np.minimum(ends, lengths - part.ahead)
+    part = replace(part, ahead=np.where(ends > 0, lengths - ends, part.ahead))
+    if horizon is not None or not part.ahead.any():
+        return part
+    late = np.flatnonzero(part.ahead)
+    notes += _limit_notes(
+        [
+            f'"{part.names[i]}": left out {format_count(int(part.ahead[i]), "row")} at its end, of '
+            "which only data.future is known"
+            for i in late[:MAX_NOTES]
+        ],
+        f"{len(late):,} series: left out {format_count(int(part.ahead.sum()), 'row')} at their "
+        "ends, of which only data.future is known",
+        len(late),
+    )
+    retained = part.leave_out(part.mark_ahead())
+    return replace(part, retained=retained, ahead=np.zeros_like(part.ahead))
 
 
-def _leave_out_ahead(series: _TableSeries, notes: list[str]) -> _TableSeries:
-    """Return the series without its rows ahead, which have nothing to learn from."""
-    if not series.ahead:
-        return series
-    end = len(series.breaks) - series.ahead
-    rows = format_count(series.ahead, "row")
-    notes.append(f'"{series.name}": left out {rows} at its end, of which only data.future is known')
-    repeated = None if series.repeated is None else series.repeated.cut(end)
-    return replace(series.take(np.arange(end)), rows=series.rows[:end], ahead=0, repeated=repeated)
+def _limit_notes(notes: list[str], summary: str, count: int) -> list[str]:
+    """Return a note on each series, or one on all of them where there are many."""
+    return notes if count <= MAX_NOTES else [summary]
 
 
 def _drop_incomplete(
-    table_series: list[_TableSeries],
+    part: _TableSeries,
     inputs: dict[str, str],
     data: Data,
     notes: list[str],
     counts: Counter[str],
-) -> list[_TableSeries]:
-    """Return the series without the rows in which an input stays unknown; add notes and counts of
-    the missing values."""
-    dropped: list[Flags] = [np.zeros(len(series.breaks), dtype=bool) for series in table_series]
-    absent: list[dict[str, Ints]] = [{} for _ in table_series]
+) -> _TableSeries:
+    """Return the table's series without the rows of which an input stays unknown; note and count
+    what is missing."""
+    dropped: Flags = np.zeros(part.num_positions, dtype=bool)
+    absent: dict[str, Ints] = {}
     for name, setting in inputs.items():
-        column = _read_numbers(table_series[0].table, name, setting)
-        for series, rows, by_column in zip(table_series, dropped, absent, strict=True):
-            mask = series.find_missing(column, setting)
-            if mask.any():
-                rows |= mask if data.missing == "drop" else np.logical_and.accumulate(mask)
-                by_column[name] = np.flatnonzero(mask)
-                counts[name] += len(by_column[name])
-    complete = []
-    for series, rows, by_column in zip(table_series, dropped, absent, strict=True):
-        if by_column:
-            missing = describe_missing(rows, by_column, policy=data.missing)
-            notes.append(f'"{series.name}": {missing}')
-        complete.append(_drop_rows(series, rows) if rows.any() else series)
-    return complete
+        values = part.pick(_read_numbers(part.table, name, setting))
+        mask = part.find_missing(values, setting)
+        if mask.any():
+            dropped |= mask if data.missing == "drop" else _mark_leading(part, mask)
+            absent[name] = np.flatnonzero(mask)
+            counts[name] += len(absent[name])
+    if not absent:
+        return part
+    owners = np.unique(np.searchsorted(part.bounds, _join(absent), side="right") - 1)
+    described = []
+    for i in owners[:MAX_NOTES]:
+        begin, end = int(part.bounds[i]), int(part.bounds[i + 1])
+        of_series = {
+            name: rows[slice(*np.searchsorted(rows, [begin, end]))] - begin
+            for name, rows in absent.items()
+        }
+        present = {name: rows for name, rows in of_series.items() if len(rows)}
+        missing = describe_missing(dropped[begin:end], present, policy=data.missing)
+        described.append(f'"{part.names[i]}": {missing}')
+    totals = list_counts({name: len(rows) for name, rows in absent.items()})
+    what = "left out rows with missing values"
+    if data.missing == "forward":
+        what = "repeated the last known values, and left out rows before every value is known"
+    notes += _limit_notes(described, f"{len(owners):,} series: {what}: {totals}", len(owners))
+    if not dropped.any():
+        return part
+    retained = part.leave_out(dropped)
+    empty = np.flatnonzero((part.count(retained) == 0) & (part.sizes > 0))
+    if len(empty):
+        problem = f'series "{part.names[empty[0]]}" has no row in which every column is known'
+        raise UserError(f"{part.table.name}: {problem}")
+    ahead = part.count(retained & part.mark_ahead()) if part.ahead.any() else part.ahead
+    return replace(part, retained=retained, ahead=ahead)
 
 
-def _mark_unknown(table_series: list[_TableSeries], roles: Roles, data: Data) -> list[_TableSeries]:
-    """Mark the rows of a table's series that lack a target. A value that was filled in as an input
-    is still a missing target."""
-    marks: list[Flags | None] = [None] * len(table_series)
+def _join(rows: Mapping[str, Ints]) -> Ints:
+    return np.concatenate(list(rows.values()))
+
+
+def _mark_leading(part: _TableSeries, mask: Flags) -> Flags:
+    """Mark the rows of each series before its first one that is not marked already."""
+    known = ~mask
+    before = np.append(0, np.cumsum(known))
+    return np.asarray(before[1:] == part.spread(before[part.bounds[:-1]]))
+
+
+def _mark_unknown(part: _TableSeries, roles: Roles, data: Data) -> _TableSeries:
+    """Mark the rows of a table's series that lack a target; filling in an input gives it none."""
+    unknown: Flags | None = None
     for name in roles.scored:
         if name in roles.inputs and data.missing != "forward" and data.task == "regress":
             continue  # missing values were refused or dropped
-        column = read_numbers(table_series[0].table, name, "data.targets")
         is_label = data.task == "classify"
-        if ((column < 0) if is_label else np.isnan(column)).any():
-            for i, series in enumerate(table_series):
-                values = series.pick(column, is_label=is_label)
-                rows: Flags = values < 0 if is_label else np.isnan(values)
-                rows = rows if series.retained is None else rows[series.retained]
-                before = marks[i]
-                marks[i] = rows if before is None else before | rows
-    return [replace(series, unknown=rows) for series, rows in zip(table_series, marks, strict=True)]
+        values = part.pick(read_numbers(part.table, name, "data.targets"), is_label=is_label)
+        rows: Flags = values < 0 if is_label else np.isnan(values)
+        if rows.any():
+            unknown = rows if unknown is None else unknown | rows
+    return replace(part, unknown=unknown)
 
 
-def _join_unknown(all_series: list[_TableSeries]) -> Ints:
-    parts, first = [], 0
-    for series in all_series:
-        if series.unknown is not None:
-            parts.append(first + encode_runs(series.unknown))
-        first += len(series.breaks)
-    return join_runs(parts)
+def _drop_short(part: _TableSeries, data: Data, min_rows: int, notes: list[str]) -> _TableSeries:
+    """Return the series without those that are shorter than one window; refuse or note them."""
+    sizes = part.sizes
+    short = sizes - part.ahead < min_rows
+    if not short.any():
+        return part
+    found = np.flatnonzero(short)
+    if data.short == "error":
+        refuse_short(part.names[found[0]], int(sizes[found[0]]), data, min_rows)
+    few = f"fewer than the {min_rows} of one window"
+    described = [
+        f'"{part.names[i]}": left out, its {sizes[i]} rows are {few}' for i in found[:MAX_NOTES]
+    ]
+    summary = f"{len(found):,} series: left out, their {sizes[short].max()} rows or less are {few}"
+    notes += _limit_notes(described, summary, len(found))
+    long, rows = ~short, part.spread(~short)
+    bounds = np.append(0, np.cumsum(np.diff(part.bounds)[long]))
+    repeated = None if part.repeated is None else part.repeated.select(rows)
+    return replace(
+        _reorder(part, np.flatnonzero(rows)),
+        names=[name for name, is_long in zip(part.names, long.tolist(), strict=True) if is_long],
+        bounds=bounds,
+        static=part.static[long],
+        breaks=part.breaks[rows],
+        ahead=part.ahead[long],
+        skipped=part.skipped[long],
+        steps=part.steps[long],
+        retained=None if part.retained is None else part.retained[rows],
+        unknown=None if part.unknown is None else part.unknown[rows],
+        repeated=repeated,
+        num_merged=None if part.num_merged is None else part.num_merged[long],
+    )
 
 
-def _join_skipped(all_series: list[_TableSeries]) -> Ints:
-    """Return runs of a row and the number of rows left out up to it, [runs, 2]; empty where none
-    is."""
-    parts, first = [], 0
-    for series in all_series:
-        begins, counts = np.zeros(1, dtype=np.int64), np.full(1, series.skipped)
-        if series.retained is not None:
-            lost = series.retained - np.arange(len(series.retained))
-            begins = np.flatnonzero(np.diff(lost, prepend=-1))
-            counts = series.skipped + lost[begins]
-        parts.append(np.stack([first + begins, counts], axis=1))
-        first += len(series.breaks)
-    runs = np.concatenate(parts)
-    return runs if runs[:, 1].any() else NO_RUNS
+def _find_breaks(part: _TableSeries) -> Flags:
+    """Mark the rows that do not follow from the one before, of those that remain: a row that was
+    marked already, or that comes after one which was left out or marked."""
+    if part.retained is None:
+        return part.breaks
+    restarts = np.cumsum(part.breaks | ~part.retained)[part.retained]
+    return np.asarray(np.diff(restarts, prepend=restarts[:1] - 1) > 0)
 
 
-def _count_padding(all_series: list[_TableSeries]) -> Ints | None:
+def _join_unknown(parts: list[_TableSeries], offsets: Ints) -> Ints:
+    runs, first, series = [], 0, 0
+    for part in parts:
+        if part.unknown is not None:
+            runs.append(first + encode_runs(part.take(part.unknown)))
+        series += len(part.names)
+        first = int(offsets[series])
+    return join_runs(runs)
+
+
+def _join_skipped(parts: list[_TableSeries]) -> Ints:
+    """Return from which rows on how many rows of the series are left out; empty where none is."""
+    runs, first = [], 0
+    for part in parts:
+        sizes = part.sizes
+        offsets = np.cumsum(sizes) - sizes
+        begins, counts = offsets, part.skipped
+        if part.retained is not None:
+            before = np.cumsum(~part.retained) - part.spread(
+                np.append(0, np.cumsum(~part.retained))[part.bounds[:-1]]
+            )
+            lost = before[part.retained]
+            changes = np.diff(lost, prepend=-1) != 0
+            changes[offsets] = True
+            begins = np.flatnonzero(changes)
+            counts = lost[begins] + np.repeat(part.skipped, sizes)[begins]
+        runs.append(np.stack([first + begins, counts], axis=1))
+        first += int(sizes.sum())
+    joined = np.concatenate(runs)
+    return joined if joined[:, 1].any() else NO_RUNS
+
+
+def _count_padding(parts: list[_TableSeries]) -> Ints | None:
     """Return the number of padded rows of each series; None where there are none."""
-    counts = [0 if series.padded is None else int(series.padded.sum()) for series in all_series]
-    return np.array(counts) if any(counts) else None
+    counts = [
+        np.zeros(len(part.names), dtype=np.int64)
+        if part.padded is None
+        else part.count(part.padded if part.retained is None else part.padded & part.retained)
+        for part in parts
+    ]
+    joined = np.concatenate(counts)
+    return joined if joined.any() else None
 
 
-def _drop_rows(series: _TableSeries, dropped: Flags) -> _TableSeries:
-    retained = np.flatnonzero(~dropped)
-    if not len(retained):
-        problem = f'series "{series.name}" has no row in which every column is known'
-        raise UserError(f"{series.table.name}: {problem}")
-    # a row is a break if it was one, or if a row between it and the retained one before was a
-    # break or is dropped
-    restarts = np.cumsum(series.breaks | dropped)[retained]
-    breaks = np.diff(restarts, prepend=restarts[0] - 1) > 0
-    ahead = int((retained >= len(dropped) - series.ahead).sum())
-    return replace(series.take(retained), retained=retained, breaks=breaks, ahead=ahead)
-
-
-def _refuse_missing(series: _TableSeries, name: str, mask: Flags, inputs: dict[str, str]) -> None:
+def _refuse_missing(part: _TableSeries, name: str, mask: Flags, inputs: dict[str, str]) -> None:
     if not mask.any():
         return
-    counts = {
-        column: int(
-            series.find_missing(_read_numbers(series.table, column, setting), setting).sum()
-        )
-        for column, setting in inputs.items()
-    }
-    where = series.table.locate_cell(int(series.rows[np.flatnonzero(mask)[0]]), name)
+    position = int(np.flatnonzero(mask)[0])
+    series = _find_owner(part.bounds, position)
+    begin, end = int(part.bounds[series]), int(part.bounds[series + 1])
+    counts = {}
+    for column, setting in inputs.items():
+        values = part.pick(_read_numbers(part.table, column, setting))
+        counts[column] = int(part.find_missing(values, setting)[begin:end].sum())
+    where = part.table.locate_cell(int(part.rows[position]), name)
     raise UserError(
-        f'{where}: is missing (missing values of series "{series.name}": '
+        f'{where}: is missing (missing values of series "{part.names[series]}": '
         f"{list_counts(counts)}); set "
         + Setting({"data.missing": "forward"})
         + ' to repeat the last known value, or "drop" to leave such rows out'
     )
-
-
-def _describe_short(series: _TableSeries, data: Data, min_rows: int) -> str:
-    rows = len(series.breaks)
-    if data.short == "error":
-        refuse_short(series.name, rows, data, min_rows)
-    return f'"{series.name}": left out, its {rows} rows are fewer than the {min_rows} of one window'
 
 
 def refuse_short(name: str, rows: int, data: Data, min_rows: int) -> None:

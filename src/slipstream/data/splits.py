@@ -14,7 +14,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.text import find_nearest, format_count
 from slipstream.config import WILDCARD, Data, Signature, Split
 from slipstream.data.roles import normalize_value
-from slipstream.data.series import Ints, SeriesIndex, Times, is_date
+from slipstream.data.series import Ints, SeriesIndex, Times, is_date, mark_runs
 from slipstream.data.table import FILE_COLUMN
 
 SETS = ("train", "val", "test")
@@ -39,11 +39,9 @@ class SplitAssignment:
     def mask(self, set_index: int, begin: int = 0, end: int | None = None) -> npt.NDArray[np.bool_]:
         """Mark the rows of a set among those from `begin` to before `end`."""
         end = self.num_rows if end is None else end
-        rows = np.zeros(end - begin, dtype=bool)
-        in_set = (self.sets == set_index) & (self.begins < end) & (self.ends > begin)
-        for first, past in zip(self.begins[in_set], self.ends[in_set], strict=True):
-            rows[max(first - begin, 0) : past - begin] = True
-        return rows
+        in_set = self.sets == set_index
+        runs = np.stack([self.begins[in_set], self.ends[in_set]], axis=1)
+        return mark_runs(runs, begin, end)
 
     def find_series(self, set_index: int, offsets: Ints) -> npt.NDArray[np.bool_]:
         """Mark the series, from one offset to before the next, that have a row in this set."""
@@ -68,11 +66,8 @@ def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAs
     """Take padding rows, at the beginning of each series, out of every set."""
     if index.padding is None:
         return assignment
-    sets = np.full(index.num_rows, UNUSED, dtype=np.int8)
-    for begin, end, set_index in zip(
-        assignment.begins, assignment.ends, assignment.sets, strict=True
-    ):
-        sets[begin:end] = set_index
+    before = np.full(assignment.begins[0], UNUSED, dtype=np.int8)
+    sets = np.append(before, np.repeat(assignment.sets, assignment.ends - assignment.begins))
     sets[index.mask_padding(0, index.num_rows)] = UNUSED
     return _encode_runs(index, sets)
 
@@ -122,16 +117,15 @@ def assign_rows(index: SeriesIndex, data: Data) -> SplitAssignment:
         if split.by == FILE_COLUMN and _list_shares(split):
             groups = _share_series(index, groups, split)
         return _purge(index, _exclude_padding(index, groups))
-    begins, sets = [], []
-    for start, stop in iter_own_rows(index):
-        borders = start + np.cumsum([0, *_count_rows(data, int(stop - start))])
-        for set_index in range(len(SETS) + 1):
-            if borders[set_index] < stop and (
-                set_index == UNUSED or borders[set_index] < borders[set_index + 1]
-            ):
-                begins.append(int(borders[set_index]))
-                sets.append(set_index)
-    shares = SplitAssignment(np.array(begins), np.array(sets, dtype=np.int8), index.num_rows)
+    first = index.offsets[:-1] + (0 if index.padding is None else index.padding)
+    last = index.offsets[1:]
+    # [series, 4]: where the rows of each set begin, and then the unused ones
+    counts = np.stack([np.zeros_like(first), *_count_rows(data, last - first)], axis=1)
+    borders = first[:, None] + np.cumsum(counts, axis=1)
+    present = borders < last[:, None]
+    present[:, :UNUSED] &= borders[:, :UNUSED] < borders[:, 1:]
+    sets = np.broadcast_to(np.arange(UNUSED + 1, dtype=np.int8), borders.shape)
+    shares = SplitAssignment(borders[present], sets[present], index.num_rows)
     return _purge(index, _exclude_padding(index, shares))
 
 
@@ -197,17 +191,21 @@ def _assign_folders(index: SeriesIndex) -> npt.NDArray[np.int8]:
     return np.array([SETS.index(name) for name in index.group_names], dtype=np.int8)
 
 
-def _count_rows(data: Data, num_rows: int) -> tuple[int, int, int]:
-    """Return how many rows of a series are for training, validation and test."""
+def _count_rows(data: Data, num_rows: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return how many rows of each series are for training, validation and test."""
     split = data.split
     if split.rows is not None:
-        return split.rows[0], split.rows[1], split.rows[2]
+        first, second, third = (np.full_like(num_rows, count) for count in split.rows)
+        return first, second, third
     train, val, test = split.train, split.val, split.test
     assert isinstance(train, float)
     assert isinstance(val, float)
     test = test if isinstance(test, float) else 0.0
     # borders are rounded, not lengths, so that shares which add up to 1 use every row
-    first, second, third = (round(num_rows * s) for s in (train, train + val, train + val + test))
+    first, second, third = (
+        np.round(num_rows * share).astype(np.int64)
+        for share in (train, train + val, train + val + test)
+    )
     return first, second - first, third - second
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -30,9 +30,18 @@ from slipstream.data import predictions
 from slipstream.data.columns import LARGEST, join_times, list_numbers, read_times
 from slipstream.data.filters import PredictionFilter, make_filter
 from slipstream.data.predictions import PhysicalPredictions, list_number_columns
-from slipstream.data.prepare.rows import FutureSteps, PreparedRow, RowSteps, RowTime, plan_future
+from slipstream.data.prepare.rows import (
+    BinState,
+    FutureSteps,
+    MadeRow,
+    PreparedRow,
+    RowResampler,
+    RowSteps,
+    RowTime,
+    plan_future,
+)
 from slipstream.data.scaler import Scaler
-from slipstream.data.series import Floats
+from slipstream.data.series import Floats, accepts_repeated
 from slipstream.data.table import DataTable, wrap_table
 from slipstream.inference.networks import RowNetwork, predict_scaled, restore_outputs
 from slipstream.inference.portable import PortableMember, PortableRun, load_portable
@@ -457,18 +466,81 @@ def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
     )
 
 
+def make_resampler(members: Sequence[StreamMember], columns: Sequence[str]) -> RowResampler | None:
+    """Return what resamples the rows for all members; None where no `data.prepare` does."""
+    steps = [None if member.steps is None else member.steps.resampling for member in members]
+    if not any(steps):
+        return None
+    first = members[0].member.first
+    number = 0 if steps[0] is None else steps[0].number
+    chains = {member.member.first.config.data.prepare[:number] for member in members}
+    if len(chains) > 1 or not number:
+        raise UserError(
+            "the members of an ensemble resample their rows differently; stream one of them"
+        )
+    return RowResampler(first.config.data, columns, first.limits)
+
+
+def copy_state(state: MemberState) -> MemberState:
+    """Return a state that can be changed by itself."""
+    networks = [
+        {name: values.copy() for name, values in network.items()} for network in state.networks
+    ]
+    return replace(state, rows=state.rows.copy(), networks=networks, first=list(state.first))
+
+
+def save_bins(bins: BinState) -> Arrays:
+    """Return the bin of a resampled series as arrays by name, but for its time."""
+    counts = np.array([bins.number, bins.is_made, bins.prepared.count], dtype=np.int64)
+    prepared = {f"prepared.{name}": array for name, array in save_prepared(bins.prepared).items()}
+    return {"values": bins.values, "counts": counts, **prepared}
+
+
+def load_bins(empty: BinState, arrays: Mapping[str, npt.NDArray[Any]]) -> BinState:
+    """Return the bin that `save_bins` wrote, and its time."""
+    try:
+        values = np.array(arrays["values"])
+        number, is_made, num_rows = (int(count) for count in arrays["counts"])
+        prepared = load_prepared(_select(arrays, "prepared."), num_rows)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UserError(f"the state is not one of this stream ({error!r})") from None
+    if values.shape != empty.values.shape:
+        raise UserError("the state is not one of this stream: its arrays have other shapes")
+    time = RowTime.from_array(arrays.get("time"))
+    return BinState(values, prepared, time, number, bool(is_made))
+
+
+def save_prepared(prepared: PreparedRow) -> Arrays:
+    """Return what steps remember as arrays by name, but for the number of rows."""
+    result: Arrays = {
+        "times": prepared.times,
+        "known": np.array(sorted(prepared.known), dtype=np.str_),
+    }
+    result |= {f"past.{name}": values for name, values in prepared.past.items()}
+    return result | {f"filters.{name}": values for name, values in prepared.filters.items()}
+
+
+def load_prepared(arrays: Mapping[str, npt.NDArray[Any]], count: int) -> PreparedRow:
+    """Return what `save_prepared` wrote after so many rows."""
+    return PreparedRow(
+        inputs=np.empty(0),
+        count=count,
+        past=_select(arrays, "past."),
+        times=np.array(arrays["times"]),
+        filters=_select(arrays, "filters."),
+        known=frozenset(map(str, arrays["known"])),
+    )
+
+
 def save_state(state: MemberState) -> Arrays:
     """Return a state as arrays by name."""
-    prepared = state.prepared
     result: Arrays = {
         "inputs": state.inputs,
         "rows": state.rows.copy(),
-        "counts": np.array([state.count, state.has_started, state.follows, prepared.count]),
-        "prepared.times": prepared.times,
-        "prepared.known": np.array(sorted(prepared.known), dtype=np.str_),
+        "counts": np.array([state.count, state.has_started, state.follows, state.prepared.count]),
     }
-    result |= {f"prepared.past.{name}": values for name, values in prepared.past.items()}
-    result |= {f"prepared.filters.{name}": values for name, values in prepared.filters.items()}
+    prepared = save_prepared(state.prepared)
+    result |= {f"prepared.{name}": values for name, values in prepared.items()}
     if state.scaler is not None and state.scaler.series:
         columns = list(state.scaler.series_shift)
         result["scale"] = np.array(
@@ -489,14 +561,7 @@ def load_state(
 
     try:
         counts = [int(count) for count in arrays["counts"]]
-        prepared = PreparedRow(
-            inputs=np.empty(0),
-            count=counts[3],
-            past=_select(arrays, "prepared.past."),
-            times=np.array(arrays["prepared.times"]),
-            filters=_select(arrays, "prepared.filters."),
-            known=frozenset(map(str, arrays["prepared.known"])),
-        )
+        prepared = load_prepared(_select(arrays, "prepared."), counts[3])
         networks = [_select(arrays, f"network{n}.") for n in range(len(state.networks))]
         inputs, rows = np.array(arrays["inputs"]), np.array(arrays["rows"])
         scaler = _load_scale(member.member.first.scaler, arrays)
@@ -559,6 +624,11 @@ class StreamPrediction(NamedTuple):
         probabilities: Predicted rows x classes, of a classifier.
         factor: 1 x targets, with `data.scale_by = "series"`: the size of the series relative to
             that of all training rows, which the width of the intervals follows.
+        time: The time of the row that it follows, where rows have times: a datetime or a number.
+            Where `data.prepare` resamples, that of the new row, not of the row that completed it.
+        row: The number of that row in its series, from 0, as the model counts rows.
+        earlier: Where `data.prepare` resamples: the predictions after earlier new rows that the
+            same row completed, the oldest first.
         value: The first target of the first predicted row.
         label: The likeliest class of the first predicted row.
         to_dict: A function: one value for each predicted row, by the names of
@@ -575,6 +645,9 @@ class StreamPrediction(NamedTuple):
     quantiles: Floats | None = None
     intervals: Mapping[str, tuple[Floats, Floats]] = {}
     probabilities: Floats | None = None
+    time: datetime | float | None = None
+    row: int = 0
+    earlier: tuple[StreamPrediction, ...] = ()
     factor: Floats | None = None
 
     @property
@@ -615,7 +688,20 @@ class StreamSeries:
     members: list[MemberState]
     filter: PredictionFilter | None
     time: RowTime | None = None
+    """Of the last row that the model was given"""
+    count: int = 0
+    """Rows that the model was given"""
     static: Floats | None = None
+    bins: BinState | None = None
+    """Where `data.prepare` resamples"""
+    arrived: RowTime | None = None
+    """The newest time of a row that was pushed"""
+    repeated: Floats | None = None
+    """[2, columns]: sums and counts of the known values of all rows with the newest time, where
+    `data.duplicates` averages them"""
+    before: StreamSeries | None = None
+    """The series before the first row of the newest time changed its members, where another row of
+    that time may replace the prediction"""
 
 
 class Stream:
@@ -680,13 +766,20 @@ class Stream:
         used = [(member, weight) for member, weight in pairs if weight]
         self._members = [make_member(member, carried=regime == "carried") for member, _ in used]
         self._weights = [weight for _, weight in used]
-        self.columns = tuple(dict.fromkeys(name for m in self._members for name in m.columns))
+        names = (name for member in self._members for name in member.columns)
+        columns = tuple(dict.fromkeys(names))
         self._positions = [
-            np.array([self.columns.index(name) for name in member.columns], dtype=np.int64)
+            np.array([columns.index(name) for name in member.columns], dtype=np.int64)
             for member in self._members
         ]
-        """Positions of each member's columns among all columns"""
+        """Of each member's columns among all columns that members read"""
         self._data = run.first.config.data
+        self._resampler = make_resampler(self._members, columns)
+        self.columns = columns if self._resampler is None else self._resampler.sources
+        self._replaces = self._resampler is not None or self._data.duplicates in ("last", "mean")
+        """Whether a further row of the same time may replace the last prediction"""
+        self.merges = self._replaces or self._data.duplicates == "first"
+        """Whether several rows may become one row of the model"""
         self._static = self.signature.static
         for member in self._members:
             if member.member.first.signature.static != self._static:
@@ -737,19 +830,113 @@ class Stream:
             UserError: The row is incomplete, out of order, or after a gap.
         """
         parsed = self._parser.parse(row, time=time, series=id, static=static)
-        series = self._series.get(parsed.series) or self._start(parsed.series)
+        known = self._series.get(parsed.series)
+        series = known or self._start(parsed.series)
         fixed = self._check_static(series, parsed)
-        has_gap = self._check_time(series, parsed)
+        is_repeated = self._check_order(series, parsed)
+        if is_repeated and self._data.duplicates == "first":
+            return None
+        if self._replaces:
+            # on copies, so that a row which is refused changes nothing
+            series, found = self._replace_rows(series, parsed, fixed, future, predict, is_repeated)
+        else:
+            found = [self._add_row(series, parsed, fixed, future, predict)]
+        series.static = fixed
+        if parsed.time is not None:
+            series.arrived = parsed.time
+        self._series[parsed.series] = series
+        made = [prediction for prediction in found if prediction is not None]
+        return made[-1]._replace(earlier=tuple(made[:-1])) if made else None
+
+    def _replace_rows(
+        self,
+        series: StreamSeries,
+        row: ParsedRow,
+        static: Floats | None,
+        future: Any,
+        predict: bool,
+        is_repeated: bool,
+    ) -> tuple[StreamSeries, list[StreamPrediction | None]]:
+        """Return the series after a row, and the predictions after each row that the model is
+        given: the row itself, or those that it completes. A row with the time of the one before is
+        merged with it, and what that had changed is done again."""
+        merges, values, repeated = self._data.duplicates != "error", row.values, None
+        if self._data.duplicates == "mean":
+            repeated = np.stack([np.nan_to_num(values), ~np.isnan(values)])
+            if is_repeated and series.repeated is not None:
+                repeated = repeated + series.repeated
+            with np.errstate(invalid="ignore"):
+                values = repeated[0] / repeated[1]
+        bins = series.bins
+        if is_repeated and merges:
+            assert series.before is not None
+            series = series.before
+            bins = series.bins
+        elif is_repeated and bins is not None and bins.is_made:
+            # all rows of a bin count, whatever their times
+            assert series.before is not None
+            series, bins = series.before, replace(bins, is_made=False)
+        rows = [MadeRow(values, row.time, ends_bin=True)]
+        after = bins
+        if self._resampler is not None:
+            after, rows = self._resample(self._resampler, bins, values, row.time)
+            if is_repeated:  # what the first row of this time completed is there
+                rows = [made for made in rows if made.ends_bin]
+            if not self._resets:
+                self._refuse_gap(series, after, rows, row)
+        result = self._copy(series) if rows else replace(series)
+        found = [
+            self._add_row(
+                result, row._replace(values=made.values, time=made.time), static, future, predict
+            )
+            for made in rows
+            if not made.ends_bin
+        ]
+        ends = [made for made in rows if made.ends_bin]
+        before = replace(self._copy(result) if ends else result, bins=bins, before=None)
+        found += [
+            self._add_row(
+                result, row._replace(values=made.values, time=made.time), static, future, predict
+            )
+            for made in ends
+        ]
+        result.bins, result.repeated, result.before = after, repeated, before
+        return result, found
+
+    def _resample(
+        self,
+        resampler: RowResampler,
+        bins: BinState | None,
+        values: Floats,
+        time: RowTime | None,
+    ) -> tuple[BinState, list[MadeRow]]:
+        if time is None:
+            raise UserError(
+                f"{resampler.step.where} needs the time of each row; pass time=..., or a row with "
+                f'the column "{self._data.time_column}"'
+            )
+        assert bins is not None
+        return resampler.add(bins, values, time)
+
+    def _add_row(
+        self,
+        series: StreamSeries,
+        row: ParsedRow,
+        static: Floats | None,
+        future: Any,
+        predict: bool,
+    ) -> StreamPrediction | None:
+        """Give the model a row; return the prediction after it."""
+        has_gap = self._check_time(series, row)
         triples = zip(self._members, series.members, self._positions, strict=True)
         rows = [
-            member.read(state, parsed, parsed.values[positions], fixed, future)
+            member.read(state, row, row.values[positions], static, future)
             for member, state, positions in triples
         ]
         # from here on nothing is refused, and the state changes
-        self._series[parsed.series] = series
-        if parsed.time is not None:
-            series.time = parsed.time
-        series.static = fixed
+        series.count += 1
+        if row.time is not None:
+            series.time = row.time
         if has_gap:
             self._restart(series)
         elif series.filter and not all(state.follows for state in series.members):
@@ -769,35 +956,54 @@ class Stream:
 
     def save_state(self, id: Any = None) -> dict[str, npt.NDArray[Any]]:
         """Return the state of a series as arrays by name; without `data.id` there is one series."""
-        series = self._series[self._find_name("" if id is None else id)]
+        return self._save(self._series[self._find_name("" if id is None else id)])
+
+    def _save(self, series: StreamSeries) -> dict[str, npt.NDArray[Any]]:
         result: dict[str, npt.NDArray[Any]] = {}
         for number, state in enumerate(series.members):
             result |= {f"{number}.{name}": array for name, array in save_state(state).items()}
-        if series.time is not None:
-            kind = np.int64 if series.time.is_date else np.float64
-            result["time"] = np.array(series.time.value, dtype=kind)
+        times = {"time": series.time}
+        if self.merges:
+            times["arrived"], result["count"] = series.arrived, np.array(series.count)
+        if series.bins is not None:
+            times["bins.time"] = series.bins.time
+            result |= {f"bins.{name}": array for name, array in save_bins(series.bins).items()}
+        result |= {name: time.to_array() for name, time in times.items() if time is not None}
         if series.static is not None:
             result["static"] = series.static
+        if series.repeated is not None:
+            result["repeated"] = series.repeated
         if series.filter is not None:
             filtered = series.filter.rows.get_state()
             result |= {f"filter.{name}": array for name, array in filtered.items()}
+        if series.before is not None:
+            earlier = self._save(series.before)
+            result |= {f"before.{name}": array for name, array in earlier.items()}
         return result
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]], id: Any = None) -> None:
         """Continue a series from what `save_state` returned, in this process or another."""
         name = "" if id is None else self._parser.name_series(id)
-        series = self._start(name)
+        self._series[name] = self._load(state, name)
 
+    def _load(self, state: Mapping[str, npt.NDArray[Any]], name: str) -> StreamSeries:
+        series = self._start(name)
         series.members = [
             load_state(member, _select(state, f"{number}."), name)
             for number, member in enumerate(self._members)
         ]
-        if (time := state.get("time")) is not None:
-            series.time = RowTime(time.item(), time.dtype == np.int64)
-        series.static = state.get("static")
+        series.time = series.arrived = RowTime.from_array(state.get("time"))
+        if self.merges:
+            series.arrived = RowTime.from_array(state.get("arrived"))
+            series.count = int(state.get("count", 0))
+        series.static, series.repeated = state.get("static"), state.get("repeated")
+        if series.bins is not None:
+            series.bins = load_bins(series.bins, _select(state, "bins."))
         if series.filter is not None:
             series.filter.rows.set_state(_select(state, "filter."))
-        self._series[name] = series
+        if earlier := _select(state, "before."):
+            series.before = self._load(earlier, name)
+        return series
 
     def _find_name(self, id: Any) -> str:
         name = self._parser.name_series(id)
@@ -808,7 +1014,16 @@ class Stream:
 
     def _start(self, name: str) -> StreamSeries:
         row_filter = make_filter(self.run.first.config, self.signature)
-        return StreamSeries([member.start(name) for member in self._members], row_filter)
+        bins = None if self._resampler is None else self._resampler.start()
+        return StreamSeries([member.start(name) for member in self._members], row_filter, bins=bins)
+
+    def _copy(self, series: StreamSeries) -> StreamSeries:
+        """Return a copy that rows can be added to."""
+        row_filter = make_filter(self.run.first.config, self.signature)
+        if row_filter is not None and series.filter is not None:
+            row_filter.rows.set_state(series.filter.rows.get_state())
+        members = [copy_state(state) for state in series.members]
+        return replace(series, members=members, filter=row_filter)
 
     def _restart(self, series: StreamSeries) -> None:
         for member, state in zip(self._members, series.members, strict=True):
@@ -838,30 +1053,50 @@ class Stream:
             )
         return row.static
 
+    def _check_order(self, series: StreamSeries, row: ParsedRow) -> bool:
+        """Return whether a row has the time of the one before it; refuse one out of order."""
+        before = series.arrived
+        if before is None or row.time is None:
+            return False
+        which = f' of series "{row.series}"' if row.series else ""
+        if before.is_date != row.time.is_date:
+            raise UserError(f"times{which} are numbers in some rows and dates in others")
+        since = row.time.since(before)
+        if since > 0 or (since == 0 and accepts_repeated(self._data)):
+            return since == 0
+        what = "the same time as" if since == 0 else "earlier than"
+        hint = "" if since else "; a run with data.duplicates set merges such rows"
+        raise UserError(
+            f"the row{which} has {what} the row before it; push rows in time order, and each "
+            f"series by its id{hint}"
+        )
+
     def _check_time(self, series: StreamSeries, row: ParsedRow) -> bool:
-        """Return whether there is a gap before a row; refuse a row that is out of order."""
+        """Return whether there is a gap before a row that the model is given; refuse it where gaps
+        are errors."""
         before, step = series.time, self.signature.step
         if before is None or row.time is None:
             return False
-        of_series = f' of series "{row.series}"' if row.series else ""
-        if before.is_date != row.time.is_date:
-            raise UserError(f"times{of_series} are numbers in some rows and dates in others")
         since = row.time.since(before)
-        if since <= 0:
-            order = "the same time as" if since == 0 else "earlier than"
-            raise UserError(
-                f"the row{of_series} has {order} the row before it; push rows in time order, "
-                "and each series by its id"
-            )
         if step is None or abs(since - step) <= self._data.gap_tolerance * step:
             return False
         if not self._resets:
+            which = f' of series "{row.series}"' if row.series else ""
             raise UserError(
-                f"the row{of_series} comes {since:g} after the one before it, but the model's rows "
-                f"are {step:g} apart; push the rows between, or start anew: "
-                'gaps="reset", or reset()'
+                f"the row{which} comes {since:g} after the one before it, but the model's rows are "
+                f'{step:g} apart; push the rows between, or start anew: gaps="reset", or reset()'
             )
         return True
+
+    def _refuse_gap(
+        self, series: StreamSeries, bins: BinState | None, made: Sequence[MadeRow], row: ParsedRow
+    ) -> None:
+        """Refuse a row after a gap at once, not only when its bin is complete."""
+        last = made[-1].time if made else series.time
+        if self._resampler is None or bins is None or bins.is_made or last is None:
+            return
+        end = self._resampler.get_time(bins.number, is_date=last.is_date)
+        self._check_time(replace(series, time=last), row._replace(time=end))
 
     def _finish(self, series: StreamSeries, values: list[Floats]) -> StreamPrediction:
         signature = self.signature
@@ -869,8 +1104,11 @@ class Stream:
         if series.filter:
             result = series.filter.push(result)
         rows = min(state.count for state in series.members)
+        place: dict[str, Any] = {"row": series.count - 1}
+        if series.time is not None:
+            place["time"] = series.time.to_value()
         if signature.classes:
-            return StreamPrediction(signature, rows, probabilities=result)
+            return StreamPrediction(signature, rows, probabilities=result, **place)
         point = select_median(result, signature.quantiles)
         limits = signature.output_range or (-np.inf, np.inf)
         factor = self._members[0].find_factor(series.members[0])
@@ -887,6 +1125,7 @@ class Stream:
                 for level, width in widths.items()
             },
             factor=factor,
+            **place,
         )
 
     def _mix(self, values: list[Floats]) -> Floats:

@@ -261,7 +261,7 @@ class PredictionServer:
         while not steps.is_done:
             await self.batcher.call(steps.advance)
         rows = steps.finish(self.model.signature)
-        return self.model.finish_steps(name, rows, state, every), rows.notes
+        return self.model.finish_steps(name, rows, every), rows.notes
 
     async def show(self, request: Request) -> Response:
         """Return the number of rows that a stream has received."""

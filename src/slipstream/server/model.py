@@ -301,10 +301,10 @@ class ServedModel:
         signature = self.signature
         carried = regime == "carried" or (regime == "auto" and signature.state == "carried")
         reads_label = signature.classes and signature.targets[0] in signature.inputs
-        by_series = bool(self.scaler.series)
-        if not (
-            carried or self.config.data.prepare or signature.future or reads_label or by_series
-        ):
+        data = self.config.data
+        merges = data.duplicates != "error"
+        is_plain = not (data.prepare or merges or signature.future or reads_label)
+        if is_plain and not carried and not self.scaler.series:
             return None
         try:
             stream = Stream(run, regime=regime, gaps="reset")
@@ -392,7 +392,7 @@ class ServedModel:
                 values, after = self._filter_stream(rows, values, state)
             wanted = ends == last if only_last else np.ones(len(ends), dtype=bool)
             numbers = ends[wanted] + state.num_rows - len(state.arrays.get("inputs", ()))
-            places = self._locate(name, numbers, rows.time, state, after)
+            places = self._locate(name, numbers, rows.time, state.num_rows, after.num_rows)
             return Answered(self.tables.make(places, values[wanted]), after)
 
         return RequestWindows(len(ends), gather, finish, rows.notes)
@@ -419,13 +419,12 @@ class ServedModel:
         with _name_source(source) as named:
             return RowSteps(name, named, state, self.stream, self.reader)
 
-    def finish_steps(
-        self, name: str, rows: SteppedRows, before: StreamState, every: bool
-    ) -> Answered:
+    def finish_steps(self, name: str, rows: SteppedRows, every: bool) -> Answered:
+        """Return the answer to a request and the stream's new state."""
         wanted = np.ones(len(rows.ends), dtype=bool)
         if self.signature.horizon and not every:
-            wanted = rows.ends == rows.state.num_rows - 1
-        places = self._locate(name, rows.ends[wanted], rows.time, before, rows.state)
+            wanted = rows.ends == rows.num_rows - 1
+        places = self._locate(name, rows.ends[wanted], rows.time, rows.first_row, rows.num_rows)
         factors = None if rows.factors is None else rows.factors[wanted]
         return Answered(self.tables.make(places, rows.values[wanted], factors), rows.state)
 
@@ -434,14 +433,14 @@ class ServedModel:
         name: str,
         ends: Ints,
         time: Times | None,
-        before: StreamState,
-        after: StreamState,
+        first_row: int,
+        num_rows: int,
     ) -> WindowPositions:
         """Return the series, row and time of predictions in the whole stream, by the rows that they
-        end with."""
+        end with; `time` has the times of all rows from `first_row` on."""
         index = SeriesIndex(
             series_names=(name,),
-            offsets=np.array([0, after.num_rows]),
+            offsets=np.array([0, num_rows]),
             breaks=np.zeros(1, dtype=np.int64),
             group_begins=np.zeros(1, dtype=np.int64),
             group_codes=np.zeros(1, dtype=np.int64),
@@ -449,7 +448,7 @@ class ServedModel:
             step=self.signature.step,
             has_dates=time is not None and is_date(time),
         )
-        return WindowPositions(self._last_row, index, ends, time, before.num_rows)
+        return WindowPositions(self._last_row, index, ends, time, first_row)
 
     @cached_property
     def _last_row(self) -> Signature:

@@ -23,6 +23,7 @@ from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config, Signature, Split
+from slipstream.config.prepare import ResampleStep
 from slipstream.data import series
 from slipstream.data.columns import read_numbers, read_times
 from slipstream.data.files import read_tables
@@ -39,7 +40,7 @@ from slipstream.data.series import (
     prepare_series,
 )
 from slipstream.data.table import DataTable
-from slipstream.inference.stream import Stream, StreamPrediction
+from slipstream.inference.stream import Stream, StreamPrediction, parse_time
 from slipstream.server.bodies import RequestError, ServerLimits
 
 MAX_NOTES = 3
@@ -86,6 +87,8 @@ class StreamReader:
         self.data = config.data.model_copy(update={"where": {}, "id": None, "split": split})
         self.untimed = self.data.model_copy(update={"time": None})
         self.signature, self.scaler = signature, scaler
+        self.resamples = any(isinstance(step, ResampleStep) for step in self.data.prepare)
+        """Whether rows become others, whose times are not those of the rows"""
         self.roles = Roles(signature.inputs, signature.targets, signature.static)
 
     def read(self, source: Any, state: StreamState) -> ArrivedRows:
@@ -128,21 +131,22 @@ class StreamReader:
         if name is None:
             return None, no_gaps
         time = read_times(table, name, self.data.time_format)
-        known = state.arrays.get("time")
+        known = state.arrays.get("arrived", state.arrays.get("time"))
         before = time[:1] if known is None else np.atleast_1d(known)
         if before.dtype != time.dtype:
             raise UserError(
                 f'column "{name}" held dates in earlier rows and numbers now, or vice versa'
             )
         steps = np.diff(np.concatenate([before, time]))
-        wrong = np.flatnonzero(steps[1:] <= 0 if known is None else steps <= 0)
+        disordered = steps < 0 if series.accepts_repeated(self.data) else steps <= 0
+        wrong = np.flatnonzero(disordered[1:] if known is None else disordered)
         if len(wrong):
             row = int(wrong[0]) + (known is None)
             self._refuse_order(table, row, float(steps[row]))
-        if self.signature.step is None:
+        if self.signature.step is None or self.resamples:
             return time, no_gaps
         usual = self.signature.step * (MICROSECONDS if is_date(time) else 1.0)
-        gaps = find_gaps(steps, usual, self.data)
+        gaps = find_gaps(steps, usual, self.data) & (steps > 0)
         gaps[0] &= known is not None
         return time, gaps
 
@@ -389,6 +393,8 @@ def _check_position(name: str, num_rows: int, expected: int | None) -> None:
         )
 
 
+COUNTS = re.compile(r"\d+\.counts")
+"""The arrays of a stream's state that begin with the rows of a member's context"""
 CHUNK_ROWS = 32
 """Rows that are predicted before the model's thread is free for others"""
 
@@ -399,9 +405,13 @@ class SteppedRows(NamedTuple):
     values: Floats
     """[N, H, C], [N, H, C, Q] with quantiles, or [N, H, Q] for classes"""
     ends: Ints
-    """Rows of the stream after which there is a prediction"""
+    """Rows of the stream after which there is a prediction, as the model counts them: where rows
+    are resampled or merged, those that they become"""
     time: Times | None
-    """Times of all new rows"""
+    """Times of all rows from `first_row` on"""
+    first_row: int
+    num_rows: int
+    """Rows of the stream, as the model counts them"""
     state: StreamState
     notes: tuple[str, ...]
     factors: Floats | None = None
@@ -439,8 +449,9 @@ class RowSteps:
         try:
             for _ in range(min(CHUNK_ROWS, len(self._rows) - self._position)):
                 prediction = stream.push(self._rows[self._position], id=name)
-                if prediction is not None:
-                    self._predictions[self._before.num_rows + self._position] = prediction
+                for found in () if prediction is None else (*prediction.earlier, prediction):
+                    row = self._before.num_rows + self._position
+                    self._predictions[found.row if stream.merges else row] = found
                 self._position += 1
             self._arrays = stream.save_state(name)
         except UserError as error:
@@ -460,14 +471,36 @@ class RowSteps:
             values = np.stack([_select(prediction) for prediction in predictions])
         missing = 0
         if self._stream.regime == "window":
-            counts = [int(a[0]) for n, a in self._arrays.items() if n.endswith(".counts")]
+            counts = [int(a[0]) for n, a in self._arrays.items() if COUNTS.fullmatch(n)]
             missing = max(signature.context - 1 - min(counts, default=0), 0)
         state = StreamState(self._before.num_rows + len(self._rows), missing, self._arrays)
         ends = np.array(list(self._predictions), dtype=np.int64)
         factors = None
         if predictions and predictions[0].factor is not None:
             factors = np.stack([np.asarray(prediction.factor) for prediction in predictions])
-        return SteppedRows(values, ends, self._time, state, self._notes, factors)
+        time, first_row, num_rows = self._time, self._before.num_rows, state.num_rows
+        if self._stream.merges:
+            num_rows = int(self._arrays["count"])
+            first_row = int(ends[0]) if len(ends) else num_rows
+            time = self._list_times(first_row, num_rows)
+        return SteppedRows(values, ends, time, first_row, num_rows, state, self._notes, factors)
+
+    def _list_times(self, first_row: int, num_rows: int) -> Times | None:
+        """Return the times of the rows that the model was given, from the first prediction on;
+        those after which there is no prediction count on by the usual step."""
+        if self._time is None:
+            return None
+        unit = MICROSECONDS if is_date(self._time) else 1.0
+        step = (self._stream.signature.step or 0.0) * unit
+        times = np.zeros(num_rows - first_row, dtype=self._time.dtype)
+        for row in range(first_row, num_rows):
+            prediction = self._predictions.get(row)
+            if prediction is None:
+                times[row - first_row] = times[row - first_row - 1] + step
+            else:
+                assert prediction.time is not None
+                times[row - first_row] = parse_time(prediction.time, None).value
+        return times
 
 
 def _list_values(table: DataTable, name: str) -> list[Any]:

@@ -139,7 +139,10 @@ def test_padded_rows_come_before_the_first_one(value):
     ("step", "reason"),
     [
         ({"step": "calendar", "features": ["hour"]}, r"step 1 \(calendar\) needs the time"),
-        ({"step": "resample", "every": 5}, r"step 1 \(resample\) makes rows at other times"),
+        (
+            {"step": "resample", "every": 5, "method": "nearest", "lookahead": True},
+            r"step 1 \(resample\) looks ahead",
+        ),
         (
             {"step": "formula", "name": "hour_sin", "value": "lag(a, -1)", "lookahead": True},
             r"step 1 \(formula\) looks ahead",

@@ -223,6 +223,7 @@ def select_steps(plan: StepPlan, needed: Collection[str]) -> StepPlan:
     wanted, steps = set(needed), []
     for step in reversed(plan.steps):
         if step.changes_rows:
+            wanted = (wanted - set(step.writes)) | set(step.reads)
             steps.append(step)
         elif written := [name for name in step.writes if name in wanted]:
             wanted = (wanted - set(written)) | set(step.reads)

@@ -9,21 +9,26 @@ from the first row on up to the last one. So cutting the series never changes th
 | last | the last value at or before t | no |
 | linear | on the line between the values before and after t | up to `limit` |
 | nearest | the value that is nearest in time, the earlier one of two | up to half of `limit` |
+| ohlc | a bar of the rows in (t - every, t]; other columns as `last` | no |
+
+A bar without a row opens and stays at the last close, with a volume of 0.
 
 Rows further apart than `limit` have a gap between them. In it, `mean` and `last` hold the last
 value for as long as `limit`, `nearest` for half of it, `linear` not at all; the other rows are left
 out. A missing value counts as no row of its column.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import Setting, UserError
-from slipstream.config.prepare import parse_duration
+from slipstream.config.prepare import ResampleStep, parse_duration
 from slipstream.data.prepare.rolling import to_span
 from slipstream.data.table import release_memory
 
@@ -31,7 +36,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Times = npt.NDArray[Any]
-Method = Literal["mean", "last", "linear", "nearest"]
+Method = Literal["mean", "last", "linear", "nearest", "ohlc"]
+CAUSAL = ("mean", "last", "ohlc")
+"""Methods that do not look ahead"""
 ROUNDING = 1e-6
 """The share of a step by which a row may be late where times are plain numbers: 0.1 + 0.2 is not
 exactly 0.3"""
@@ -52,6 +59,26 @@ class Resampled:
     rows: Ints
     """The last row of the series at or before each time, for columns that are not numbers; with
     `nearest`, the row before a gap where the nearest row comes after it"""
+
+
+class BarColumns(NamedTuple):
+    """The columns of bars: where each number comes from, and its name."""
+
+    sources: tuple[str, str, str, str]
+    """Open, high, low and close of the rows; of ticks, four times the price"""
+    names: tuple[str, str, str, str]
+    volumes: tuple[str, ...] = ()
+    is_start: bool = False
+    """Whether times are the start of the period that a bar covers, not its end"""
+
+    @classmethod
+    def from_step(cls, step: ResampleStep) -> BarColumns | None:
+        """Return the columns of a step; None where it makes no bars."""
+        if step.method != "ohlc":
+            return None
+        price = step.price
+        sources = step.bars if price is None else (price, price, price, price)
+        return cls(sources, step.bars, step.volumes, step.label == "start")
 
 
 @dataclass(frozen=True)
@@ -98,12 +125,14 @@ def resample(
     every: str | float,
     method: str = "mean",
     limit: str | float | None = None,
+    bars: BarColumns | None = None,
     keep: bool = True,
 ) -> Resampled:
     """Return the series with one row every `every`; rows further apart than `limit` keep their gap.
 
-    By default, `limit` is three times `every`. Without `keep`, each column is removed from
-    `columns` as soon as it is resampled, so that memory does not hold both versions of all columns.
+    Without a `limit`, it is three times `every`. `bars` are the columns of "ohlc". Without `keep`,
+    each column is removed from `columns` when its new one is there, so that not all of both are in
+    memory.
     """
     steps = np.diff(times)
     if len(steps) and steps.min() < 0:
@@ -119,23 +148,36 @@ def resample(
             "to the usual step between rows or more"
         )
     del steps
+    is_start = bars is not None and bars.is_start
+    if is_start:
+        times = times + get_shift(times, step)
     grid = _make_grid(times, step, longest, method)
     neighbors = _find_neighbors(times, grid, method)
     if not neighbors.usable.all():
         grid = replace(grid, times=grid.times[neighbors.usable])
         neighbors = _find_neighbors(times, grid, method)
     result = {}
+    if bars is not None:
+        result = _make_bars(times, columns, grid, neighbors, bars)
     for name in list(columns):
-        result[name] = _sample_column(times, columns[name], grid, neighbors, method)
+        if name not in result:
+            result[name] = _sample_column(times, columns[name], grid, neighbors, method)
         if not keep:
             del columns[name]
             release_memory()
-    return Resampled(grid.times, result, neighbors.before)
+    new_times = (grid.times - step).astype(times.dtype) if is_start else grid.times
+    return Resampled(new_times, result, neighbors.before)
+
+
+def get_shift(times: Times, step: int | float) -> int | float:
+    """Return how much later a row counts whose time is the start of a period: just enough for one
+    at the border of two bins to belong to the second."""
+    return 1 if times.dtype == np.int64 else 2 * ROUNDING * step
 
 
 def get_look_ahead(every: str | float, limit: str | float | None, method: str) -> int:
     """Return how many new rows a method looks ahead."""
-    if method in ("mean", "last"):
+    if method in CAUSAL:
         return 0
     step = parse_duration(every, "every")
     reach = DEFAULT_STEPS * step if limit is None else parse_duration(limit, "limit")
@@ -191,7 +233,7 @@ def _find_neighbors(times: Times, grid: _Grid, method: str) -> _Neighbors:
     age = grid.times - times[np.maximum(before, 0)]
     age[before < 0] = far
     age[np.abs(age) <= grid.rounding] = 0
-    if method in ("mean", "last"):
+    if method in CAUSAL:
         bins = _find_bins(before) if method == "mean" else None
         return _Neighbors(before, age, np.asarray(age < grid.limit - grid.rounding), bins=bins)
     wait = times[np.minimum(before + 1, len(times) - 1)] - grid.times
@@ -227,6 +269,48 @@ def _sample_column(
     if not neighbors.usable.all():
         result[~neighbors.usable] = np.nan
     return result
+
+
+def _make_bars(
+    times: Times,
+    columns: dict[str, Floats],
+    grid: _Grid,
+    neighbors: _Neighbors,
+    bars: BarColumns,
+) -> dict[str, Floats]:
+    """Return the columns of the bars that end at the new times."""
+    *others, close = bars.sources
+    closes = _sample_column(times, columns[close], grid, neighbors, "last")
+    functions: list[np.ufunc | None] = [None, np.maximum, np.minimum]
+    result: dict[str, Floats] = {}
+    for source, name, function in zip(others, bars.names, functions, strict=False):
+        result[name] = closes.copy()  # where there is no row
+        _put_bins(result[name], times, columns[source], grid, function)
+    result[bars.names[3]] = closes
+    for name in bars.volumes:
+        result[name] = np.zeros(len(grid.times))
+        _put_bins(result[name], times, columns[name], grid, np.add)
+    return result
+
+
+def _put_bins(
+    result: Floats, times: Times, values: Floats, grid: _Grid, function: np.ufunc | None
+) -> None:
+    """Write a function of the known values of each bin where there are any; None: the first."""
+    known = ~np.isnan(values)
+    if not known.any() or not len(result):
+        return
+    if not known.all():
+        times, values = times[known], values[known]
+    last = np.searchsorted(times, grid.times + grid.rounding, side="right") - 1
+    counts = np.diff(last, prepend=-1)
+    numbers = np.flatnonzero(counts)
+    first = last[numbers] - counts[numbers] + 1
+    if function is None:
+        result[numbers] = values[first]
+    else:
+        end = int(last[-1]) + 1
+        result[numbers] = function.reduceat(values[:end], first)
 
 
 def _find_bins(last: Ints) -> _Bins:

@@ -57,6 +57,7 @@ from slipstream.data.prepare.c_code import Statements
 from slipstream.data.prepare.formulas import Formula, parse_formula
 from slipstream.data.prepare.frames import SeriesFrame
 from slipstream.data.prepare.joins import JoinedRows
+from slipstream.data.prepare.resampling import BarColumns
 from slipstream.data.series import MICROSECONDS, Flags, Floats, is_date, list_rows
 from slipstream.data.table import DataTable
 
@@ -221,6 +222,21 @@ class Resampling(Step[ResampleStep]):
     changes_rows = True
 
     @property
+    def bars(self) -> BarColumns | None:
+        """The columns of the bars that it makes; None where it makes none."""
+        return BarColumns.from_step(self.config)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        bars = self.bars
+        return () if bars is None else tuple(dict.fromkeys((*bars.sources, *bars.volumes)))
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        bars = self.bars
+        return () if bars is None else (*bars.names, *bars.volumes)
+
+    @property
     def look_back(self) -> None:
         return None
 
@@ -254,12 +270,14 @@ class Resampling(Step[ResampleStep]):
             every=config.every,
             method=config.method,
             limit=config.limit,
+            bars=self.bars,
             keep=False,  # this frame is not used again
         )
         step, _ = resampling.get_lengths(frame.times, config.every, config.limit)
         ahead = 0
         if frame.ahead:  # a row that holds the last value, or a mean of fewer rows, is ahead too
-            ahead = int((result.times > frame.times[-frame.ahead - 1]).sum())
+            ends = result.times + (step if config.label == "start" else 0)
+            ahead = int((ends > frame.times[-frame.ahead - 1]).sum())
         return replace(
             frame,
             ahead=ahead,
@@ -270,11 +288,10 @@ class Resampling(Step[ResampleStep]):
             step=step / MICROSECONDS if is_date(frame.times) else step,
         )
 
-    def _explain_no_rows(self) -> str:
-        return "rows have to come at the model's own step; resample them before they are pushed"
-
-    def explain_no_c(self) -> str:
-        return "makes rows at other times"
+    def explain_no_c(self) -> str | None:
+        if self.config.method == "ohlc":
+            return 'makes bars, which C code does not; it knows method = "mean" and "last"'
+        return super().explain_no_c()
 
 
 # A stream asks for the design at every row; it depends on the settings and the time step alone.

@@ -18,6 +18,11 @@ import numpy.typing as npt
 
 from slipstream.base.errors import Option, UserError, Wording
 from slipstream.base.text import format_c_double
+from slipstream.config.prepare import ResampleStep
+from slipstream.data.columns import read_times
+from slipstream.data.files import read_tables
+from slipstream.data.prepare.rows import RowTime
+from slipstream.data.series import MICROSECONDS, is_date
 from slipstream.exporting.c.source import (
     About,
     CLayout,
@@ -85,6 +90,7 @@ def write_selftest(
         # a step that prepares or filters gives other numbers than a window
         "compares_steps": not (layout.prepared or layout.parts.filter_past),
         "prepared_rows": (),
+        "times": "",
     }
     for kind in extra:
         values[names[kind]] = _format_rows(getattr(windows, kind), double=double)
@@ -97,9 +103,37 @@ def write_selftest(
             "limit": f"{limit:g}",
             "raw_rows": _format_rows(series.raw[:MAX_ROWS], double=double),
             "prepared_rows": _format_rows(series.prepared[:MAX_ROWS], double=True),
+            "times": "",
             "input_spread": _format_rows(deviations, double=True)[0],
         }
+        if layout.parts.resampled:
+            raw, times, count = _cut_raw_rows(layout, series)
+            values |= {
+                "raw_rows": _format_rows(raw, double=double),
+                "times": _format_times(times),
+                "prepared_rows": _format_rows(series.prepared[:count], double=True),
+            }
     return render("main.c.j2", values)
+
+
+def _cut_raw_rows(layout: CLayout, series: SeriesRows) -> tuple[Values, Values, int]:
+    """Return as many raw rows as a self-test holds, with their times, and how many new rows they
+    are sure to complete."""
+    assert series.times is not None
+    assert layout.model.signature.step is not None
+    raw = series.raw[: MAX_NUMBERS // series.raw.shape[1]]
+    times = series.times[: len(raw)]
+    unit = MICROSECONDS if is_date(times) else 1.0
+    assert series.new_times is not None
+    complete = series.new_times <= times[-1] - layout.model.signature.step * unit
+    return raw, times, min(int(complete.sum()), MAX_ROWS)
+
+
+def _format_times(times: Values) -> str:
+    """Return the initializer of times: microseconds, or plain numbers."""
+    if is_date(times):
+        return "{" + ", ".join(f"INT64_C({time})" for time in times.tolist()) + "}"
+    return "{" + ", ".join(map(format_c_double, times.tolist())) + "}"
 
 
 def count_rows(layout: CLayout) -> int:
@@ -112,16 +146,23 @@ def count_rows(layout: CLayout) -> int:
     return max(min(MAX_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
 
 
-def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, limit: float) -> str:
+def write_row_selftest(
+    layout: CLayout,
+    run: PortableRun,
+    start: SeriesPiece,
+    limit: float,
+    times: Values | None = None,
+) -> str:
     """Return the text of main.c: rows before `data.prepare` from the start of a series, and the
-    predictions of a stream of these rows."""
+    predictions of a stream of these rows; `times` are theirs, where they are resampled."""
     signature, double = layout.model.signature, layout.settings.double
     if not double:
         start = _round_to_float(start)
     columns = layout.prepared.columns if layout.prepared else signature.inputs
-    if layout.prepared is None:
-        run = _drop_steps(run)
-    expected = _predict_rows(run, start, columns)
+    given = len(layout.model.config.data.prepare)
+    if layout.prepared is not None:
+        given = layout.prepared.given[-1].number if layout.prepared.given else 0
+    expected = _predict_rows(_drop_steps(run, given), start, columns, times)
     known = [prediction for prediction in expected if prediction is not None]
     if not known:
         raise UserError("no series is long enough for the self-test of the C code")
@@ -140,6 +181,8 @@ def write_row_selftest(layout: CLayout, run: PortableRun, start: SeriesPiece, li
         "future": () if ahead is None else _format_rows(ahead[:count], double=double),
         "expected": _format_rows(np.stack(known), double=True),
         "spread": _format_rows(spread[None], double=True)[0],
+        "times": "" if times is None else _format_times(times[:count]),
+        "answers": "{" + ", ".join("0" if one is None else "1" for one in expected) + "}",
     }
     return render("main_rows.c.j2", values)
 
@@ -181,18 +224,25 @@ def _round_to_float(piece: SeriesPiece) -> SeriesPiece:
     return SeriesPiece(rows, static, future)
 
 
-def _drop_steps(run: PortableRun) -> PortableRun:
-    """Return the run without `data.prepare`, for rows that are prepared already."""
+def _drop_steps(run: PortableRun, count: int) -> PortableRun:
+    """Return the run without the first steps of `data.prepare`, for rows that come after them."""
     (member,) = run.members
     config = member.first.config
-    data = config.data.model_copy(update={"prepare": ()})
+    data = config.data.model_copy(update={"prepare": config.data.prepare[count:]})
     bare = config.model_copy(update={"data": data})
-    models = tuple(replace(model, config=bare) for model in member.models)
+    models = tuple(
+        replace(
+            model,
+            config=bare,
+            limits={str(int(n) - count): v for n, v in model.limits.items() if int(n) > count},
+        )
+        for model in member.models
+    )
     return replace(run, members=(replace(member, models=models),))
 
 
 def _predict_rows(
-    run: PortableRun, start: SeriesPiece, columns: Sequence[str]
+    run: PortableRun, start: SeriesPiece, columns: Sequence[str], times: Values | None
 ) -> list[npt.NDArray[Any] | None]:
     """Return the prediction after each row, up to the first row that makes a gap."""
     stream = Stream(run, regime="carried")
@@ -200,11 +250,14 @@ def _predict_rows(
     result: list[npt.NDArray[Any] | None] = []
     for number, row in enumerate(start.rows[:, places]):
         ahead = None if start.future is None else start.future[number]
+        time = None
+        if times is not None:
+            time = RowTime(times[number].item(), is_date(times))
         try:
-            prediction = stream.push(row, id="", static=start.static, future=ahead)
+            prediction = stream.push(row, id="", static=start.static, future=ahead, time=time)
         except UserError:
             break
-        if prediction is None and result and result[-1] is not None:
+        if prediction is None and times is None and result and result[-1] is not None:
             break
         result.append(None if prediction is None else _get_values(prediction))
     return result
@@ -326,21 +379,42 @@ class CLibrary:
         """Start a series."""
         getattr(self._library, f"{self._name}_reset")()
 
-    def step(self, rows: Values, *extra: Values) -> tuple[Values, npt.NDArray[np.int32]]:
+    def step(
+        self, rows: Values, *extra: Values, times: Values | None = None
+    ) -> tuple[Values, npt.NDArray[np.int32]]:
         """Take rows [N, columns] one by one; return predictions and return values."""
         out = self._make_out(len(rows), self._num_outputs)
-        results = self._call_each("step", [*map(self._convert, (rows, *extra)), out])
-        return out, results
+        arrays = [*map(self._convert, (rows, *extra)), out]
+        return out, self._call_each("step", arrays, times=times)
 
-    def prepare(self, rows: Values, num_inputs: int, *, state_bytes: int) -> Values:
-        """Prepare the rows [N, columns] of a series."""
+    def prepare(
+        self, rows: Values, num_inputs: int, *, state_bytes: int, times: Values | None = None
+    ) -> Values:
+        """Prepare the rows [N, columns] of a series; with times, return the new rows [M, inputs]
+        that they are resampled to."""
         state = ctypes.create_string_buffer(state_bytes)
         reset = getattr(self._library, f"{self._name}_reset_state")
         reset.argtypes = [ctypes.c_void_p]
         reset(ctypes.addressof(state))
+        if times is not None:
+            return self._resample(self._convert(rows), num_inputs, times, state)
         out = self._make_out(len(rows), num_inputs)
         self._call_each("prepare_state", [self._convert(rows), out], ctypes.addressof(state))
         return out
+
+    def _resample(self, rows: Values, num_inputs: int, times: Values, state: Any) -> Values:
+        call = getattr(self._library, f"{self._name}_prepare_state")
+        kind = ctypes.c_int64 if is_date(times) else ctypes.c_double
+        call.argtypes = [ctypes.c_void_p, kind, ctypes.c_void_p, ctypes.c_void_p]
+        call.restype = ctypes.c_int
+        made = []
+        for number, time in enumerate(times.tolist()):
+            row: int | None = rows[number:].ctypes.data
+            out = self._make_out(1, num_inputs)
+            while call(ctypes.addressof(state), time, row, out.ctypes.data):
+                made.append(out)
+                row, out = None, self._make_out(1, num_inputs)
+        return np.concatenate(made) if made else self._make_out(0, num_inputs)
 
     def _convert(self, values: Values) -> Values:
         return np.ascontiguousarray(values, dtype=self._dtype)
@@ -349,16 +423,25 @@ class CLibrary:
         return np.full((count, width), np.nan, dtype=self._dtype)
 
     def _call_each(
-        self, function: str, arrays: Sequence[Values], *first: int
+        self,
+        function: str,
+        arrays: Sequence[Values],
+        *first: int,
+        times: Values | None = None,
     ) -> npt.NDArray[np.int32]:
         """Call a function for each entry of the arrays, after arguments that stay the same."""
         call = getattr(self._library, f"{self._name}_{function}")
-        call.argtypes = [ctypes.c_void_p] * (len(first) + len(arrays))
+        pointer, by_value = ctypes.c_void_p, []
+        if times is not None:
+            by_value = [ctypes.c_int64 if is_date(times) else ctypes.c_double]
+        call.argtypes = [*[pointer] * len(first), *by_value, *[pointer] * len(arrays)]
         call.restype = ctypes.c_int
-        addresses = [(array.ctypes.data, array[:1].nbytes) for array in arrays]
+        places = [(array.ctypes.data, array[:1].nbytes) for array in arrays]
         results = np.zeros(len(arrays[0]), dtype=np.int32)
         for number in range(len(results)):
-            results[number] = call(*first, *(begin + number * size for begin, size in addresses))
+            moment = [] if times is None else [times[number].item()]
+            addresses = (begin + number * size for begin, size in places)
+            results[number] = call(*first, *moment, *addresses)
         return results
 
 
@@ -372,7 +455,19 @@ def check_prepare(
     spread = measure_spreads(model.signature.inputs, model.scaler)
     largest, limit, rows, first = 0.0, LIMIT, 0, None
     for series in iter_series(model, steps, new_data):
-        values = library.prepare(series.raw, len(spread), state_bytes=layout.sizes.state_bytes)
+        values = library.prepare(
+            series.raw,
+            len(spread),
+            state_bytes=layout.sizes.state_bytes,
+            times=series.times if layout.parts.resampled else None,
+        )
+        if len(values) != len(series.prepared):
+            raise UserError(
+                f'series "{series.name}": data.prepare in C makes {len(values):,} rows and not '
+                f"{len(series.prepared):,}; nothing was written. Pass "
+                + Option("after-prepare", "resample")
+                + " to leave this step to the caller"
+            )
         same = np.isnan(values) == np.isnan(series.prepared)
         distance = np.abs(values - series.prepared) / spread
         distance[~same] = np.inf
@@ -420,6 +515,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             "windows from a state of zero are not what it predicts; remove "
             + Wording("--state windows", "state windows")
         )
+    settings = replace(settings, has_dates=find_dates(source, settings))
     layout = write_source(source, settings, folder)
     limit = INT8_LIMIT if settings.int8 else LIMIT
     library = load_library(folder, layout)
@@ -429,7 +525,11 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         differences, series = check_prepare(library, layout, source.new_data)
     if is_carried:
         start = read_first_rows(source, layout, series)
-        main = write_row_selftest(layout, source.run, start, limit)
+        times = None
+        if layout.parts.resampled:
+            assert series is not None
+            start, times = read_resampled_rows(layout, start, series)
+        main = write_row_selftest(layout, source.run, start, limit, times)
     else:
         examples = source.read_examples(count_windows(layout))
         main = write_selftest(layout, examples, limit, series)
@@ -447,12 +547,19 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             "sizes": asdict(layout.sizes) | measure_arm(folder / f"{settings.name}.c"),
             "state": "carried" if layout.parts.carried else "windows",
             "selftest": run_selftest(folder, settings.name),
-            "before": list(source.interface.before) if settings.after_prepare else [],
+            "before": list_before(source, layout),
             "after": [],
             **differences,
         },
         notes=tuple(describe_notes(layout)),
     )
+
+
+def list_before(source: ExportSource, layout: CLayout) -> list[str]:
+    """Name the steps of `data.prepare` that are left to the caller."""
+    if layout.settings.after_prepare is True:
+        return list(source.interface.before)
+    return [step.where for step in layout.prepared.given] if layout.prepared else []
 
 
 def write_source(source: ExportSource, settings: CSettings, folder: Path) -> CLayout:
@@ -484,8 +591,14 @@ def read_settings(options: Mapping[str, Any], *, double: bool) -> CSettings:
         int8=bool(options.get("int8")),
         double=double,
         carried=state == "carried",
-        after_prepare=bool(options.get("after_prepare")),
+        after_prepare=read_after(options.get("after_prepare")),
     )
+
+
+def read_after(option: Any) -> bool | str:
+    """Return whether all steps of `data.prepare`, or those up to a kind of step, are left to the
+    caller."""
+    return option if isinstance(option, str) and option != "all" else bool(option)
 
 
 def load_library(folder: Path, layout: CLayout) -> CLibrary:
@@ -508,6 +621,32 @@ def read_first_rows(
     rows = series.raw[: len(start.rows)]
     ahead = None if start.future is None else start.future[: len(rows)]
     return SeriesPiece(rows, start.static, ahead)
+
+
+def read_resampled_rows(
+    layout: CLayout, start: SeriesPiece, series: SeriesRows
+) -> tuple[SeriesPiece, Values]:
+    """Return raw rows from the start of a series, with their times, where they are resampled."""
+    assert series.times is not None
+    signature = layout.model.signature
+    outputs = signature.steps_out * len(signature.targets) * signature.outputs
+    count = MAX_NUMBERS // (series.raw.shape[1] + outputs)
+    return SeriesPiece(series.raw[:count], start.static, None), series.times[:count]
+
+
+def find_dates(source: ExportSource, settings: CSettings) -> bool:
+    """Return whether rows that the code resamples have dates as times, and not plain numbers."""
+    data = source.run.first.config.data
+    resamples = any(isinstance(step, ResampleStep) for step in data.prepare)
+    column = data.time_column
+    if settings.after_prepare or not resamples or column is None:
+        return False
+    new_data = source.new_data
+    if isinstance(new_data, (str, os.PathLike)):
+        data, new_data = data.model_copy(update={"path": str(new_data)}), None
+    table = read_tables(data, new_data)[0]
+    first = table.slice_rows(0, min(table.num_rows, 1000))
+    return is_date(read_times(first, column, data.time_format))
 
 
 def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict[str, PieceRunner]:

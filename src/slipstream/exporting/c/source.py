@@ -21,8 +21,10 @@ from slipstream.config import Signature
 from slipstream.config.prepare import name_step
 from slipstream.data.files import read_tables
 from slipstream.data.filters import FilterDesign, design_filter
+from slipstream.data.prepare.chain import StepPlan
 from slipstream.data.prepare.frames import split_frames
-from slipstream.data.prepare.steps import StepInputs, make_step
+from slipstream.data.prepare.steps import Step, StepInputs, make_step
+from slipstream.data.series import Times
 from slipstream.exporting.c.prepare import PreparedColumns
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableModel, Widths
@@ -50,6 +52,10 @@ class SeriesRows(NamedTuple):
     """[rows, columns] before `data.prepare`"""
     prepared: Floats
     """[rows, inputs] after `data.prepare`, without padding"""
+    times: Times | None = None
+    """[rows] before `data.prepare`; None where rows have no times"""
+    new_times: Times | None = None
+    """[rows] after `data.prepare`"""
 
 
 def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> Iterator[SeriesRows]:
@@ -58,17 +64,27 @@ def iter_series(model: PortableModel, steps: PreparedColumns, source: Any) -> It
     data = model.config.data
     if isinstance(source, (str, os.PathLike)):
         data, source = data.model_copy(update={"path": str(source)}), None
-    names = dict.fromkeys(steps.columns, "data.inputs")
+    own = [name for name in steps.columns if name not in _list_written(steps.given)]
+    plan = StepPlan((*steps.given, *steps.steps), data)
+    names = dict.fromkeys(own, "data.inputs") | plan.list_sources()
     for table in read_tables(data, source):
         if table.row_groups and table.num_rows > MAX_ROWS:
             table = table.slice_rows(0, MAX_ROWS)
         for frame in split_frames(table, data, names, 0):
+            for step in steps.given:
+                limits = model.limits.get(str(step.number))
+                frame = step.apply(frame, StepInputs(data.context, limits))
             raw = np.stack([frame.columns[name] for name in steps.columns], axis=1)
+            times = frame.times
             for step in steps.steps:
                 limits = model.limits.get(str(step.number))
                 frame = step.apply(frame, StepInputs(data.context, limits))
             inputs = [frame.columns[name][frame.padding :] for name in model.signature.inputs]
-            yield SeriesRows(frame.name, raw, np.stack(inputs, axis=1))
+            yield SeriesRows(frame.name, raw, np.stack(inputs, axis=1), times, frame.times)
+
+
+def _list_written(steps: Sequence[Step[Any]]) -> set[str]:
+    return {name for step in steps for name in step.writes}
 
 
 BYTES = {"float": 4, "int32_t": 4, "double": 8}
@@ -86,8 +102,11 @@ class CSettings:
     """Whether rows and predictions are double: float would lose digits of some column"""
     carried: bool = True
     """Whether a step carries the network's state instead of a window, where the model can"""
-    after_prepare: bool = False
-    """Whether the caller passes rows to which `data.prepare` has been applied"""
+    after_prepare: bool | str = False
+    """Whether the caller passes rows to which `data.prepare` has been applied; or the kind of the
+    last step that has been, such as "resample" """
+    has_dates: bool = False
+    """Whether the times of rows that are resampled are dates and not plain numbers"""
     filtered: bool = True
     """Whether a step filters its predictions, where the run does"""
 
@@ -120,6 +139,8 @@ class StepParts:
     carried: bool
     prepared: int = 0
     """Numbers that the steps of `data.prepare` keep"""
+    resampled: int = 0
+    """Columns of rows that are resampled; 0 where none are"""
     padded: bool = False
     """Whether rows are put before the first one"""
     filter_past: int = 0
@@ -188,6 +209,8 @@ def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> li
         outputs = signature.steps_out * targets * signature.outputs
         result.append(StructMember("double", "filter_first", outputs, 8))
         result.append(StructMember("double", "filter_past", outputs * parts.filter_past, 8))
+    if parts.resampled:
+        result += _list_bins(parts.resampled, settings)
     if shape.holds:
         result.append(value._replace(name="last", length=inputs))
     if parts.carried:
@@ -201,7 +224,24 @@ def list_state(shape: NetworkShape, settings: CSettings, parts: StepParts) -> li
         result += [StructMember("int32_t", "filtered"), StructMember("int32_t", "filter_next")]
     if parts.padded:
         result.append(StructMember("int32_t", "padded"))
+    if parts.resampled:
+        result.append(StructMember("int32_t", "bin_count", parts.resampled))
+        result.append(StructMember("int32_t", "has_value", parts.resampled))
+        flags = ("has_row", "has_made", "is_pending", "follows")
+        result += [StructMember("int32_t", name) for name in flags]
     return [*result, StructMember("int32_t", "rows")]
+
+
+def _list_bins(columns: int, settings: CSettings) -> list[StructMember]:
+    """Return the members of 8 bytes that resampling needs: the open bin and the newest row."""
+    time = StructMember(f"{settings.name}_time", "", 0, 8)
+    rows = ("pending", "bin_sum", "bin_first", "bin_last")
+    return [
+        *(StructMember("double", name, columns, 8) for name in rows),
+        time._replace(name="bin_seen", length=columns),
+        *(time._replace(name=name) for name in ("pending_time", "bin_time")),
+        *(StructMember("int64_t", name, 0, 8) for name in ("bin_number", "bin_next", "bin_made")),
+    ]
 
 
 def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> list[StructMember]:
@@ -332,18 +372,37 @@ def _list_named(layout: CLayout, names: Sequence[str]) -> Iterator[str]:
 
 def _describe_steps(layout: CLayout) -> Iterator[str]:
     name = layout.settings.name
+    given = [name_step(n, step) for n, step in enumerate(layout.model.config.data.prepare, 1)]
     if layout.prepared:
+        given = [step.where for step in layout.prepared.given]
         inside = "; ".join(step.where for step in layout.prepared.steps)
-        yield f"Inside {name}_step, in double: {inside}."
-    elif steps := layout.model.config.data.prepare:
-        names = [name_step(number, step) for number, step in enumerate(steps, start=1)]
-        yield f"NOT inside, to be done to the rows before: {'; '.join(names)}."
-    else:
+        if inside:
+            yield f"Inside {name}_step, in double: {inside}."
+    if given:
+        yield f"NOT inside, to be done to the rows before: {'; '.join(given)}."
+    elif not layout.prepared:
         yield "Inside: scaling, the network, predictions in physical units."
+    if layout.parts.resampled:
+        yield from _describe_resampling(layout)
     if layout.parts.filter_past:
         kind = layout.model.config.predict.filter.kind
         window = f"; {name}_window not" if layout.parts.has_window else ""
         yield f'{name}_step filters its predictions (predict.filter, "{kind}"){window}.'
+
+
+def _describe_resampling(layout: CLayout) -> Iterator[str]:
+    """Say what goes in and out where rows are resampled."""
+    assert layout.prepared is not None
+    assert layout.prepared.resampling is not None
+    config = layout.prepared.resampling.config
+    unit = "in microseconds" if layout.settings.has_dates else "in the unit of the time column"
+    yield (
+        f"Rows come at any times, {unit}, none earlier than the one before. Each new row, one "
+        f"every {config.every}, is predicted once: by the call with a row at its very time, or "
+        "else by the first call with a later one. A call that completes several new rows returns "
+        "the prediction after the last. After a gap, the context begins anew by itself. A row that "
+        "repeats the time of a new row which is complete comes too late for it."
+    )
 
 
 def _describe_sizes(layout: CLayout) -> Iterator[str]:
@@ -388,6 +447,9 @@ def describe_step(layout: CLayout) -> str:
     upper, parts = layout.settings.name.upper(), layout.parts
     does = "carry the state on" if parts.carried else f"predict from the last {upper}_CONTEXT rows"
     row = f"row[{upper}_COLUMNS]" if layout.prepared else f"row[{upper}_INPUTS]"
+    if parts.resampled:
+        row += " with its time"
+        does += ", where it completes a new row"
     early = "out is a prediction from fewer rows" if parts.carried else "out is not written"
     missing = " A missing value (NaN) is the last known one." if layout.shape.holds else ""
     text = (
@@ -397,6 +459,8 @@ def describe_step(layout: CLayout) -> str:
         "Where a value is so large that the network cannot compute it, 0 is returned and out is "
         f"NaN, until {upper}_CONTEXT other rows have come."
     )
+    if parts.resampled:
+        text += " A row that completes no new row returns 0, and out is not written."
     return "/* " + "\n * ".join(textwrap.wrap(text, WIDTH)) + " */"
 
 
@@ -439,6 +503,7 @@ def make_source(
         networks=len(models),
         carried=carried,
         prepared=prepared.num_state if prepared else 0,
+        resampled=len(prepared.columns) if prepared and prepared.resampling else 0,
         padded=prepared is not None and prepared.pad_rows > 0,
         filter_past=0 if design is None else 2 * len(design.sections) + len(design.weights),
         has_window=first.signature.state == "windows",
@@ -463,6 +528,8 @@ def make_source(
         "step_comment": describe_step(layout),
         "raw_columns": prepared.columns if prepared else (),
         "pad_rows": 0,
+        "resample": None,
+        "time_param": f"{settings.name}_time time, " if parts.resampled else "",
         **(prepared.values if prepared else {}),
         "filter": None if design is None else _list_filter(design),
         "half_widths": [
@@ -476,12 +543,13 @@ def make_source(
 
 
 def _prepare(model: PortableModel, settings: CSettings) -> PreparedColumns | None:
-    if settings.after_prepare or not model.config.data.prepare:
+    after = settings.after_prepare
+    if after is True or not model.config.data.prepare:
         return None
     from slipstream.exporting.c.prepare import prepare_in_c  # takes a while to import
 
-    prepared = prepare_in_c(model, settings.name)
-    return prepared if prepared.steps else None
+    prepared = prepare_in_c(model, settings.name, after=after or None, has_dates=settings.has_dates)
+    return prepared if prepared.steps or prepared.given else None
 
 
 def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
