@@ -28,6 +28,7 @@ LISTS = ("Args", "Attributes", "Raises")
 ORDER = (
     *(
         "inspect",
+        "prepare",
         "train",
         "evaluate",
         "export",

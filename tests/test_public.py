@@ -40,6 +40,7 @@ PUBLIC = [
     "list_runs",
     "load",
     "predict",
+    "prepare",
     "pretrain",
     "probe",
     "prune_runs",

@@ -1,6 +1,7 @@
 """Slipstream trains sequence models on time series as fast as the hardware allows.
 
     slipstream.inspect("data/")              look at files, and propose a config
+    slipstream.prepare("job.toml")           the rows that training sees, with their sets
     slipstream.train("job.toml")             train a model, with baselines beside it
     slipstream.train_share("job.toml", ...)  train a part of its folds and repeats
     slipstream.evaluate(result, "new.csv")   score it on its test set or on new data
@@ -43,7 +44,7 @@ if _TYPE_CHECKING:
         predict,
         report,
     )
-    from slipstream.api.inspection import Inspection, inspect
+    from slipstream.api.inspection import Inspection, inspect, prepare
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
     from slipstream.api.training import ensemble, pretrain, probe, train, train_share, tune
@@ -94,6 +95,7 @@ __all__ = [
     "list_runs",
     "load",
     "predict",
+    "prepare",
     "pretrain",
     "probe",
     "prune_runs",
@@ -133,6 +135,7 @@ _MODULES = {
     "list_runs": "reporting.runs",
     "load": "api.inference",
     "predict": "api.inference",
+    "prepare": "api.inspection",
     "pretrain": "api.training",
     "probe": "api.training",
     "prune_runs": "reporting.runs",

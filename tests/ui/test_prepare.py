@@ -40,6 +40,13 @@ def test_a_file_is_prepared_by_clicks_and_continues_in_the_form(page, app, folde
     expect(page.locator("#p-chart:not(.stale) .legend")).to_contain_text("after")
     expect(page.locator("#p-about")).to_contain_text("rows 0 to 599 of gap.csv")
     expect(page.locator("#sets tbody tr").first).to_contain_text("420")
+    with page.expect_download() as started:
+        page.click("[data-rows='.csv']")
+    assert started.value.suggested_filename == "gap-rows.csv"
+    lines = started.value.path().read_text().splitlines()
+    assert lines[0] == '"series","row","time","wind","load","split"'
+    assert len(lines) == 601
+    assert lines[-1].endswith('"test"')
     page.click("#continue")
     expect(page.locator("h1")).to_have_text("New run")
     expect(page.locator("#ready")).to_contain_text("Ready")

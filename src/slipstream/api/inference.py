@@ -176,7 +176,8 @@ def evaluate(
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
         stream: Compare two ways to use the model on a stream of rows, instead of scoring the
-            baselines: a window of rows each time, and a carried state.
+            baselines: a window of rows each time, and a carried state. The better one is recorded
+            in the run's folder, for `Stream`, exports and the server.
         predictions: A Parquet file to which predictions and true values are written.
 
     Returns:
@@ -315,14 +316,15 @@ def export(
         quiet: Do not say that torch is being loaded, which takes seconds on first use.
         allow_code: Let the run's config import the network class that it names.
         options: For "c": `int8=True` for weights of 8 bits, `name` for the prefix of its names,
-            `state` ("carried" or "windows") for what a step does, `after_prepare=True` to leave
-            the steps of `data.prepare` to the caller, or `after_prepare="resample"` to leave those
-            up to this step.
+            `state` ("carried" or "windows") for what a step does, by default what the run was
+            trained for or what `evaluate` with `stream` advised, `after_prepare=True` to leave the
+            steps of `data.prepare` to the caller, or `after_prepare="resample"` to leave those up
+            to this step.
 
     Returns:
         A dict, as in `export.json`: `files` with their SHA-256, `parity` (`windows`, `max_abs`,
-        `max_rel`), `interface` (names, shapes and columns), `before` (the steps of `data.prepare`
-        that are left to the caller), `run` and `out`.
+        `max_rel`), `deploy` (the regime to use, and why), `interface` (names, shapes and columns),
+        `before` (the steps of `data.prepare` that are left to the caller), `run` and `out`.
 
     Raises:
         UserError: The run holds no model, the format cannot hold it, or it differs.

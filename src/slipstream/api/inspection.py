@@ -1,17 +1,20 @@
-"""What files hold, without a config: `slipstream.inspect`."""
+"""What files hold, without a config and with one: `slipstream.inspect` and `prepare`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.api.arguments import Overrides, parse_overrides
+from slipstream.api.arguments import Overrides, parse_overrides, prepare_job
 from slipstream.api.progress import name_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
+    from slipstream.config import Config
     from slipstream.tools.inspection import Findings
 
 
@@ -123,3 +126,45 @@ def inspect(path: str | os.PathLike[str], *, overrides: Overrides = ()) -> Inspe
     from slipstream.tools.inspection import inspect_path
 
     return Inspection(inspect_path(os.fspath(path), parse_overrides(overrides)))
+
+
+@name_arguments
+def prepare(
+    config: Config | str | os.PathLike[str] | Mapping[str, Any],
+    data: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    overrides: Overrides = (),
+    out: str | os.PathLike[str] | None = None,
+) -> pa.Table:
+    """Return the rows that training sees, after `data.prepare` and before scaling.
+
+    Args:
+        config: A TOML file, a mapping of sections, or a `Config`.
+        data: A path or a table to use instead of `data.path`, as for `train`.
+        columns: The names of the columns, where `data` is a numpy array.
+        overrides: Settings that override `config`.
+        out: A file to write the rows to: .parquet, .csv or .arrow. An existing file is replaced.
+            Rows that training streams from disk are written in batches and not returned.
+
+    Returns:
+        A pyarrow table with `series`, `row` (its number in the series), the time, inputs, targets,
+        static columns and `split`: "train", "val", "test" or "unused". With walk-forward folds
+        there are `split_1`, `split_2` ... instead, the earliest test block first.
+
+    Raises:
+        UserError: A setting or the data are wrong, as for `train`.
+
+    Example:
+        slipstream.prepare("job.toml").to_pandas().groupby("split").mean(numeric_only=True)
+        slipstream.prepare("job.toml", out="rows.parquet")
+    """
+    from slipstream import config as configs
+    from slipstream.base.errors import UserError
+    from slipstream.data.prepared_rows import load_prepared_rows, write_prepared_rows
+
+    job = prepare_job("prepare", config, data, columns=columns, overrides=overrides)
+    if job.config is None:
+        raise UserError("config is None; pass a TOML file, a mapping of sections, or a Config")
+    rows = load_prepared_rows(configs.load(job.config, job.overrides), job.data)
+    return rows.collect() if out is None else write_prepared_rows(rows, Path(out))

@@ -48,12 +48,14 @@ def serve(
         float, typer.Option(min=0.01, help="Seconds without a row after which a stream goes.")
     ] = 3600.0,
     carried: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--carried",
-            help="Carry the state of streams from row to row instead of predicting from windows.",
+            "--carried/--windows",
+            help="Carry the state of streams from row to row, or predict from windows; by default "
+            "what the run was trained for, or what evaluate --stream advised.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     ensemble: Ensemble = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -107,7 +109,7 @@ def serve(
                 idle_s=stream_idle,
             ),
             ensemble=ensemble,
-            regime="carried" if carried else "auto",
+            regime="auto" if carried is None else "carried" if carried else "window",
             state=state,
             announce=announce,
         )

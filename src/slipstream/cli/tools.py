@@ -1,4 +1,4 @@
-"""Commands of the tools, and export: doctor, profile, bench, inspect, export."""
+"""Commands about the machine, data and files: doctor, profile, bench, inspect, prepare, export."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from slipstream.reporting.terminal.results import (
     print_bench,
     print_doctor,
     print_export,
+    print_prepared_rows,
     print_profile,
 )
 
@@ -267,6 +268,42 @@ class ExportCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+def prepare(
+    config: Annotated[
+        Path | None, typer.Argument(help="A TOML file; without one, the embedded demo.")
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=parse_output, metavar="FILE", help="The file to write: .parquet, .csv or .arrow."
+        ),
+    ] = Path("rows.parquet"),
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the rows that training sees, with the set of each row.
+
+    The rows are those after data.prepare and before scaling: time, inputs, targets, and a column
+    that says train, val, test or unused.
+    """
+    with handle_errors(as_json, quiet):
+        if out.exists() and not out.is_dir() and not force:
+            raise UserError(f"{out}: exists; pass --force to replace it, or name another file")
+        from slipstream import config as configs
+        from slipstream.data.prepared_rows import load_prepared_rows, write_prepared_rows
+        from slipstream.data.table import avoid_pandas, check_table_path
+
+        avoid_pandas()
+        check_table_path(out, "prepared rows")
+        loaded = configs.load(config or configs.load_demo(), tuple(set_ or ()))
+        rows = load_prepared_rows(loaded)
+        columns = write_prepared_rows(rows, out).column_names
+        result = {"out": str(out), **rows.summarize(), "columns": columns}
+        print_result(result, as_json, quiet, print_prepared_rows)
+
+
 def export(
     run: RunFolder,
     to: Annotated[
@@ -297,8 +334,9 @@ def export(
         typer.Option(
             "--state",
             metavar="STATE",
-            help="For c, what a step does: carried goes on with the state of the row before "
-            "(default, where the model can), windows predicts the window of the last rows.",
+            help="For c, what a step does: carried goes on with the state of the row before, "
+            "windows predicts the window of the last rows. Default: what the run was trained for, "
+            "or what evaluate --stream advised.",
         ),
     ] = None,
     after_prepare: Annotated[

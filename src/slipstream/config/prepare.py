@@ -212,6 +212,9 @@ class CalendarStep(Section):
     """Each becomes two columns, its sine and cosine: `hour_sin`, `hour_cos`."""
     holidays: Names = ()
     """Dates such as `"2026-12-25"`; the column `holiday` is 1 on these days and 0 on others."""
+    country: str | None = None
+    """The country whose public holidays the column `holiday` marks as well, as in `"DE"`, or with
+    its state or region `"DE-BY"`; needs `pip install "slipstream[holidays]"`."""
     zone: str | None = None
     """The time zone of the calendar, as in `"Europe/Berlin"`, where the times are UTC. Default: the
     times as they are written."""
@@ -230,7 +233,7 @@ class CalendarStep(Section):
 
     @model_validator(mode="after")
     def _check_dates(self) -> Self:
-        if not self.features and not self.holidays:
+        if not self.features and not self.holidays and self.country is None:
             raise ValueError('features is missing, as in features = ["hour", "weekday"]')
         for date in self.holidays:
             try:

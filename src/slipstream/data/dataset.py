@@ -38,9 +38,10 @@ from slipstream.data.scaler import (
     merge_scalers,
     scale_static,
 )
-from slipstream.data.series import Ints, SeriesIndex, Times, merge_on_disk
+from slipstream.data.series import Floats, Ints, SeriesIndex, Times, merge_on_disk
+from slipstream.data.splits import SplitAssignment, WindowRanges
 from slipstream.data.stream import StreamedSeries
-from slipstream.data.table import SourceFile, concatenate_tables
+from slipstream.data.table import DataTable, SourceFile, concatenate_tables
 from slipstream.data.times import describe_unused_time
 from slipstream.data.windows import Series, WindowChunk
 
@@ -286,7 +287,25 @@ def _load_search_folds(
     return tuple(scaled)
 
 
-def _load_stream(config: Config, source: Source, known: Scaler | None) -> Dataset:
+@dataclass(frozen=True)
+class OpenedStream:
+    """A table on disk after a first pass: its series and the set of each row."""
+
+    table: DataTable
+    data: Data
+    index: SeriesIndex
+    static: Floats
+    """[series, static columns]"""
+    signature: Signature
+    assignment: SplitAssignment
+    ranges: dict[str, WindowRanges]
+    """The windows of each set; those without a target are among them"""
+    notes: list[str]
+    """Notes on rows of one time that were merged"""
+
+
+def open_stream(config: Config, source: Source) -> OpenedStream:
+    """Find the series and sets of a source whose rows stay on disk."""
     data, roles, table = source.data, source.roles, source.tables[0]
     stream.refuse_unstreamable(data)
     if config.train.state == "carried":
@@ -309,6 +328,13 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         index = replace(index, look_ahead=source.tables[0].look_ahead)
     signature = build_signature(config, roles, index.step, source.classes)
     assignment, ranges = splits.find_windows(index, data, signature)
+    return OpenedStream(table, data, index, static, signature, assignment, ranges, merged)
+
+
+def _load_stream(config: Config, source: Source, known: Scaler | None) -> Dataset:
+    opened = open_stream(config, source)
+    table, data, index, static = opened.table, opened.data, opened.index, opened.static
+    signature, assignment = opened.signature, opened.assignment
     trained = assignment.find_series(splits.TRAIN, index.offsets)
     fit = None
     if data.scale_by != "global":
@@ -317,7 +343,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         table, signature, assignment, data.scale, index, fit
     )
     index = replace(index, unknown=unknown, num_missing=num_missing)
-    ranges, left_out = splits.exclude_unknown(ranges, index, signature)
+    ranges, left_out = splits.exclude_unknown(opened.ranges, index, signature)
     num_windows = {name: len(windows) for name, windows in ranges.items()}
     scaler = complete_scaler(scaler, signature, static, trained, known)
     if fit is not None:
@@ -337,7 +363,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
         period=data.period or index.infer_period(),
         notes=(
             *source.notes,
-            *merged,
+            *opened.notes,
             *missing.describe_left_out(left_out, num_windows, signature),
         ),
         files=source.files,

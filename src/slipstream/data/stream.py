@@ -22,7 +22,7 @@ from slipstream.data import series, windows
 from slipstream.data.columns import read_numbers, read_times
 from slipstream.data.roles import find_split_groups, identify_series
 from slipstream.data.scaler import RunningStatistics, Scaler, SeriesFit, SeriesScales, Values
-from slipstream.data.series import Floats, Ints, SeriesIndex, Times
+from slipstream.data.series import Flags, Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
 from slipstream.data.table import DataTable
 from slipstream.data.windows import WindowChunk
@@ -145,7 +145,8 @@ def _find_settings(signature: Signature) -> dict[str, str]:
     return settings | dict.fromkeys(signature.future, series.FUTURE)
 
 
-def _iter_slices(table: DataTable) -> Iterator[DataTable]:
+def iter_slices(table: DataTable) -> Iterator[DataTable]:
+    """Yield the rows of a table, so many at a time as fit in memory."""
     for begin in range(0, table.num_rows, SCAN_ROWS):
         yield table.slice_rows(begin, min(begin + SCAN_ROWS, table.num_rows))
 
@@ -153,7 +154,7 @@ def _iter_slices(table: DataTable) -> Iterator[DataTable]:
 def scan_index(table: DataTable, data: Data, static: Sequence[str]) -> tuple[SeriesIndex, Floats]:
     """Find series, gaps and the split's groups in a first pass, and read static columns."""
     scan = _IndexScan(data, static)
-    for rows in _iter_slices(table):
+    for rows in iter_slices(table):
         scan.add_rows(rows)
     offsets = np.array([*scan.begins, table.num_rows], dtype=np.int64)
     lengths = np.diff(offsets)
@@ -264,6 +265,25 @@ class _IndexScan:
         self.breaks.update((gaps + rows.first_row + later).tolist())
 
 
+def iter_columns(
+    rows: DataTable, signature: Signature, unused: Flags
+) -> Iterator[tuple[str, Floats, Flags]]:
+    """Yield the name and values of each column of some rows, one in memory at a time, with a mark
+    where a value is missing; a missing input is refused, except in `unused` rows."""
+    for name, setting in _find_settings(signature).items():
+        column = read_numbers(rows, name, setting)
+        is_label = bool(signature.classes) and name in signature.targets
+        absent = (np.isnan(column) | (is_label & (column < 0))) & ~unused
+        if absent.any() and name in signature.inputs:
+            row = int(np.flatnonzero(absent)[0])
+            raise UserError(
+                f"{rows.locate_cell(row, name)}: is missing; to stream a table, "
+                "fill or leave out missing inputs beforehand"
+            )
+        yield name, column, absent
+        del column, absent  # before the next one is read
+
+
 def scan_values(
     table: DataTable,
     signature: Signature,
@@ -280,21 +300,13 @@ def scan_values(
     samples: dict[str, list[Floats]] = {}
     runs: list[Ints] = []
     num_missing = dict.fromkeys(_find_settings(signature), 0)
-    for rows in _iter_slices(table):
+    for rows in iter_slices(table):
         end = rows.first_row + rows.num_rows
         training = np.flatnonzero(assignment.mask(TRAIN, rows.first_row, end))
         unknown = np.zeros(rows.num_rows, dtype=bool)
         unused = index.mask_padding(rows.first_row, end)
-        for name, setting in _find_settings(signature).items():
-            column = read_numbers(rows, name, setting)
+        for name, column, absent in iter_columns(rows, signature, unused):
             is_label = bool(signature.classes) and name in signature.targets
-            absent = (np.isnan(column) | (is_label & (column < 0))) & ~unused
-            if absent.any() and name in signature.inputs:
-                row = int(np.flatnonzero(absent)[0])
-                raise UserError(
-                    f"{rows.locate_cell(row, name)}: is missing; to stream a table, "
-                    "fill or leave out missing inputs beforehand"
-                )
             unknown |= absent
             num_missing[name] += int(absent.sum())
             if not is_label:
@@ -307,7 +319,7 @@ def scan_values(
                     continue  # each series is rounded by itself
                 sampled = training[-num_scanned % stride :: stride]
                 samples.setdefault(name, []).append(column[sampled])
-            del column  # before the next one is read
+            del column, absent  # before the next one is read
         runs.append(rows.first_row + series.encode_runs(unknown))
         num_scanned += len(training)
     scaler = statistics.to_scaler(kind)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.abc import MetaPathFinder
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from slipstream import runs
 from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.storage import AnyPath, group_by_content
 from slipstream.data import layout
@@ -221,6 +223,61 @@ def wrap_table(table: pa.Table, name: str, **details: Any) -> DataTable:
     names = tuple(table.column_names)
     source = SourceFile(name, table.num_rows, len(names), **details)
     return make_table(MemoryReader(dict(zip(names, table.columns, strict=True))), source, names)
+
+
+WRITTEN = (".csv", ".parquet", ".arrow")
+"""The endings of tables that are written"""
+
+
+def check_table_path(path: Path, what: str) -> None:
+    """Refuse a file to write a table to, whose rows are `what`, before anything is computed."""
+    if path.suffix.lower() not in WRITTEN:
+        raise UserError(f"{path}: {what} are written as .csv, .parquet or .arrow")
+    if path.is_dir():  # it would be replaced, with all that is in it
+        raise UserError(f"{path}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
+
+
+@contextmanager
+def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
+    """Give a function that takes tables of one schema and writes them as CSV, Parquet or Arrow, by
+    the file's ending; the file appears when all are written."""
+    with runs.replace_atomically(path) as temporary, ExitStack() as stack:
+        write_rows: Callable[[pa.Table], None] | None = None
+
+        def write(table: pa.Table) -> None:
+            nonlocal write_rows
+            table = _drop_dictionaries(table) if path.suffix.lower() == ".csv" else table
+            if write_rows is None:
+                write_rows = stack.enter_context(_open_writer(path, temporary, table)).write_table
+            write_rows(table)
+
+        yield write
+
+
+def _open_writer(path: Path, temporary: Path, table: pa.Table) -> Any:
+    """Return a writer for tables like this one, which closes the file where it is left."""
+    schema = table.schema
+    match path.suffix.lower():
+        case ".csv":
+            from pyarrow.csv import CSVWriter
+
+            return CSVWriter(temporary, schema)
+        case ".arrow":
+            return pa.ipc.new_file(temporary, schema)
+    from pyarrow.parquet import ParquetWriter
+
+    return ParquetWriter(temporary, schema)
+
+
+def _drop_dictionaries(table: pa.Table) -> pa.Table:
+    """Return a table with texts themselves instead of numbers in lists of texts."""
+    for place, column in enumerate(table.schema):
+        if pa.types.is_dictionary(column.type):
+            values = table.column(place).cast(column.type.value_type)
+            table = table.set_column(place, column.name, values)
+    return table
 
 
 def summarize_error(error: BaseException) -> str:

@@ -38,6 +38,7 @@ from slipstream.inference.portable import (
     PortableRun,
     load_portable,
 )
+from slipstream.inference.stream import choose_default_regime
 from slipstream.inference.trained import TrainedRun, load_trained
 from slipstream.models.kinds.transformer import POSITIONS
 
@@ -89,6 +90,7 @@ def export_run(
         trained,
         read_examples=lambda count: read_examples(data, interface, count),
         read_start=lambda count: read_start(data, count),
+        regime=choose_default_regime(portable),
         units=find_units(interface, data),
         new_data=options.data,
         options=options.settings,
@@ -191,6 +193,7 @@ def _describe(to: str, source: ExportSource, written: WrittenExport) -> dict[str
         "inside": list(written.inside),
         "before": list(interface.before),
         "after": list(interface.after),
+        "deploy": {"regime": source.regime.name, "reason": source.regime.reason},
         **written.details,
         "notes": list(written.notes),
         "source": source.run.hashes,

@@ -22,6 +22,7 @@ from slipstream.config.prepare import name_step
 from slipstream.data.scaler import Scaler
 from slipstream.inference.portable import PortableModel, PortableRun
 from slipstream.inference.rows import PhysicalWindows
+from slipstream.inference.stream import DefaultRegime
 from slipstream.models.kinds import load_kind
 
 if TYPE_CHECKING:
@@ -299,6 +300,8 @@ class ExportSource:
     """Returns this many of the windows for the verification, evenly spread"""
     read_start: Callable[[int], SeriesPiece]
     """Returns this many rows from the start of a series"""
+    regime: DefaultRegime
+    """What to deploy, unless the options of the format choose otherwise"""
     units: Mapping[str, str] = field(default_factory=dict)
     """Units by column, as the data files state them"""
     new_data: Any = None

@@ -18,6 +18,7 @@ from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine
 from slipstream.config.data import SIMULATED
 from slipstream.inference.portable import MEMBERS, PortableMember, PortableRun
+from slipstream.inference.stream import STREAM_FILE, read_measurement
 from slipstream.models.files import ORIGIN, load_run_config
 from slipstream.runs.lanes import ENSEMBLE, LANE_METADATA, LANES_FOLDER, MODEL
 
@@ -65,7 +66,10 @@ def choose_packages(run: PortableRun) -> tuple[str, ...]:
     has_steps = any(
         config.data.prepare or config.predict.filter.kind != "none" for config in configs
     )
-    return (*PACKAGES, *FOR_STEPS) if has_steps else PACKAGES
+    steps = [step for config in configs for step in config.data.prepare]
+    has_country = any(getattr(step, "country", None) is not None for step in steps)
+    for_holidays = ("holidays",) if has_country else ()
+    return (*PACKAGES, *FOR_STEPS, *for_holidays) if has_steps else PACKAGES
 
 
 def pin_packages(names: tuple[str, ...]) -> list[str]:
@@ -100,6 +104,9 @@ def write_standalone(run: PortableRun, folder: Path) -> None:
     """Write the run's model, or its members with their weights, into a folder."""
     if not run.is_ensemble:
         _write_member(run.members[0], folder)
+        if read_measurement(run) is not None:  # the export is deployed as the run is
+            measurement = (run.run.folder / STREAM_FILE).read_bytes()
+            (folder / STREAM_FILE).write_bytes(measurement)
         return
     config = strip_config(runs.load_config(run.run))
     (folder / "config.toml").write_text(runs.format_config(config), encoding="utf-8")

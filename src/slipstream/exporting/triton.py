@@ -39,18 +39,25 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     windows, rows = (folder / REPOSITORY / folder_name for folder_name in (name, f"{name}_step"))
     model = _move(folder / onnx_files.MODEL_FILE, windows)
     _write_config(windows, model, _format_dynamic_batching())
-    if (step := folder / onnx_files.STEP_FILE).exists():
+    if (graph_of_rows := folder / onnx_files.STEP_FILE).exists():
         if source.run.signature.sequences_per_window > 1:
-            step.unlink()
+            graph_of_rows.unlink()
             written = replace(written, window_runners={}, rows={})
             notes.append(
                 'no model for single rows: with data.channels = "independent" a row has several '
                 "states, and Triton batches one per request"
             )
         else:
-            graph = _move(step, rows)
+            graph = _move(graph_of_rows, rows)
             _write_config(rows, graph, _format_sequence_batching(graph))
-    return replace(written, run=make_runner(model, source.interface), notes=tuple(notes))
+    step = rows.name if rows.exists() else None
+    deploy = onnx_files.describe_deployment(source.regime, step, windows.name)
+    return replace(
+        written,
+        run=make_runner(model, source.interface),
+        details={**written.details, "deploy": deploy},
+        notes=tuple(notes),
+    )
 
 
 def name_model(name: str) -> str:

@@ -21,12 +21,15 @@ import torch
 from slipstream import runs
 from slipstream.base.errors import DATA_FILE, Option, UserError
 from slipstream.base.statistics import compute_percentile_interval
+from slipstream.base.storage import compute_sha256
 from slipstream.data.dataset import Dataset
 from slipstream.data.splits import SETS
+from slipstream.data.table import open_table_writer
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import recovery
 from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import MEMBERS
+from slipstream.inference.stream import StreamMeasurement, save_measurement
 from slipstream.inference.trained import (
     Member,
     TrainedRun,
@@ -34,6 +37,7 @@ from slipstream.inference.trained import (
     load_own_sets,
     load_trained,
 )
+from slipstream.models.files import WEIGHTS_FILE
 from slipstream.models.losses import select_point
 from slipstream.models.shapes import count_multiply_adds
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
@@ -57,7 +61,6 @@ from slipstream.scoring.summary import (
     get_comparison_metric,
     list_quantiles,
     merge_sums,
-    open_table_writer,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -106,7 +109,10 @@ def evaluate(
         overrides=overrides,
         allow_code=allow_code,
     )
-    return score_stream(loaded) if stream else score_windows(loaded, file)
+    if not stream:
+        return score_windows(loaded, file)
+    result = score_stream(loaded)
+    return result | record_stream(loaded, result)
 
 
 def _check_file(path: Path, *, stream: bool) -> Path:
@@ -410,6 +416,34 @@ def score_stream(loaded: LoadedEvaluation) -> dict[str, Any]:
         "deploy": choose_regime(comparison, (costs[WINDOW], costs[CARRIED])),
         "notes": list(dataset.notes),
     }
+
+
+def record_stream(loaded: LoadedEvaluation, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Record which regime was better in the run's folder, where `Stream`, the server and exports
+    look for it; return the path as `recorded`, and why it is None as a note."""
+    trained = loaded.trained
+    metric = "log_loss" if loaded.dataset.signature.classes else "mae"
+    carried, weights = result[CARRIED]["metrics"], trained.run.model / WEIGHTS_FILE
+    path, note = None, None
+    if loaded.on == "train":
+        note = "the result is not recorded: the default regime follows rows beside the training set"
+    elif carried is not None and weights.is_file():
+        measurement = StreamMeasurement(
+            use=result["deploy"]["use"],
+            metric=metric,
+            window=result[WINDOW]["metrics"][metric],
+            carried=carried[metric],
+            on=loaded.on,
+            windows=result["windows"],
+            networks=len(loaded.predictors[-1].models),
+            weights=compute_sha256(weights),
+        )
+        try:
+            path = save_measurement(trained.run, measurement)
+        except OSError as error:
+            note = f"the result is not recorded: {trained.run.folder} ({error.strerror})"
+    notes = [*result["notes"], *([note] if note else [])]
+    return {"recorded": None if path is None else str(path), "notes": notes}
 
 
 def explain_refusal(trained: TrainedRun) -> str | None:

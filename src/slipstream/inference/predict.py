@@ -9,14 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.feather
-import pyarrow.parquet
 import torch
 
-from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.text import escape_controls
+from slipstream.data.table import check_table_path, open_table_writer
 from slipstream.engine import recovery
 from slipstream.inference.rows import describe_unknown_future, find_last_windows
 from slipstream.inference.trained import TrainedRun, load_trained
@@ -104,21 +101,9 @@ def _filter_batches(
 
 def write_predictions(table: pa.Table, path: Path) -> None:
     """Write predictions as CSV, Parquet or Arrow, by the file's ending."""
-    kind = path.suffix.lower()
-    if kind not in (".csv", ".parquet", ".arrow"):
-        raise UserError(f"{path}: predictions are written as .csv, .parquet or .arrow")
-    if path.is_dir():  # it would be replaced, with all that is in it
-        raise UserError(f"{path}: is a folder; name a file")
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}; create it first")
+    check_table_path(path, "predictions")
     try:
-        with runs.replace_atomically(path) as temporary:
-            if kind == ".csv":
-                names = table.column("series").cast(pa.string())
-                pa.csv.write_csv(table.set_column(0, "series", names), temporary)
-            elif kind == ".parquet":
-                pa.parquet.write_table(table, temporary)
-            else:
-                pa.feather.write_feather(table, str(temporary), compression="uncompressed")
+        with open_table_writer(path) as write:
+            write(table)
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror or error})") from None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.statistics import select_median
 from slipstream.base.text import find_nearest, format_count
@@ -43,10 +44,17 @@ from slipstream.data.prepare.rows import (
 from slipstream.data.scaler import Scaler
 from slipstream.data.series import Floats, accepts_repeated
 from slipstream.data.table import DataTable, wrap_table
-from slipstream.inference.networks import RowNetwork, predict_scaled, restore_outputs
+from slipstream.inference.networks import (
+    RowNetwork,
+    explain_no_steps,
+    predict_scaled,
+    restore_outputs,
+)
 from slipstream.inference.portable import PortableMember, PortableRun, load_portable
+from slipstream.models.files import WEIGHTS_FILE
 from slipstream.models.kinds import RowState
 from slipstream.models.numpy_layers import Array
+from slipstream.runs import Run
 
 Regime = Literal["auto", "window", "carried"]
 Arrays = dict[str, npt.NDArray[Any]]
@@ -54,6 +62,94 @@ EPOCH = datetime(1970, 1, 1)
 MICROSECOND = timedelta(microseconds=1)
 LARGEST_SCALED = float(np.finfo(np.float32).max)
 """Scaled values beyond it would be infinite in the network's float32"""
+STREAM_FILE = "stream.json"
+"""What `evaluate --stream` measured, in the run's folder"""
+METRICS = {"mae": "MAE", "log_loss": "log loss"}
+"""The errors that regimes are compared by, of numbers and of classes"""
+
+
+@dataclass(frozen=True)
+class StreamMeasurement:
+    """The result of the last `evaluate --stream` of a run, which decides what is deployed."""
+
+    use: str
+    """The regime to deploy: "window" or "carried" """
+    metric: str
+    window: float
+    """The error of windows"""
+    carried: float | None
+    """The error of a carried state; None where the model cannot carry one"""
+    on: str
+    """The set that was scored, or "data" for new rows"""
+    windows: int
+    networks: int
+    """Networks of which the mean was scored"""
+    weights: str
+    """SHA-256 of the weights: the measurement of another model does not count"""
+
+    def describe(self) -> str:
+        """Return both errors, and what they were measured on."""
+        where = "new data" if self.on == "data" else f"the {self.on} set"
+        carried = "" if self.carried is None else f" and {self.carried:.4g} with a carried state"
+        return (
+            f"evaluate --stream measured {METRICS[self.metric]} {self.window:.4g} with windows"
+            f"{carried} on {format_count(self.windows, 'window')} of {where}"
+        )
+
+
+def save_measurement(run: Run, measurement: StreamMeasurement) -> Path:
+    """Write what `evaluate --stream` measured into the run's folder."""
+    path = run.folder / STREAM_FILE
+    runs.write_json(path, asdict(measurement))
+    return path
+
+
+def read_measurement(run: PortableRun) -> StreamMeasurement | None:
+    """Return what was measured of this model; None where nothing was, or of other weights."""
+    path = run.run.folder / STREAM_FILE
+    if not path.is_file():
+        return None
+    try:
+        measurement = StreamMeasurement(**runs.read_json(path))
+        measurement.describe()
+    except (KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path}: is damaged; remove it, or measure again: slipstream evaluate RUN --stream"
+        ) from None
+    networks = sum(len(member.models) for member in run.members)
+    weights = run.hashes.get(f"{run.run.model.name}/{WEIGHTS_FILE}")
+    is_same = measurement.weights == weights and measurement.networks == networks
+    return measurement if is_same else None
+
+
+class DefaultRegime(NamedTuple):
+    """The regime that a run is deployed with unless another one is chosen."""
+
+    name: Literal["window", "carried"]
+    reason: str
+
+
+def choose_default_regime(run: PortableRun) -> DefaultRegime:
+    """Return the regime to deploy: carried for a run that was trained for it; for one trained on
+    windows, what `evaluate --stream` of it advised, or windows where it was not run.
+
+    `Stream`, the server and every export follow this function.
+    """
+    if run.signature.state == "carried":
+        return DefaultRegime("carried", 'the run was trained with train.state = "carried"')
+    if run.is_ensemble:
+        return DefaultRegime("window", "the members of an ensemble were trained on windows")
+    if refusal := explain_no_steps(run.first.config.model):
+        return DefaultRegime("window", refusal)
+    measurement = read_measurement(run)
+    if measurement is None:
+        return DefaultRegime(
+            "window",
+            "the run was trained on windows, and a carried state has not been measured "
+            "(slipstream evaluate RUN --stream)",
+        )
+    use: Literal["window", "carried"] = "carried" if measurement.use == "carried" else "window"
+    return DefaultRegime(use, measurement.describe())
 
 
 class ParsedRow(NamedTuple):
@@ -716,7 +812,8 @@ class Stream:
             and returns None until there are as many. `"carried"` carries the state of an LSTM, GRU
             or TCN from row to row: the cost of a row does not depend on the context, and there is a
             prediction from the first row on. Its errors differ; `slipstream evaluate --stream`
-            measures them. `"auto"`: carried if the run was trained for it, otherwise windows.
+            measures them. `"auto"`: carried if the run was trained for it, or if that evaluation
+            advises it; otherwise windows.
         gaps: `"error"` refuses a row that does not follow the one before it by the usual time step;
             `"reset"` starts a new context there, as `predict` does.
         ensemble: For a run with several models: True for their mean, False for the best.
@@ -759,7 +856,7 @@ class Stream:
         if gaps not in ("error", "reset"):
             raise UserError(f'gaps is "{gaps}"; use "error" or "reset"')
         if regime == "auto":
-            regime = "carried" if run.signature.state == "carried" else "window"
+            regime = choose_default_regime(run).name
         self.run, self.signature, self.regime = run, run.signature, regime
         self._resets = gaps == "reset"
         pairs = zip(run.members, run.weights, strict=True)

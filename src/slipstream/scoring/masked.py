@@ -17,6 +17,7 @@ from slipstream.base.statistics import PairedComparison
 from slipstream.config import Pretrain
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
+from slipstream.data.table import open_table_writer
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine import objective
 from slipstream.engine.context import RunContext
@@ -333,7 +334,7 @@ def score_encoder(
     mean = compute_training_mean(dataset, load_chunks).to(plan.device)
     filler = MaskFiller(summary.restore_model(context, weights), plan, config.pretrain, mean)
     scored = score_masked_rows(filler, dataset, load_chunks)
-    with summary.open_table_writer(run.folder / EXAMPLES) as write:
+    with open_table_writer(run.folder / EXAMPLES) as write:
         write(scored.examples)
     metric = summary.get_comparison_metric(config)
     detail = scored.metrics

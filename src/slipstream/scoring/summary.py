@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet
 from torch import Tensor, nn
 
-from slipstream import runs
 from slipstream.base import statistics
 from slipstream.base.errors import DivergedError, UserError
 from slipstream.base.statistics import PairedComparison
@@ -23,6 +20,7 @@ from slipstream.data import predictions
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
 from slipstream.data.splits import SETS
+from slipstream.data.table import open_table_writer
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import LaneResult
 from slipstream.events import Scoring
@@ -80,24 +78,6 @@ def summarize_filter(config: Config, dataset: Dataset, unfiltered: SetSums) -> d
     if window_filter is None:
         return {}
     return {"filter": window_filter.describe(), "unfiltered": summarize_sums(unfiltered)}
-
-
-@contextmanager
-def open_table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
-    """Yield a function that writes tables of one schema; the file appears when all are written."""
-    writer: pa.parquet.ParquetWriter | None = None
-
-    def write(table: pa.Table) -> None:
-        nonlocal writer
-        writer = writer or pa.parquet.ParquetWriter(temporary, table.schema)
-        writer.write_table(table)
-
-    with runs.replace_atomically(path) as temporary:
-        try:
-            yield write
-        finally:
-            if writer:
-                writer.close()
 
 
 def score_baselines(

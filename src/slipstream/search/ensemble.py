@@ -24,6 +24,7 @@ from slipstream.data import predictions
 from slipstream.data.dataset import Dataset
 from slipstream.data.series import Flags
 from slipstream.data.splits import SETS
+from slipstream.data.table import open_table_writer
 from slipstream.data.windows import Series
 from slipstream.engine import checkpoint, recovery
 from slipstream.events import End, Event, Scoring
@@ -239,7 +240,7 @@ def score_folds(
     run: Run, config: Config, folds: Sequence[JointFold], series: Series
 ) -> list[FoldScores]:
     """Score every fold, and write the ensemble's predictions for the test sets."""
-    with summaries.open_table_writer(run.folder / summaries.PREDICTIONS) as write:
+    with open_table_writer(run.folder / summaries.PREDICTIONS) as write:
         return [_score_fold(fold, len(folds) > 1, series, config, write) for fold in folds]
 
 

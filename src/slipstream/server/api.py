@@ -44,18 +44,21 @@ def serve(
     Streams are loaded from the file `state`, if it exists, and saved there at the end.
     """
     portable, server = _load_server(run, limits, ensemble, regime)
+    used, model = server.model.regime, portable.hashes
+    if (used.name == "carried") != (portable.signature.state == "carried"):
+        model = model | {"regime": used.name}  # whose streams have another state
     if state is not None:
-        server.streams.import_states(load_streams(state, portable.hashes))
+        server.streams.import_states(load_streams(state, model))
     sys.setswitchinterval(SWITCH_S)
     run_server(
         make_app(server, token),
         bound,
-        lambda: announce(server.model.description),
+        lambda: announce(f"{server.model.description}; streams: {used.name}, {used.reason}"),
         headers_s=min(HEADERS_S, limits.request_s),
     )
     server.batcher.close()
     if state is not None:
-        save_streams(state, server.streams.export_states(), portable.hashes)
+        save_streams(state, server.streams.export_states(), model)
 
 
 def build_app(run: Path, *, token: str | None = None, has_streams: bool = True) -> ASGIApp:

@@ -35,7 +35,7 @@ from slipstream.inference.rows import (
     find_last_windows,
     read_new_rows,
 )
-from slipstream.inference.stream import Regime, Stream
+from slipstream.inference.stream import DefaultRegime, Regime, Stream, choose_default_regime
 from slipstream.server.bodies import TableMaker
 from slipstream.server.streams import ArrivedRows, RowSteps, SteppedRows, StreamReader, StreamState
 
@@ -292,14 +292,19 @@ class ServedModel:
         self.design = design_filter(self.config.predict.filter, self.signature.step)
         self.refusal = ""
         """Why there are no streams; "" where there are"""
-        self.stream = self._make_stream(run, regime)
+        self.regime = choose_default_regime(run)
+        """How streams are predicted, and why"""
+        if regime != "auto":
+            self.regime = DefaultRegime(regime, "as requested")
+        self.stream = self._make_stream(run, required=regime == "carried")
         """Predicts streams row by row; None where windows do"""
         self.padding: int | None = None
         self.padding = self._find_padding()
 
-    def _make_stream(self, run: PortableRun, regime: Regime) -> Stream | None:
-        signature = self.signature
-        carried = regime == "carried" or (regime == "auto" and signature.state == "carried")
+    def _make_stream(self, run: PortableRun, *, required: bool) -> Stream | None:
+        """Return what predicts streams row by row, None where windows do; refuse a run that cannot
+        be streamed so where that is `required`."""
+        signature, carried = self.signature, self.regime.name == "carried"
         reads_label = signature.classes and signature.targets[0] in signature.inputs
         data = self.config.data
         merges = data.duplicates != "error"
@@ -307,7 +312,7 @@ class ServedModel:
         if is_plain and not carried and not self.scaler.series:
             return None
         try:
-            stream = Stream(run, regime=regime, gaps="reset")
+            stream = Stream(run, regime=self.regime.name, gaps="reset")
             if stream.passed_ahead:
                 names = ", ".join(stream.passed_ahead)
                 raise UserError(
@@ -315,7 +320,7 @@ class ServedModel:
                     "stream of rows does not have yet"
                 )
         except UserError as error:
-            if regime == "carried":
+            if required:
                 raise
             self.refusal = str(error)
             return None

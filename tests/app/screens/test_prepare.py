@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+import slipstream
 from slipstream import config as configs
 from slipstream.app.jobs import FOLDER
 from slipstream.config.prepare import STEPS
@@ -250,6 +251,33 @@ def test_every_kind_of_split_is_counted_as_training_does(site, kind):
     if kind == "shares":
         assert answer["folds"][0]["rows"] == {"train": 200, "val": 100, "test": 100}
         assert first[0][0] == answer["plot"]["x"][0]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".parquet"])
+def test_the_prepared_rows_are_downloaded_as_the_command_writes_them(prepared, tmp_path, ending):
+    step = {"step": "formula"} | STEP_FIELDS["formula"]
+    state = change(prepared, begin(prepared), {"add": step})
+    answer = prepared.post("/api/prepare/rows", {"draft": state["draft"], "ending": ending})
+    assert answer.status == 200, answer.text
+    name = f'attachment; filename="load-rows{ending}"'
+    assert answer.headers["content-disposition"] == name
+    job = prepared.workspace.folder / "rows-job.toml"
+    job.write_text(state["toml"])
+    wanted = tmp_path / f"rows{ending}"
+    slipstream.prepare(job, out=wanted)
+    job.unlink()
+    assert answer.body == wanted.read_bytes()
+
+
+def test_rows_that_cannot_be_prepared_are_an_error(prepared):
+    state = begin(prepared)
+    draft = state["draft"] | {"settings": state["draft"]["settings"] | {"data.context": "9999"}}
+    answer = prepared.post("/api/prepare/rows", {"draft": draft})
+    assert answer.status == 400
+    assert "data.context is 9999" in answer.json["error"]
+    answer = prepared.post("/api/prepare/rows", {"draft": state["draft"], "ending": ".exe"})
+    assert answer.status == 400
+    assert "expected one of .csv" in answer.json["error"]
 
 
 def test_folders_are_a_split(site):

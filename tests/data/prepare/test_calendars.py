@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import sys
 import zoneinfo
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import slipstream
 from slipstream.base.errors import UserError
 from slipstream.data.prepare import calendars
-from slipstream.data.prepare.calendars import compute_calendar, name_columns
+from slipstream.data.prepare.calendars import check_country, compute_calendar, name_columns
+from tests.conftest import small_config
 
 FEATURES = ("hour", "weekday", "day_of_year", "month")
 EPOCH = dt.datetime(1970, 1, 1)
@@ -82,3 +85,64 @@ def test_no_rows_have_no_features():
 def test_what_has_no_calendar_is_refused(times, chosen, message):
     with pytest.raises(UserError, match=message):
         compute_calendar(times, **chosen)
+
+
+def hours_of(*days):
+    """Return noon of some days, in microseconds."""
+    return np.array([np.datetime64(f"{day}T12:00", "us").astype(np.int64) for day in days])
+
+
+def test_public_holidays_are_those_of_the_country_and_its_region():
+    pytest.importorskip("holidays", reason="needs slipstream[holidays]")
+    # Unity Day, Epiphany (Bavaria only), an ordinary day, Good Friday
+    times = hours_of("2026-10-03", "2026-01-06", "2026-06-30", "2027-03-26")
+    germany = compute_calendar(times, ["holiday"], country="DE")["holiday"]
+    assert germany.tolist() == [1, 0, 0, 1]
+    assert compute_calendar(times, ["holiday"], country="DE-BY")["holiday"].tolist() == [1, 1, 0, 1]
+    own = compute_calendar(times, ["holiday"], country="DE", holidays=["2026-06-30"])["holiday"]
+    assert own.tolist() == [1, 0, 1, 1]
+
+
+def test_a_public_holiday_is_a_day_of_the_local_clock():
+    pytest.importorskip("holidays", reason="needs slipstream[holidays]")
+    late = hours_of("2026-10-02") + 10 * 3_600_000_000 + 1  # 22:00 in UTC, midnight in Berlin
+    assert compute_calendar(late, ["holiday"], country="DE")["holiday"].tolist() == [0]
+    local = compute_calendar(late, ["holiday"], country="DE", zone="Europe/Berlin")
+    assert local["holiday"].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("country", "message"),
+    [
+        ("DEU1", "no public holidays of the country"),
+        ("DE-XX", r'no region "XX" of "DE"; its regions: .*DE-BY'),
+    ],
+)
+def test_an_unknown_country_or_region_is_refused(country, message):
+    pytest.importorskip("holidays", reason="needs slipstream[holidays]")
+    with pytest.raises(UserError, match=message):
+        check_country(country)
+
+
+def test_without_the_package_the_message_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "holidays", None)
+    with pytest.raises(UserError, match=r'pip install "slipstream\[holidays\]"; or list the dates'):
+        check_country("DE")
+
+
+def test_a_run_with_public_holidays_trains_streams_and_is_refused_in_c(tmp_path):
+    pytest.importorskip("holidays", reason="needs slipstream[holidays]")
+    days = np.arange("2024-01-01", "2025-06-01", dtype="datetime64[D]")
+    value = np.sin(np.arange(len(days)) / 7)
+    path = tmp_path / "days.csv"
+    rows = "".join(f"{day},{number:.4f}\n" for day, number in zip(days, value, strict=True))
+    path.write_text("day,y\n" + rows)
+    step = {"step": "calendar", "country": "DE"}
+    data = {"path": str(path), "time": "day", "targets": ["y"], "prepare": [step]}
+    run = slipstream.train(small_config(tmp_path, data=data, train={"epochs": 1}), quiet=True).run
+    stream = slipstream.Stream(run)
+    pushed = [stream.push({"day": str(d), "y": v}) for d, v in zip(days, value, strict=True)]
+    predicted = slipstream.predict(run, path).to_pydict()["y_predicted"]
+    assert pushed[-1].point[:, 0] == pytest.approx(predicted, rel=1e-4, abs=1e-5)
+    with pytest.raises(UserError, match=r"step 1 \(calendar\).*needs the time of each row"):
+        slipstream.export(run, to="c", out=tmp_path / "c")

@@ -966,6 +966,25 @@ async def split(request: Request) -> Response:
     return await _answer(request, draft, compute)
 
 
+async def rows(request: Request) -> Response:
+    """The rows that training sees, with the set of each, as a file."""
+    draft, body = await _read(request)
+    workspace, ending = get_workspace(request), str(body.get("ending", ".parquet"))
+
+    def compute() -> tuple[bytes, str]:
+        from slipstream.app.screens.prepare_rows import format_rows
+
+        config = _require_config(workspace, draft)
+        return format_rows(config, ending), clean_run_name(config.name)[:100]
+
+    try:
+        content, name = await run_in_threadpool(compute)
+    except UserError as error:
+        raise settings.shorten_paths(error, workspace) from None
+    headers = {"content-disposition": f'attachment; filename="{name}-rows{ending}"'}
+    return Response(content, media_type="application/octet-stream", headers=headers)
+
+
 async def groups(request: Request) -> Response:
     """The values of a column by which rows may be split."""
     draft, body = await _read(request)
@@ -1083,6 +1102,7 @@ SCREEN = Screen(
         ("POST", "/api/prepare/draft", update),
         ("POST", "/api/prepare/preview", preview),
         ("POST", "/api/prepare/split", split),
+        ("POST", "/api/prepare/rows", rows),
         ("POST", "/api/prepare/groups", groups),
         ("POST", "/api/prepare/dates", dates),
         ("POST", "/api/prepare/ready", ready),

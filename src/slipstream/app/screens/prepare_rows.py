@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from slipstream.data.loading import (
 )
 from slipstream.data.prepare.chain import PrepareChain, Source, find_source, plan_steps
 from slipstream.data.prepare.steps import make_step
+from slipstream.data.prepared_rows import load_prepared_rows, write_prepared_rows
 from slipstream.data.scaler import fit_scaler
 from slipstream.data.series import (
     MICROSECONDS,
@@ -43,7 +45,7 @@ from slipstream.data.series import (
     refuse_short,
 )
 from slipstream.data.splits import SETS, FoldWindows, find_fold_windows
-from slipstream.data.table import DataTable, MemoryReader
+from slipstream.data.table import WRITTEN, DataTable, MemoryReader
 from slipstream.reporting.charts import thin
 from slipstream.tools.inspection import EVERY_SHEET, open_tables
 
@@ -323,11 +325,27 @@ def _place(spans: Sequence[tuple[int, int, str]], x: Any) -> list[Any]:
 
 def _read_few(config: Config) -> Source:
     """Read the source of a config, if its rows are few enough for a request."""
-    data = config.data
+    _refuse_many(config.data)
+    return read_source(config, in_memory=True)
+
+
+def _refuse_many(data: Data) -> None:
+    """Refuse data whose files are too large for a request."""
     if not data.paths[0].startswith(SIMULATED):
         refuse_large([file for path in data.paths for file in files.expand_path(Path(path))[1]])
     refuse_large_joins(data.prepare)
-    return read_source(config, in_memory=True)
+
+
+def format_rows(config: Config, ending: str) -> bytes:
+    """Return the rows that training sees, with their sets, as a file with this ending."""
+    if ending not in WRITTEN:
+        raise UserError(f"ending: expected one of {', '.join(WRITTEN)}")
+    _refuse_many(config.data)
+    rows = load_prepared_rows(config, in_memory=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"rows{ending}"
+        write_prepared_rows(rows, path)
+        return path.read_bytes()
 
 
 def _count(loaded: LoadedSeries, fold: FoldWindows, begin: int, end: int) -> Sets:

@@ -12,6 +12,7 @@ export class RequestProblem extends Error {
   constructor(message, body) { super(message); this.body = body; }
 }
 
+// Returns the answer of the server: JSON as an object, a file as a blob with its name.
 export async function ask(path, body, signal) {
   const options = body === undefined ? {signal} :
     {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal};
@@ -23,6 +24,8 @@ export async function ask(path, body, signal) {
     throw new RequestProblem("The server does not answer; start it again with: slipstream ui", {});
   }
   const type = response.headers.get("Content-Type") || "";
+  const file = (response.headers.get("Content-Disposition") || "").match(/^attachment; filename="(.+)"$/);
+  if (response.ok && file) return {name: file[1], blob: await response.blob()};
   const answer = type.startsWith("application/json") ? await response.json() : {error: await response.text()};
   if (!response.ok) throw new RequestProblem(answer.error || `status ${response.status}`, answer);
   return answer;

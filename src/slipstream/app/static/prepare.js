@@ -86,6 +86,7 @@ function drawChecks() {
   }
   find("#unused").textContent = (state.unused ?? []).join("\n");
   find("#continue").disabled = find("#save").disabled = !state.ready;
+  findAll("[data-rows]").forEach(button => { button.disabled = !state.ready; });
   const set = findAll("details.advanced [data-setting]").filter(control => control.value.trim()).length;
   find("#rows-count").textContent = set ? `${set} set` : "";
 }
@@ -413,6 +414,13 @@ function refresh() {
 for (const control of findAll("[data-setting]")) control.addEventListener("input", () => { const text = control.value; type(() => { draft.settings[control.dataset.setting] = text; }); });
 
 act(find("#continue"), async () => { location.assign((await ask("/api/prepare/continue", {draft})).url); });
+findAll("[data-rows]").forEach(button => act(button, async () => {
+  const file = await ask("/api/prepare/rows", {draft, ending: button.dataset.rows});
+  const link = make("a", {href: URL.createObjectURL(file.blob), download: file.name});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}));
+
 act(find("#save"), async () => {
   const body = {draft, name: find("#save-name").value};
   let answer;

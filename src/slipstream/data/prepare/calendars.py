@@ -33,27 +33,67 @@ def compute_calendar(
     features: Sequence[str],
     *,
     holidays: Iterable[str | dt.date] = (),
+    country: str | None = None,
     zone: str | None = None,
 ) -> dict[str, Floats]:
     """Return the columns of the features: `hour` gives hour_sin and hour_cos, `holiday` one column.
 
     The hour has its fraction, so 18:30 lies between 18:00 and 19:00; the day of the year and the
-    month are whole and begin at 0. A holiday is 1, another day 0. With a `zone`, such as
-    "Europe/Berlin", the times are read as UTC and the features are those of the local clock.
+    month are whole and begin at 0. A holiday, one of these dates or a public holiday of the
+    `country`, is 1, another day 0. With a `zone`, such as "Europe/Berlin", the times are read as
+    UTC and the features are those of the local clock.
     """
     local = convert_to_local(times, zone)
     dates = parse_dates(holidays)
     columns: dict[str, Floats] = {}
     for name in features:
         if name == "holiday":
-            if not dates:
-                raise UserError('the feature "holiday" needs the dates: set holidays')
-            days = np.array(dates, dtype="datetime64[D]").astype(np.int64)
-            columns[name] = np.isin(local // DAY_US, days).astype(np.float64)
+            if not dates and country is None:
+                raise UserError('the feature "holiday" needs the dates: set holidays or country')
+            days = local // DAY_US
+            marked = np.array(dates, dtype="datetime64[D]").astype(np.int64)
+            if country is not None and len(days):
+                marked = np.append(marked, list_public_holidays(country, days.min(), days.max()))
+            columns[name] = np.isin(days, marked).astype(np.float64)
         else:
             angle = _compute_turns(local, name) * (2 * np.pi)
             columns |= {f"{name}_sin": np.sin(angle), f"{name}_cos": np.cos(angle)}
     return columns
+
+
+def check_country(country: str) -> None:
+    """Refuse a country or region whose public holidays are not known."""
+    _make_calendar(country, [2000])
+
+
+def list_public_holidays(country: str, first: int, last: int) -> Ints:
+    """Return the public holidays of the years from a day to another, as days since 1970."""
+    years = (
+        np.array([first, last], dtype="datetime64[D]").astype("datetime64[Y]").astype(int) + 1970
+    )
+    calendar = _make_calendar(country, range(int(years[0]), int(years[1]) + 1))
+    return np.array(sorted(calendar), dtype="datetime64[D]").astype(np.int64)
+
+
+def _make_calendar(country: str, years: Iterable[int]) -> Any:
+    """Return the public holidays of a country, such as "DE", or of its region, such as "DE-BY"."""
+    try:
+        import holidays
+    except ModuleNotFoundError:
+        raise UserError(
+            f'the public holidays of country = "{country}" need the package holidays: pip install '
+            '"slipstream[holidays]"; or list the dates in holidays'
+        ) from None
+    code, _, region = country.partition("-")
+    known = holidays.list_supported_countries()
+    if code not in known:
+        nearest = find_nearest(code, known)
+        hint = f'did you mean "{nearest}"?' if nearest else 'write it as in "DE" or "DE-BY"'
+        raise UserError(f'there are no public holidays of the country "{code}"; {hint}')
+    if region and region not in known[code]:
+        listed = ", ".join(f"{code}-{name}" for name in known[code]) or "none"
+        raise UserError(f'there is no region "{region}" of "{code}"; its regions: {listed}')
+    return holidays.country_holidays(code, subdiv=region or None, years=years)
 
 
 def name_columns(features: Iterable[str]) -> tuple[str, ...]:

@@ -432,7 +432,8 @@ class CalendarColumns(Step[CalendarStep]):
     def features(self) -> tuple[str, ...]:
         """The features of the calendar, the holidays last."""
         config = self.config
-        return (*config.features, "holiday") if config.holidays else config.features
+        marks_days = config.holidays or config.country is not None
+        return (*config.features, "holiday") if marks_days else config.features
 
     @property
     def writes(self) -> tuple[str, ...]:
@@ -445,13 +446,19 @@ class CalendarColumns(Step[CalendarStep]):
     def check(self) -> None:
         if self.config.zone is not None:
             calendars.check_zone(self.config.zone)
+        if self.config.country is not None:
+            calendars.check_country(self.config.country)
 
     def apply(self, frame: SeriesFrame, inputs: StepInputs) -> SeriesFrame:
         assert frame.times is not None
         config = self.config
         return frame.write(
             calendars.compute_calendar(
-                frame.times, self.features, holidays=config.holidays, zone=config.zone
+                frame.times,
+                self.features,
+                holidays=config.holidays,
+                country=config.country,
+                zone=config.zone,
             )
         )
 

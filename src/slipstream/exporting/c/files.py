@@ -8,16 +8,16 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import Option, UserError, Wording
-from slipstream.base.text import format_c_double
+from slipstream.base.text import format_c_double, format_count
 from slipstream.config.prepare import ResampleStep
 from slipstream.data.columns import read_times
 from slipstream.data.files import read_tables
@@ -45,10 +45,9 @@ from slipstream.exporting.formats import (
     to_inputs,
     widen_limit,
 )
-from slipstream.inference.networks import explain_no_steps
 from slipstream.inference.portable import PortableRun
 from slipstream.inference.rows import PhysicalWindows
-from slipstream.inference.stream import Stream, StreamPrediction
+from slipstream.inference.stream import Regime, Stream, StreamPrediction
 from slipstream.models.c_code import format_floats
 
 MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
@@ -56,7 +55,7 @@ MAX_WINDOWS, MAX_NUMBERS = 8, 20_000
 MAX_ROWS = 200
 """Rows of a series that the steps of `data.prepare` are tested on"""
 ROWS_AFTER_CONTEXT = 50
-"""Rows with predictions that are compared, where the state is carried on"""
+"""Rows after the first full context that steps are tested on"""
 
 
 def count_windows(layout: CLayout) -> int:
@@ -66,54 +65,88 @@ def count_windows(layout: CLayout) -> int:
 
 
 def write_selftest(
-    layout: CLayout, examples: ReferenceBatch, limit: float, series: SeriesRows | None
+    layout: CLayout,
+    limit: float,
+    *,
+    examples: ReferenceBatch | None,
+    steps: StepTest | None,
+    series: SeriesRows | None,
 ) -> str:
-    """Return the text of main.c."""
-    signature, scaler = layout.model.signature, layout.model.scaler
-    double, windows = layout.settings.double, examples.windows
-    expected = next(iter(examples.outputs.values()))  # lower and upper follow it
-    extra = [name for name in ("static", "future") if getattr(windows, name) is not None]
-    names = {"static": "constants", "future": "future"}
-    spread = _measure_spreads(layout)
-    limit = _widen_limit(layout, limit, expected, spread)
+    """Return the text of main.c: windows, rows one after the other, and rows before and after
+    `data.prepare`, each where there are any."""
+    double, spread = layout.settings.double, _measure_spreads(layout)
     values: dict[str, Any] = {
         "p": layout.settings.name,
-        "on": "test set",
-        "limit": f"{limit:g}",
-        "num_windows": len(windows.rows),
-        "rows": _format_rows(windows.rows, double=double),
-        "constants": (),
-        "future": (),
-        "expected": _format_rows(expected, double=True),
+        "prepares": layout.prepared is not None,
+        "carried": layout.parts.carried,
         "spread": _format_rows(spread[None], double=True)[0],
-        "window_arguments": "".join(f", {names[kind]}[n]" for kind in extra),
-        # a step that prepares or filters gives other numbers than a window
-        "compares_steps": not (layout.prepared or layout.parts.filter_past),
-        "prepared_rows": (),
-        "times": "",
+        "windows": None,
+        "steps": None,
+        "prepared": None,
     }
-    for kind in extra:
-        values[names[kind]] = _format_rows(getattr(windows, kind), double=double)
+    counts = []
+    if examples is not None:
+        windows = examples.windows
+        expected = next(iter(examples.outputs.values()))  # lower and upper follow it
+        limit = max(limit, _widen_limit(layout, limit, expected, spread))
+        values["windows"] = {
+            "rows": _format_rows(windows.rows, double=double),
+            "constants": _format_optional(windows.static, double=double),
+            "future": _format_optional(windows.future, double=double),
+            "expected": _format_rows(expected, double=True),
+        }
+        counts.append(format_count(len(windows.rows), "window"))
+    if steps is not None:
+        piece = steps.piece
+        limit = max(limit, _widen_limit(layout, limit, steps.expected, spread))
+        static = None if piece.static is None else piece.static[None]
+        values["steps"] = {
+            "rows": _format_rows(piece.rows, double=double),
+            "constants": _format_optional(static, double=double),
+            "future": _format_optional(piece.future, double=double),
+            "expected": _format_rows(steps.expected, double=True),
+            "first": steps.first,
+            "times": "" if steps.times is None else _format_times(steps.times),
+            "answers": "{" + ", ".join("1" if known else "0" for known in steps.answers) + "}",
+        }
+        counts.append(format_count(len(piece.rows), "row"))
     if series is not None:
-        deviations = measure_spreads(signature.inputs, scaler)[None]
+        deviations = measure_spreads(layout.model.signature.inputs, layout.model.scaler)[None]
         if not double:
             prepared = np.nan_to_num(np.abs(series.prepared[:MAX_ROWS]))
             limit = float(widen_limit(limit, prepared / deviations).max())
-        values |= {
-            "limit": f"{limit:g}",
-            "raw_rows": _format_rows(series.raw[:MAX_ROWS], double=double),
-            "prepared_rows": _format_rows(series.prepared[:MAX_ROWS], double=True),
-            "times": "",
-            "input_spread": _format_rows(deviations, double=True)[0],
-        }
+        raw, count, times = series.raw[:MAX_ROWS], MAX_ROWS, ""
         if layout.parts.resampled:
-            raw, times, count = _cut_raw_rows(layout, series)
-            values |= {
-                "raw_rows": _format_rows(raw, double=double),
-                "times": _format_times(times),
-                "prepared_rows": _format_rows(series.prepared[:count], double=True),
-            }
+            raw, raw_times, count = _cut_raw_rows(layout, series)
+            times = _format_times(raw_times)
+        values["prepared"] = {
+            "raw": _format_rows(raw, double=double),
+            "rows": _format_rows(series.prepared[:count], double=True),
+            "spread": _format_rows(deviations, double=True)[0],
+            "times": times,
+        }
+    about = [f"{counts[0]} of the test set"] if examples is not None else []
+    about += [f"{counts[-1]} of a series"] if steps is not None else []
+    values |= {
+        "limit": f"{limit:g}",
+        "about": " and ".join(about),
+        "counted": " and ".join(counts),
+    }
     return render("main.c.j2", values)
+
+
+class StepTest(NamedTuple):
+    """Rows for the step function one after the other, and what it has to predict."""
+
+    piece: SeriesPiece
+    first: int
+    """The first row that a prediction is known after"""
+    expected: npt.NDArray[np.float64]
+    """[N, H, C], with quantiles or classes last"""
+    times: Values | None = None
+    """The times of the rows, where they are resampled"""
+    answers: tuple[bool, ...] = ()
+    """Where rows are resampled: whether a prediction follows each row"""
 
 
 def _cut_raw_rows(layout: CLayout, series: SeriesRows) -> tuple[Values, Values, int]:
@@ -137,54 +170,57 @@ def _format_times(times: Values) -> str:
 
 
 def count_rows(layout: CLayout) -> int:
-    """Return how many rows of a series the self-test has, where the state is carried on."""
+    """Return how many rows of a series the self-test has; a step from windows predicts nothing
+    before it has one."""
     signature = layout.model.signature
     ahead = signature.future_shape[0] * signature.future_shape[1]
     outputs = signature.steps_out * len(signature.targets) * signature.outputs
     columns = layout.prepared.columns if layout.prepared else signature.inputs
     width = len(columns) + ahead + outputs
-    return max(min(MAX_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT), 1)
+    count = min(MAX_NUMBERS // width, signature.context + ROWS_AFTER_CONTEXT)
+    return max(count, 1 if layout.parts.carried else signature.context)
 
 
-def write_row_selftest(
+def make_step_test(
     layout: CLayout,
     run: PortableRun,
     start: SeriesPiece,
-    limit: float,
+    series: SeriesRows | None,
     times: Values | None = None,
-) -> str:
-    """Return the text of main.c: rows before `data.prepare` from the start of a series, and the
-    predictions of a stream of these rows; `times` are theirs, where they are resampled."""
-    signature, double = layout.model.signature, layout.settings.double
-    if not double:
+) -> StepTest | None:
+    """Return the rows of a series that a step takes and what a stream of the same regime predicts
+    after them; None where it predicts nothing. `times` are those of the rows, where they are
+    resampled."""
+    if not layout.settings.double:
         start = _round_to_float(start)
-    columns = layout.prepared.columns if layout.prepared else signature.inputs
-    given = len(layout.model.config.data.prepare)
+    columns = layout.prepared.columns if layout.prepared else layout.model.signature.inputs
+    regime: Regime = "carried" if layout.parts.carried else "window"
+    all_steps = len(layout.model.config.data.prepare)
+    given = all_steps
     if layout.prepared is not None:
         given = layout.prepared.given[-1].number if layout.prepared.given else 0
-    expected = _predict_rows(_drop_steps(run, given), start, columns, times)
-    known = [prediction for prediction in expected if prediction is not None]
-    if not known:
-        raise UserError("no series is long enough for the self-test of the C code")
-    first = len(expected) - len(known)
-    count = len(expected)
-    spread = _measure_spreads(layout)
-    limit = _widen_limit(layout, limit, np.stack(known), spread)
-    ahead, fixed = start.future, start.static
-    values: dict[str, Any] = {
-        "p": layout.settings.name,
-        "limit": f"{limit:g}",
-        "first": first,
-        "prepares": layout.prepared is not None,
-        "rows": _format_rows(start.rows[:count], double=double),
-        "constants": () if fixed is None else _format_rows(fixed[None], double=double),
-        "future": () if ahead is None else _format_rows(ahead[:count], double=double),
-        "expected": _format_rows(np.stack(known), double=True),
-        "spread": _format_rows(spread[None], double=True)[0],
-        "times": "" if times is None else _format_times(times[:count]),
-        "answers": "{" + ", ".join("0" if one is None else "1" for one in expected) + "}",
-    }
-    return render("main_rows.c.j2", values)
+    try:
+        stream = Stream(_drop_steps(run, given), regime=regime)
+        rows = start.rows[:, [columns.index(name) for name in stream.columns]]
+    except UserError:
+        # a formula over all earlier rows runs in C, but not in a stream: prepared as in training
+        if series is None or layout.parts.padded or times is not None:
+            return None
+        stream = Stream(_drop_steps(run, all_steps), regime=regime)
+        places = [layout.model.signature.inputs.index(name) for name in stream.columns]
+        rows = series.prepared[: len(start.rows), places]
+    skipped, predicted = _push_rows(stream, start._replace(rows=rows), times)
+    known = [values for values in predicted if values is not None]
+    if not known or (skipped and rows.shape != start.rows.shape):
+        return None
+    kept = slice(skipped, skipped + len(predicted))
+    future = None if start.future is None else start.future[kept]
+    piece = SeriesPiece(start.rows[kept], start.static, future)
+    expected = np.stack(known)
+    if times is None:
+        return StepTest(piece, len(predicted) - len(known), expected)
+    answers = tuple(values is not None for values in predicted)
+    return StepTest(piece, answers.index(True), expected, times[kept], answers)
 
 
 def _measure_spreads(layout: CLayout) -> npt.NDArray[np.float64]:
@@ -241,14 +277,13 @@ def _drop_steps(run: PortableRun, count: int) -> PortableRun:
     return replace(run, members=(replace(member, models=models),))
 
 
-def _predict_rows(
-    run: PortableRun, start: SeriesPiece, columns: Sequence[str], times: Values | None
-) -> list[npt.NDArray[Any] | None]:
-    """Return the prediction after each row, up to the first row that makes a gap."""
-    stream = Stream(run, regime="carried")
-    places = [columns.index(name) for name in stream.columns]
-    result: list[npt.NDArray[Any] | None] = []
-    for number, row in enumerate(start.rows[:, places]):
+def _push_rows(
+    stream: Stream, start: SeriesPiece, times: Values | None
+) -> tuple[int, list[npt.NDArray[Any] | None]]:
+    """Return how many rows are refused at the beginning, and what is predicted after each of the
+    others, up to one that is refused or starts a new context."""
+    skipped, result = 0, list[npt.NDArray[Any] | None]()
+    for number, row in enumerate(start.rows):
         ahead = None if start.future is None else start.future[number]
         time = None
         if times is not None:
@@ -256,11 +291,14 @@ def _predict_rows(
         try:
             prediction = stream.push(row, id="", static=start.static, future=ahead, time=time)
         except UserError:
-            break
+            if result:
+                break
+            skipped += 1
+            continue
         if prediction is None and times is None and result and result[-1] is not None:
             break
         result.append(None if prediction is None else _get_values(prediction))
-    return result
+    return skipped, result
 
 
 def _get_values(prediction: StreamPrediction) -> npt.NDArray[Any]:
@@ -274,6 +312,10 @@ def _format_rows(values: npt.NDArray[Any], *, double: bool) -> list[str]:
     if not double:
         return ["{" + ", ".join(format_floats(row)) + "}" for row in flat.astype(np.float32)]
     return ["{" + ", ".join(map(format_c_double, row)) + "}" for row in flat.tolist()]
+
+
+def _format_optional(values: npt.NDArray[Any] | None, *, double: bool) -> list[str]:
+    return [] if values is None else _format_rows(values, double=double)
 
 
 COMPILERS = ("cc", "gcc", "clang")
@@ -495,6 +537,8 @@ LARGEST_LOSS = 0.05
 INT8_LIMIT = 1.0
 """The largest relative difference of a prediction with --int8: the spread of the target itself"""
 RUN_LIMIT_S = 60.0
+STATES = {"window": "windows", "carried": "carried"}
+"""The values of the option `state` by regime"""
 
 
 def write(source: ExportSource, folder: Path) -> WrittenExport:
@@ -507,7 +551,7 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
             + " export one of its members, or use "
             + Option("to", "onnx")
         )
-    settings = read_settings(source.options, double=source.interface.dtype == "float64")
+    settings = read_settings(source)
     is_carried = source.interface.signature.state == "carried"
     if is_carried and not settings.carried:
         raise UserError(
@@ -523,17 +567,19 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     series = None
     if layout.prepared:
         differences, series = check_prepare(library, layout, source.new_data)
-    if is_carried:
-        start = read_first_rows(source, layout, series)
-        times = None
-        if layout.parts.resampled:
-            assert series is not None
-            start, times = read_resampled_rows(layout, start, series)
-        main = write_row_selftest(layout, source.run, start, limit, times)
-    else:
-        examples = source.read_examples(count_windows(layout))
-        main = write_selftest(layout, examples, limit, series)
+    start, times = read_first_rows(source, layout, series), None
+    if layout.parts.resampled:
+        assert series is not None
+        start, times = read_resampled_rows(layout, start, series)
+    steps = make_step_test(layout, source.run, start, series, times)
+    if is_carried and steps is None:
+        raise UserError("no series is long enough for the self-test of the C code")
+    examples = None if is_carried else source.read_examples(count_windows(layout))
+    main = write_selftest(
+        layout, limit, examples=examples, steps=steps, series=None if is_carried else series
+    )
     (folder / "main.c").write_text(main, encoding="utf-8")
+    regime = "carried" if layout.parts.carried else "window"
     return WrittenExport(
         run=None if is_carried else make_runner(library.predict, library, source.interface),
         window_runners={}
@@ -545,7 +591,12 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         largest_loss=LARGEST_LOSS if settings.int8 else None,
         details={
             "sizes": asdict(layout.sizes) | measure_arm(folder / f"{settings.name}.c"),
-            "state": "carried" if layout.parts.carried else "windows",
+            "state": STATES[regime],
+            "deploy": {
+                "regime": regime,
+                "reason": layout.about.regime,
+                "use": f"{settings.name}_step",
+            },
             "selftest": run_selftest(folder, settings.name),
             "before": list_before(source, layout),
             "after": [],
@@ -568,28 +619,30 @@ def write_source(source: ExportSource, settings: CSettings, folder: Path) -> CLa
         source.run.members[0].models,
         settings,
         half_widths=source.run.half_widths,
-        about=About(source.run.run.folder.name, source.units),
+        about=About(source.run.run.folder.name, source.units, explain_regime(source, settings)),
     )
     for name, text in code.files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return code.layout
 
 
-def read_settings(options: Mapping[str, Any], *, double: bool) -> CSettings:
-    """Return the settings of the command's options."""
-    name, state = options.get("name", "slip"), options.get("state", "carried")
+def read_settings(source: ExportSource) -> CSettings:
+    """Return the settings of the command's options; the regime of a step is by default the one to
+    deploy."""
+    options = source.options
+    name, state = options.get("name", "slip"), options.get("state", STATES[source.regime.name])
     if not NAME.fullmatch(name) or name == "main":
         raise UserError(
             Option("name")
             + f' is "{name}"; it becomes a prefix of C names: a letter, then letters, digits '
             "and underscores, at most 31"
         )
-    if state not in ("carried", "windows"):
+    if state not in STATES.values():
         raise UserError(Option("state") + f' is "{state}"; it should be carried or windows')
     return CSettings(
         name=name,
         int8=bool(options.get("int8")),
-        double=double,
+        double=source.interface.dtype == "float64",
         carried=state == "carried",
         after_prepare=read_after(options.get("after_prepare")),
     )
@@ -599,6 +652,14 @@ def read_after(option: Any) -> bool | str:
     """Return whether all steps of `data.prepare`, or those up to a kind of step, are left to the
     caller."""
     return option if isinstance(option, str) and option != "all" else bool(option)
+
+
+def explain_regime(source: ExportSource, settings: CSettings) -> str:
+    """Return why a step carries the state or predicts windows."""
+    default = source.regime
+    if settings.carried == (default.name == "carried"):
+        return default.reason
+    return f"as requested; the default would be {STATES[default.name]}: {default.reason}"
 
 
 def load_library(folder: Path, layout: CLayout) -> CLibrary:
@@ -746,14 +807,7 @@ def model_filter(layout: CLayout) -> str:
 
 def describe_notes(layout: CLayout) -> list[str]:
     """Return notes on the steps that a user should know about."""
-    name, why = layout.settings.name, explain_no_steps(layout.model.config.model)
-    if not layout.parts.has_window:
-        return [
-            f"there is no {name}_window: the run was trained to carry its state on from row to row"
-        ]
-    if layout.parts.carried:
-        return [
-            f"{name}_step carries the state on from row to row, which training on windows does "
-            "not; compare both with slipstream evaluate RUN --stream, or pass --state windows"
-        ]
-    return [f"{name}_step keeps the last rows and predicts their window: {why}"] if why else []
+    if layout.parts.has_window:
+        return []
+    name = layout.settings.name
+    return [f"there is no {name}_window: the run was trained to carry its state on from row to row"]

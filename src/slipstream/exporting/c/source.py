@@ -155,6 +155,8 @@ class About(NamedTuple):
     run: str = ""
     units: Mapping[str, str] = {}
     """Units by column, where they are known"""
+    regime: str = ""
+    """Why a step carries the state or predicts windows"""
 
 
 @dataclass(frozen=True)
@@ -416,7 +418,7 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
     window = sizes.window_multiply_adds
     windows = "" if window is None else f", {window:,} a window"
     yield f"Multiply-adds: {sizes.step_multiply_adds:,} a step{windows}."
-    why = explain_no_steps(layout.model.config.model)
+    because = f": {layout.about.regime}" if layout.about.regime else ""
     if not layout.parts.has_window:
         yield (
             f"{name}_step carries the network's state from row to row, as in training: call "
@@ -424,14 +426,16 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
         )
     elif layout.parts.carried:
         yield (
-            f"{name}_step carries the network's state from row to row. {name}_window starts each "
-            "window from a state of zero, as training and slipstream predict do; slipstream "
-            "evaluate RUN --stream measures both."
+            f"Use {name}_step, which carries the network's state from row to row{because}. "
+            f"{name}_window starts each window from a state of zero, as training and slipstream "
+            "predict do."
         )
     else:
-        because = f": {why}, so no state can be carried" if why else ""
         rows = format_count(shape.signature.context, "row")
-        yield f"{name}_step keeps the last {rows} and predicts their window{because}."
+        yield (
+            f"Use {name}_step, which keeps the last {rows} and predicts their window, as "
+            f"slipstream predict does{because}."
+        )
 
 
 def _describe_use(layout: CLayout) -> Iterator[str]:

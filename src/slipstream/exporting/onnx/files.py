@@ -25,6 +25,7 @@ from slipstream.exporting.onnx.sessions import (
     make_runner,
     make_step_runner,
 )
+from slipstream.inference.stream import DefaultRegime
 
 MODEL_FILE, STEP_FILE = "model.onnx", "step.onnx"
 
@@ -58,9 +59,22 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         rows=rows,
         inside=describe_inside(source),
         versions={"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__},
-        details={"opset": opset},
+        details={
+            "opset": opset,
+            "deploy": describe_deployment(
+                source.regime, STEP_FILE if (folder / STEP_FILE).exists() else None
+            ),
+        },
         notes=tuple(notes),
     )
+
+
+def describe_deployment(
+    regime: DefaultRegime, step: str | None, window: str = MODEL_FILE
+) -> dict[str, str]:
+    """Return which of the models to deploy, `window` or `step` where there is one, and why."""
+    use = step if regime.name == "carried" and step is not None else window
+    return {"regime": regime.name, "reason": regime.reason, "use": use}
 
 
 def describe_inside(source: ExportSource) -> tuple[str, ...]:

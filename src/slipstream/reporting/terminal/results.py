@@ -187,6 +187,22 @@ def print_report(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"report: {escape_to_line(result['report'])}")
 
 
+def print_prepared_rows(result: dict[str, Any], console: Console) -> None:
+    """Print the rows of each set, by the column that names it."""
+    rows, series = format_count(result["rows"], "row"), f"{result['series']:,} series"
+    has_folds = len(result["splits"]) > 1
+    names = list(result["splits"][0]["rows"])
+    folds = ["test block"] if has_folds else []
+    table = TextTable("column", *folds, *names, title=f"prepared rows: {rows} of {series}")
+    for split in result["splits"]:
+        counts = [f"{split['rows'][name]:,}" for name in names]
+        table.add_row(split["column"], *([split["fold"]] if has_folds else []), *counts)
+    console.print(table)
+    print_text(console, f"columns: {', '.join(map(escape_to_line, result['columns']))}")
+    _print_notes(result, console)
+    print_text(console, f"file: {escape_to_line(result['out'])}")
+
+
 def print_export(result: dict[str, Any], console: Console) -> None:
     """Print the files, how closely they follow the model, and what they leave to the caller."""
     parity = result["parity"]
@@ -216,6 +232,9 @@ def print_export(result: dict[str, Any], console: Console) -> None:
         print_text(console, f"not inside, to be done before: {steps}")
     if result["after"]:
         print_text(console, f"not inside, to be done after: {'; '.join(result['after'])}")
+    deploy = result["deploy"]
+    use = f"{deploy['use']}, " if "use" in deploy else ""
+    print_text(console, f"deploy: {use}{streaming.REGIMES[deploy['regime']]}; {deploy['reason']}")
     _print_notes(result, console)
     print_text(console, f"folder: {escape_to_line(result['out'])}")
 
@@ -793,5 +812,7 @@ def print_stream(result: dict[str, Any], console: Console) -> None:
         print_text(console, line)
     for note in result["notes"]:
         print_text(console, f"note: {note}")
+    if recorded := result.get("recorded"):
+        print_text(console, f"recorded: {escape_to_line(recorded)}; exports and serve follow it")
     if page := result.get("page"):
         print_text(console, f"page: {escape_to_line(page)}")
