@@ -126,11 +126,13 @@ class TrainedModel:
     def _physical(self) -> tuple[Interface, PhysicalModel]:
         """What a call takes and returns, and the module that computes it."""
         from slipstream.exporting.api import load_source
-        from slipstream.exporting.formats import make_interface
+        from slipstream.exporting.formats import make_interface, refuse_series_scales
         from slipstream.exporting.torch_program import PhysicalModel
 
         trained = self._require_predictions()
-        interface = make_interface(load_source(trained.run.folder, trained, self._reload[1]))
+        source = load_source(trained.run.folder, trained, self._reload[1])
+        refuse_series_scales(source, "the windows of a call do not say which series they are of")
+        interface = make_interface(source)
         interface = replace(interface, dtype="float64")
         physical = PhysicalModel(trained, interface, shares_weights=True).eval()
         return interface, physical.to(self.device)

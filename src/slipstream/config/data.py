@@ -308,6 +308,11 @@ class Data(Section):
     scale: Literal["standard", "minmax", "none"] = "standard"
     """Scaling of the columns, fitted on training rows only (with several folds, on those of the
     first)."""
+    scale_by: Literal["global", "series", "window"] = "global"
+    """What a column is scaled by: all training rows; the training rows of each series, or its first
+    context where it has none; or the context of each window (then `model.normalize` is `"window"`).
+    Of many series of different size, each then counts the same in the loss. Columns of `static` and
+    `future`, and targets that are no inputs, are always scaled globally."""
     missing: Literal["error", "forward", "drop"] = "error"
     """Missing values of inputs: raise an error, repeat the last known value (earlier rows are
     dropped), or drop the row (no window crosses it). Rows that lack only a target stay; windows
@@ -404,6 +409,15 @@ class Data(Section):
         if isinstance(settings, dict) and settings.get("task") == "classify":
             return {"horizon": 0} | settings
         return settings
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> Self:
+        if self.scale_by != "global" and self.scale == "none":
+            raise ValueError(
+                f'data.scale_by = "{self.scale_by}" has no effect with data.scale = "none"; remove '
+                "one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_classes(self) -> Self:

@@ -26,6 +26,7 @@ UNCARRIED: dict[str, tuple[Any, ...]] = {
     "model.bidirectional": (False,),
     "model.pool": ("last",),
     "model.patch": (1,),
+    "data.scale_by": ("global", "series"),
     "model.normalize": ("none",),
     "data.split.stratified": (False,),
     "engine.home": ("auto", "device"),
@@ -160,10 +161,14 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _set_defaults(cls, settings: Any) -> Any:
-        """Add the defaults of pre-training, and the loss of classification."""
+        """Add the defaults of pre-training, the loss of classification, and the normalization that
+        scales windows."""
         if not isinstance(settings, dict):
             return settings
         data, train = (_to_dict(settings.get(name, {})) for name in ("data", "train"))
+        model = _to_dict(settings.get("model", {}))
+        if data is not None and model is not None and data.get("scale_by") == "window":
+            settings = settings | {"model": {"normalize": "window"} | model}
         if train is not None and train.get("objective") == "masked":
             return apply_defaults(settings)
         if data is None or train is None or data.get("task") != "classify" or "loss" in train:
@@ -195,6 +200,29 @@ class Config(Section):
                     + Setting({"data.task": "classify"})
                     + ", or remove it"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> Self:
+        """Refuse what scales windows or series in two ways."""
+        scale_by, model = self.data.scale_by, self.model
+        if scale_by == "window" and model.normalize != "window" and self.train.state != "carried":
+            raise ValueError(
+                f'data.scale_by = "window" scales by the mean and deviation of each window, but '
+                f'model.normalize is "{model.normalize}"; remove it, or set '
+                + Setting({"data.scale_by": "series"})
+            )
+        if scale_by == "window" and "jitter" in self.augment.kinds:
+            raise ValueError(
+                'augment.jitter does not work with data.scale_by = "window": noise is in units of '
+                "the whole table; remove it, or set " + Setting({"data.scale_by": "series"})
+            )
+        if scale_by == "series" and model.output_range is not None and self.data.horizon:
+            raise ValueError(
+                'model.output_range does not work with data.scale_by = "series", in whose units it '
+                "differs from series to series; remove it, or set "
+                + Setting({"data.scale_by": "window"})
+            )
         return self
 
     @model_validator(mode="after")

@@ -48,8 +48,8 @@ class Train(Section):
     """`"predict"` learns the targets; `"masked"`, set by `slipstream pretrain`, learns to fill in
     masked rows of the inputs."""
     loss: Loss = "mse"
-    """The loss, on scaled values. For classes: `"cross_entropy"` (the default there) or
-    `"focal"`."""
+    """The loss, on scaled values: with `data.scale_by`, `"mae"` is relative to the size of each
+    series or window. For classes: `"cross_entropy"` (the default there) or `"focal"`."""
     quantiles: Annotated[
         tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=1_000)
     ] = (0.1, 0.5, 0.9)

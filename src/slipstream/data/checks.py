@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from slipstream.base.text import format_count, format_number
 from slipstream.config import Signature
 from slipstream.data import series
 from slipstream.data.dataset import Dataset
-from slipstream.data.scaler import order_columns
+from slipstream.data.scaler import SeriesMoments, order_columns
 
 Values = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -32,6 +33,8 @@ OUTSIDE = 0.25
 """A note is written from this share of test rows outside the range of the training rows on"""
 UNLIKE = 0.7
 """The largest distance between the distributions of two sets (Kolmogorov-Smirnov) without a note"""
+UNEQUAL = 100
+"""The largest ratio between the deviations of two series without a note"""
 MAX_NAMED = 3
 MIN_ROWS = 30
 """A set with fewer rows gets no note: its statistics mean little"""
@@ -47,6 +50,7 @@ def find_suspicious(dataset: Dataset) -> list[str]:
         _find_copies,
         _find_counters,
         _compare_sets,
+        _compare_series,
     )
     return [note for check in checks for note in check(dataset)]
 
@@ -63,9 +67,12 @@ def _sample(dataset: Dataset, rows: Ints | None = None) -> Values:
     assert dataset.memory is not None
     values: Values = dataset.memory.series.values.numpy()
     limit = min(MAX_ROWS, max(MAX_VALUES // values.shape[1], 1))
-    num_rows = len(values) if rows is None else len(rows)
-    stride = max(-(-num_rows // limit), 1)
-    return values[::stride] if rows is None else values[rows[::stride]]
+    rows = np.arange(len(values)) if rows is None else rows
+    rows = rows[:: max(-(-len(rows) // limit), 1)]
+    sample = torch.from_numpy(values[rows])
+    series = dataset.memory.series
+    scaled: Values = series.to_table_scale(sample, torch.from_numpy(rows), slice(None)).numpy()
+    return scaled
 
 
 def _to_physical(dataset: Dataset, name: str, scaled: float) -> float:
@@ -159,7 +166,7 @@ def _find_counters(dataset: Dataset) -> Iterator[str]:
         elif (
             count > 2
             and not steps.any()
-            and _numbers_series(values[offsets[:-1], i], dataset, name)
+            and _numbers_series(_sample(dataset, offsets[:-1])[:, i], dataset, name)
         ):
             yield (
                 f'input "{name}" is a number of its own for each of the {count:,} series: an id '
@@ -208,6 +215,33 @@ def _compare_sets(dataset: Dataset) -> Iterator[str]:
             )
     if outside:
         yield _describe_outside(outside, signature)
+
+
+def _compare_series(dataset: Dataset) -> Iterator[str]:
+    """Note targets of which the series differ much in size, where all have one scale."""
+    assert dataset.memory is not None
+    offsets, names = dataset.index.offsets, dataset.index.series_names
+    signature = dataset.signature
+    if len(names) < 2 or signature.classes or dataset.scaler.series or dataset.by_window:
+        return
+    owners = np.repeat(np.arange(len(names)), np.diff(offsets))
+    for i, name in enumerate(signature.targets):
+        if name not in signature.inputs or name in signature.future:
+            continue
+        column = dataset.memory.series.targets[:, i].double().numpy()
+        known = ~np.isnan(column)
+        fit = SeriesMoments(len(names))
+        fit.add(column[known], owners[known])
+        spread = fit.deviation * dataset.scaler.size[name]
+        used = np.flatnonzero(spread > 1e-6 * dataset.scaler.deviation[name])
+        if len(used) < 2 or spread[used].max() <= UNEQUAL * spread[used].min():
+            continue
+        small, large = used[spread[used].argmin()], used[spread[used].argmax()]
+        yield (
+            f'target "{name}": the series differ in size: its deviation is {spread[small]:.3g} in '
+            f'"{names[small]}" and {spread[large]:.3g} in "{names[large]}", so that the large '
+            'series decide the loss; data.scale_by = "series" scales each by itself'
+        )
 
 
 def _describe_outside(outside: dict[str, str], signature: Signature) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,14 @@ from slipstream.data.loading import (
 from slipstream.data.prepare.chain import Replay, Source, mark_unknown_rows
 from slipstream.data.prepare.steps import Limits
 from slipstream.data.roles import build_signature
-from slipstream.data.scaler import Scaler, complete_scaler, fit_scaler, scale_static
+from slipstream.data.scaler import (
+    Scaler,
+    SeriesFit,
+    complete_scaler,
+    fit_scaler,
+    merge_scalers,
+    scale_static,
+)
 from slipstream.data.series import Floats, Ints, SeriesIndex, Times, merge_on_disk
 from slipstream.data.splits import SplitAssignment, WindowRanges
 from slipstream.data.stream import StreamedSeries
@@ -69,6 +77,8 @@ class Dataset:
     """Windows without a target, by set, of all folds together; they are not in `num_windows`"""
     limits: dict[str, Limits] = field(default_factory=dict)
     """The ranges that steps of `data.prepare` were fitted to, by the step's number"""
+    by_window: bool = False
+    """Whether the model scales each window by itself (`data.scale_by = "window"`)"""
     latency: int = 0
     """The number of rows after which a row's inputs are known, because steps look ahead"""
 
@@ -119,6 +129,36 @@ class Dataset:
                 numbers = chunk.series.targets[rows, 0].long().flatten()
                 counts += np.bincount(numbers.numpy(), minlength=len(counts))
         return counts
+
+    @cached_property
+    def naive_errors(self) -> Tensor:
+        """[series, targets] float64: the mean absolute difference, in the scale of the whole table,
+        from the row one season before (`period`, or one row) over the training rows of each series.
+        Without any, as of new data, over all of its rows; NaN where there are no two such rows."""
+        num_series, season = len(self.index.series_names), self.period or 1
+        sums = torch.zeros(2, 2, num_series, len(self.signature.targets), dtype=torch.float64)
+        set_name = "train" if "train" in self.num_windows else next(iter(self.num_windows))
+        lead, steps = self.signature.lead, self.signature.steps_out
+        for chunk in self.iter_chunks(set_name, None, rows=COUNT_ROWS):
+            series, rows = chunk.series, torch.arange(len(chunk.series.values))
+            columns = slice(series.values.shape[1] - series.num_targets, None)
+            values = series.to_table_scale(series.targets.double(), rows, columns)
+            borders = series.offsets[:-1] if series.segments is None else series.segments
+            piece = torch.bucketize(rows, borders, right=True) - 1
+            later = rows[(piece >= 0) & (rows - season >= borders[piece.clamp(min=0)])]
+            errors = (values[later] - values[later - season]).abs()
+            ends = torch.zeros(len(rows) + 1, dtype=torch.int64)
+            ones = torch.ones_like(chunk.starts)
+            ends.index_add_(0, chunk.starts + lead, ones)
+            ends.index_add_(0, (chunk.starts + lead + steps).clamp(max=len(rows)), -ones)
+            is_target = ends.cumsum(dim=0)[later] > 0
+            owners = chunk.series_ids[series.find_series(later)]
+            known = ~errors.isnan()
+            for i, used in enumerate((known & is_target[:, None], known)):
+                terms = torch.stack([torch.where(used, errors, 0.0), used.double()])
+                sums[i].index_add_(1, owners, terms)
+        trained, everything = sums[:, 0] / sums[:, 1]
+        return torch.where(sums[0, 1] > 0, trained, everything)
 
     def iter_chunks(
         self, set_name: str, series: Series | None, *, rows: int, with_time: bool = False
@@ -178,6 +218,7 @@ def load_dataset(
         dataset,
         limits=source.limits,
         latency=source.latency,
+        by_window=config.data.scale_by == "window",
         notes=(
             *dataset.notes,
             *describe_unused_time(source.tables[0], config.data),
@@ -294,14 +335,24 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
     opened = open_stream(config, source)
     table, data, index, static = opened.table, opened.data, opened.index, opened.static
     signature, assignment = opened.signature, opened.assignment
+    trained = assignment.find_series(splits.TRAIN, index.offsets)
+    fit = None
+    if data.scale_by != "global":
+        fit = SeriesFit(index, signature, data.scale, trained, known)
     scaler, unknown, num_missing = stream.scan_values(
-        table, signature, assignment, data.scale, index
+        table, signature, assignment, data.scale, index, fit
     )
     index = replace(index, unknown=unknown, num_missing=num_missing)
     ranges, left_out = splits.exclude_unknown(opened.ranges, index, signature)
     num_windows = {name: len(windows) for name, windows in ranges.items()}
-    trained = assignment.find_series(splits.TRAIN, index.offsets)
     scaler = complete_scaler(scaler, signature, static, trained, known)
+    if fit is not None:
+        parts = [fit.finish(name, scaler, data.scale_by, known) for name in fit.columns]
+        if data.scale_by == "series":
+            scaler = fit.to_scaler(scaler)
+        else:
+            selected = [part.select(part.shift) for part in parts]
+            scaler, fit = merge_scalers(data.scale, [scaler, *selected]), None
     scaled = scale_static(static, scaler, signature)
     return Dataset(
         signature=signature,
@@ -316,7 +367,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
             *missing.describe_left_out(left_out, num_windows, signature),
         ),
         files=source.files,
-        stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges),
+        stream=StreamedSeries(table, data, signature, scaler, index, scaled, ranges, fit),
     )
 
 

@@ -153,8 +153,10 @@ def to_physical(
     scaler: Scaler,
     half_widths: Mapping[str, npt.NDArray[Any]] | None = None,
     truth: npt.NDArray[Any] | None = None,
+    factor: npt.NDArray[Any] | None = None,
 ) -> PhysicalPredictions:
     """Return scaled predictions [N, H, C, Q] and scaled half-widths [H, C] in physical units.
+    Half-widths are multiplied by `factor` [N, 1, C], the relative size of each window's series.
 
     A scaled value is exact to float32 of its distance from the centre; in physical units, float32
     has no room for that in a column that lies far from zero.
@@ -163,6 +165,7 @@ def to_physical(
     shift = np.array([scaler.shift[name] for name in signature.targets])
     values = scaled.astype(np.float64)
     point = select_median(values, signature.quantiles)
+    by_series = 1.0 if factor is None else factor
     edges = signature.output_range or (-np.inf, np.inf)
 
     def limit(values: Floats) -> Floats:  # scaled ones are limited but for rounding, intervals not
@@ -173,7 +176,9 @@ def to_physical(
         quantiles=limit(values * size[:, None] + shift[:, None]) if signature.quantiles else None,
         intervals={
             level: (limit((point - width) * size + shift), limit((point + width) * size + shift))
-            for level, width in (half_widths or {}).items()
+            for level, width in (
+                (level, width * by_series) for level, width in (half_widths or {}).items()
+            )
         },
         truth=None if truth is None else truth.astype(np.float64) * size + shift,
     )

@@ -8,6 +8,7 @@ this process or by workers. A window belongs to the chunk that it starts in.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from slipstream.data import scaler as scaling
 from slipstream.data import series, windows
 from slipstream.data.columns import read_numbers, read_times
 from slipstream.data.roles import find_split_groups, identify_series
-from slipstream.data.scaler import RunningStatistics, Scaler, Values
+from slipstream.data.scaler import RunningStatistics, Scaler, SeriesFit, SeriesScales, Values
 from slipstream.data.series import Flags, Floats, Ints, SeriesIndex, Times
 from slipstream.data.splits import TRAIN, SplitAssignment, WindowRanges
 from slipstream.data.table import DataTable
@@ -72,6 +73,13 @@ class StreamedSeries:
     static: Values | None
     """[series, K], scaled"""
     ranges: dict[str, WindowRanges]
+    fit: SeriesFit | None = None
+    """What scales each series (`data.scale_by = "series"`)"""
+
+    @cached_property
+    def scales(self) -> SeriesScales | None:
+        """The scale of each series, relative to that of the whole table."""
+        return None if self.fit is None else self.fit.relate_to(self.scaler)
 
     def plan_chunks(self, rows: int) -> list[tuple[int, int]]:
         """Return the bounds of chunks of about `rows` rows, along the file's row groups."""
@@ -97,7 +105,11 @@ class StreamedSeries:
         settings = _find_settings(self.signature)
         values = np.empty((past - first, len(settings)), dtype=np.float32)
         for i, (name, setting) in enumerate(settings.items()):
-            self.scaler.apply(name, read_numbers(rows, name, setting), values[:, i])
+            column = read_numbers(rows, name, setting)
+            if self.fit is not None and name in self.fit.columns:
+                self.fit.apply(name, column, values[:, i], first)
+            else:
+                self.scaler.apply(name, column, values[:, i])
         offsets = self.index.offsets
         inside = offsets[(offsets > first) & (offsets < past)]
         owners = np.searchsorted(offsets, np.append(first, inside), side="right") - 1
@@ -109,7 +121,10 @@ class StreamedSeries:
         begins = self.index.segments
         begins = begins[(begins > first) & (begins < past)] - first
         segments = np.concatenate([[0], begins])
-        built = windows.build_series(values, static, local, self.signature, segments)
+        scales = None
+        if self.scales is not None:
+            scales = SeriesScales(self.scales.factor[owners], self.scales.offset[owners])
+        built = windows.build_series(values, static, scales, local, self.signature, segments)
         starts = torch.from_numpy(ranges.list_starts() - first)
         return WindowChunk(built, starts, first, torch.from_numpy(owners), time)
 
@@ -275,6 +290,7 @@ def scan_values(
     assignment: SplitAssignment,
     kind: str,
     index: SeriesIndex,
+    fit: SeriesFit | None = None,
 ) -> tuple[Scaler, Ints, dict[str, int]]:
     """Fit a scaler on the training rows in a second pass, find the runs of rows without a target,
     and count the missing values of each column; missing inputs are refused."""
@@ -296,6 +312,11 @@ def scan_values(
             if not is_label:
                 values = column[training]
                 statistics.add(name, values[~np.isnan(values)])
+                if fit is not None and name in fit.columns:
+                    mask = np.zeros(rows.num_rows, dtype=bool)
+                    mask[training] = True
+                    fit.add(name, column, mask, rows.first_row)
+                    continue  # each series is rounded by itself
                 sampled = training[-num_scanned % stride :: stride]
                 samples.setdefault(name, []).append(column[sampled])
             del column, absent  # before the next one is read

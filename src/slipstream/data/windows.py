@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from slipstream.config import Signature
+from slipstream.data.scaler import SeriesScales
 
 
 class Batch(NamedTuple):
@@ -54,6 +55,9 @@ class Series:
     """Whether any target is missing: NaN, in no window of any set"""
     segments: Tensor | None = None
     """First rows of the pieces between gaps; None where they are not known"""
+    scales: Tensor | None = None
+    """[2, series, columns] float64, with `data.scale_by = "series"`: the factor and the offset from
+    values in the scale of their series to values in that of the whole table"""
 
     @property
     def inputs(self) -> Tensor:
@@ -66,7 +70,7 @@ class Series:
     def to(self, device: torch.device) -> Series:
         names = ("values", "offsets", "context_rows", "target_rows")
         moved = {name: getattr(self, name).to(device) for name in names}
-        optional = {"static": self.static, "segments": self.segments}
+        optional = {"static": self.static, "segments": self.segments, "scales": self.scales}
         moved |= {
             name: tensor.to(device) for name, tensor in optional.items() if tensor is not None
         }
@@ -76,10 +80,27 @@ class Series:
         """Return the series of each window."""
         return torch.bucketize(starts, self.offsets, right=True) - 1
 
+    def to_table_scale(self, values: Tensor, rows: Tensor, columns: slice) -> Tensor:
+        """Return values [N, columns] of these rows in the scale of the whole table."""
+        if self.scales is None:
+            return values
+        factor, offset = self.scales[:, self.find_series(rows), columns]
+        scaled: Tensor = values * factor + offset
+        return scaled
+
+    def find_target_scales(self, starts: Tensor) -> Tensor | None:
+        """Return the factor and the offset of each window's targets, [2, B, 1, C] (see `scales`);
+        None where all series have one scale."""
+        if self.scales is None:
+            return None
+        scales = self.scales[..., self.scales.shape[-1] - self.num_targets :]
+        return scales[:, self.find_series(starts), None]
+
 
 def build_series(
     values: npt.NDArray[np.float32],
     static: npt.NDArray[np.float32] | None,
+    scales: SeriesScales | None,
     offsets: npt.NDArray[np.int64],
     signature: Signature,
     segments: npt.NDArray[np.int64] | None = None,
@@ -97,6 +118,7 @@ def build_series(
         num_future=signature.future_shape[1],
         has_unknown=bool(np.isnan(values[:, len(signature.inputs) :]).any()),
         segments=None if segments is None else torch.from_numpy(segments),
+        scales=None if scales is None else torch.from_numpy(np.stack(scales)),
     )
 
 
@@ -109,12 +131,14 @@ def concatenate_series(parts: Sequence[Series]) -> tuple[Series, list[int]]:
     moved = [part.offsets[1:] + first for part, first in zip(parts, firsts, strict=True)]
     static = [part.static for part in parts if part.static is not None]
     pieces = [part.segments for part in parts if part.segments is not None]
+    scales = [part.scales for part in parts if part.scales is not None]
     whole = replace(
         parts[0],
         values=torch.cat([part.values for part in parts]),
         static=torch.cat(static) if static else None,
         offsets=torch.cat([parts[0].offsets[:1], *moved]),
         has_unknown=any(part.has_unknown for part in parts),
+        scales=torch.cat(scales, dim=1) if scales else None,
         segments=torch.cat(
             [segments + first for segments, first in zip(pieces, firsts, strict=True)]
         )

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from slipstream.config import Config, Signature
 from slipstream.data.windows import Batch
@@ -22,6 +23,7 @@ from slipstream.models.losses import (
     make_validation_settings,
 )
 from slipstream.models.noise import AugmentedBatch, Noise, SequenceLayout
+from slipstream.models.numpy_layers import SMALLEST_VARIANCE
 
 Objective = Callable[[Callable[..., Any], Batch, Tensor, Noise | None], Tensor]
 """From a model, windows, their weights (0: padding) and noise to losses [B]. Without noise, as in
@@ -32,7 +34,9 @@ def build_objective(config: Config, signature: Signature, plan: Plan, *, drops: 
     """Build the objective of a run; `drops` says whether the model receives the noise."""
     layout = noises.make_layout(config.augment, signature, plan.device)
     rows, columns = signature.future_shape
-    settings = ObjectiveSettings(config, layout, plan, drops, rows * columns)
+    by_window = config.data.scale_by == "window"
+    shared = signature.model_shared
+    settings = ObjectiveSettings(config, layout, plan, drops, rows * columns, by_window, shared)
     return partial(_reconstruction_losses if signature.masked else _prediction_losses, settings)
 
 
@@ -51,6 +55,10 @@ class ObjectiveSettings(NamedTuple):
     drops: bool
     ahead: int
     """How many of the last static numbers are known rows of the horizon"""
+    by_window: bool
+    """Whether losses are relative to the spread of each window (`data.scale_by`)"""
+    shared: int
+    """How many of a sequence's first targets are its last inputs"""
 
     def augment(self, batch: Batch, shares: Tensor, noise: Noise | None) -> AugmentedBatch:
         """Augment the windows, in training only."""
@@ -64,7 +72,7 @@ class ObjectiveSettings(NamedTuple):
     def fold(self) -> int:
         return self.layout.fold
 
-    def by_window(self, losses: Tensor) -> Tensor:
+    def average(self, losses: Tensor) -> Tensor:
         """Average over the sequences that one window becomes."""
         return losses if self.fold == 1 else losses.unflatten(0, (-1, self.fold)).mean(dim=1)
 
@@ -112,11 +120,27 @@ def _prediction_losses(
         ahead = ahead + (ahead.index_select(0, partner) - ahead) * share[:, None]
         static = torch.cat([fixed, ahead], dim=-1)
     prediction = forward(model, inputs, static, dropping, plan=settings.plan)
+    others = None if partner is None else targets.index_select(0, partner)
+    if settings.by_window and settings.shared:
+        size = _measure_windows(inputs, targets, settings.shared)
+        prediction, targets = prediction / size[..., None], targets / size
+        others = None if others is None else others / size
     losses = compute_window_losses(prediction, targets, train)
-    if partner is not None and share is not None:
-        partner_losses = compute_window_losses(prediction, targets.index_select(0, partner), train)
+    if others is not None and share is not None:
+        partner_losses = compute_window_losses(prediction, others, train)
         losses = losses + (partner_losses - losses) * share
-    return settings.by_window(losses)
+    return settings.average(losses)
+
+
+def _measure_windows(inputs: Tensor, targets: Tensor, shared: int) -> Tensor:
+    """Return the spread of each window's context and target rows, [B, 1, C]; 1 for targets that are
+    no inputs. With the target rows, the error that a change after a constant context makes is about
+    one, however small the context's own spread."""
+    rows = torch.cat([inputs[..., -shared:], targets[..., :shared].transpose(0, 1)])
+    rows = rows - inputs[-1:, ..., -shared:]  # in float32, the variance of a high level is rounding
+    size = torch.sqrt(torch.var(rows, dim=0, correction=0) + SMALLEST_VARIANCE)
+    others = targets.shape[-1] - shared
+    return F.pad(size, (0, others), value=1.0)[:, None] if others else size[:, None]
 
 
 def _reconstruction_losses(
@@ -133,9 +157,11 @@ def _reconstruction_losses(
     places = noises.find_masked_rows(how, mask)
     with autocast(settings.plan):  # the decoder computes only the rows that count
         rows, tokens = model(inputs, mask, noise if settings.drops else None, places)
-    losses = settings.by_window(
-        compute_masked_losses(rows.float(), noises.gather_rows(inputs, places), train)
-    )
+    rows, truth = rows.float(), noises.gather_rows(inputs, places)
+    if settings.by_window:
+        size = torch.sqrt(torch.var(inputs, dim=0, correction=0) + SMALLEST_VARIANCE)
+        rows, truth = rows / size, truth / size
+    losses = settings.average(compute_masked_losses(rows, truth, train))
     if noise is None or not how.variance:
         return losses
     return losses + how.variance * compute_collapse_penalty(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import Message, Option, UserError
+from slipstream.base.errors import Command, Message, Option, Setting, Text, UserError
 from slipstream.base.text import find_nearest, format_count
 from slipstream.config import Model, Signature
 from slipstream.config.prepare import name_step
@@ -424,9 +424,24 @@ def _name_formats(names: Sequence[str]) -> Message:
     return Option("to", names[0]) + "".join(f" or {name}" for name in names[1:])
 
 
+def refuse_series_scales(run: PortableRun, reason: Text) -> None:
+    """Refuse a model that scales each series by itself."""
+    for member in run.members:
+        if member.first.scaler.series:
+            raise UserError(
+                f'{member.run.folder}: was trained with data.scale_by = "series", but '
+                + reason
+                + "; use "
+                + Command("predict")
+                + ", a Stream or the server, or train it with "
+                + Setting({"data.scale_by": "window"})
+            )
+
+
 def refuse_unsupported(name: str, run: PortableRun) -> None:
     """Refuse a model that the format cannot hold."""
     chosen = FORMATS[name]
+    refuse_series_scales(run, Option("to", name) + " has one scale for all series")
     if run.signature.state == "carried" and chosen.why_no_state:
         accepting = [key for key, format_ in FORMATS.items() if not format_.why_no_state]
         raise UserError(

@@ -71,6 +71,8 @@ class NewRows:
     """Windows without a target or, where nothing but the context is needed, without the rows that
     are known ahead"""
     notes: tuple[str, ...]
+    scaler: Scaler
+    """What the rows are scaled by"""
 
     @property
     def index(self) -> SeriesIndex:
@@ -78,9 +80,49 @@ class NewRows:
 
     @cached_property
     def inputs(self) -> Floats:
-        """The inputs of every row [rows, F] in physical units."""
+        """The inputs of every row [rows, F] in physical units. Where each series has its own
+        scale, they are moved to the scale of the whole table, which a network without torch reads;
+        `restore` moves its predictions back."""
         columns = [self.raw.read_column(name) for name in self.signature.inputs]
-        return np.stack(columns, axis=1)
+        inputs = np.stack(columns, axis=1)
+        if self.scaled.scales is None:
+            return inputs
+        size = np.array([self.scaler.size[name] for name in self.signature.inputs])
+        shift = np.array([self.scaler.shift[name] for name in self.signature.inputs])
+        offsets = self.index.offsets
+        owners = np.searchsorted(offsets, np.arange(len(inputs)), side="right") - 1
+        factor, offset = (
+            values[owners, : len(self.signature.inputs)] for values in self.scaled.scales
+        )
+        moved: Floats = ((inputs - shift) / size - offset) / factor * size + shift
+        return moved
+
+    def restore(self, values: Floats, starts: Ints) -> Floats:
+        """Return predictions [N, H, C] or [N, H, C, Q] of windows, made from `inputs`, in physical
+        units."""
+        if self.scaled.scales is None or self.signature.classes:
+            return values
+        targets = self.signature.targets
+        size = np.array([self.scaler.size[name] for name in targets])
+        shift = np.array([self.scaler.shift[name] for name in targets])
+        owners = np.searchsorted(self.index.offsets, starts, side="right") - 1
+        factor, offset = (
+            part[owners, None, part.shape[1] - len(targets) :] for part in self.scaled.scales
+        )
+        if values.ndim == 4:
+            size, shift, factor, offset = (a[..., None] for a in (size, shift, factor, offset))
+        restored: Floats = ((values - shift) / size * factor + offset) * size + shift
+        return restored
+
+    def find_factors(self, starts: Ints) -> Floats | None:
+        """Return the size of the targets of each window's series, relative to that of the whole
+        table, [N, 1, C]; None where all series have that scale."""
+        if self.scaled.scales is None:
+            return None
+        owners = np.searchsorted(self.index.offsets, starts, side="right") - 1
+        factor = self.scaled.scales.factor
+        factors: Floats = factor[owners, None, factor.shape[1] - len(self.signature.targets) :]
+        return factors
 
     def gather(self, starts: Ints) -> PhysicalWindows:
         """Return the windows that begin at `starts`."""
@@ -145,7 +187,7 @@ def read_new_rows(
     scaled = scale_rows(raw, scaler, signature)
     outliers = _describe_outliers(raw, scaled, scaler, signature)
     notes = [*notes, *outliers, *raw.notes]
-    return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, tuple(notes))
+    return NewRows(signature, raw, scaled, ranges.list_starts(), left_out, tuple(notes), scaler)
 
 
 def _read_prepared(
@@ -310,6 +352,9 @@ def _describe_outliers(
         low, high = scaler.low[name], scaler.high[name]
         shift, size = scaler.shift[name], scaler.size[name]
         scaled, margin = rows.values[:, i], high - low
+        if rows.scales is not None:
+            owners = np.searchsorted(raw.index.offsets, np.arange(len(scaled)), side="right") - 1
+            scaled = scaled * rows.scales.factor[owners, i] + rows.scales.offset[owners, i]
         below, above = (low - margin - shift) / size, (high + margin - shift) / size
         share = float(np.mean((scaled < below) | (scaled > above)))
         if share > OUTLIER_SHARE:

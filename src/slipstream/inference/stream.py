@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
@@ -41,6 +41,7 @@ from slipstream.data.prepare.rows import (
     RowTime,
     plan_future,
 )
+from slipstream.data.scaler import Scaler
 from slipstream.data.series import Floats, accepts_repeated
 from slipstream.data.table import DataTable, wrap_table
 from slipstream.inference.networks import (
@@ -315,8 +316,9 @@ class MemberState:
     prepared: PreparedRow
     inputs: Floats
     """The last known value of each input, for `data.missing = "forward"`"""
-    rows: Array
-    """[T, F]: the last rows, scaled, the newest last; empty with a carried state"""
+    rows: npt.NDArray[Any]
+    """[T, F]: the last rows, the newest last, scaled, or where each series has its own scale, in
+    physical units; empty with a carried state"""
     networks: list[RowState]
     """The carried state of each network"""
     count: int = 0
@@ -325,6 +327,11 @@ class MemberState:
     """Whether a row has entered the state"""
     follows: bool = True
     """Whether the next row follows from the last; a row that was left out makes a gap"""
+    scaler: Scaler | None = None
+    """What scales the series; None of a new series with a scale of its own, until its first context
+    is complete"""
+    first: list[Floats] = field(default_factory=list)
+    """The first rows of such a series"""
 
 
 class NextRow(NamedTuple):
@@ -356,17 +363,26 @@ class StreamMember:
     """Whether the member reads static columns or rows ahead"""
     shift: Floats
     size: Floats
-    """[F]: shift and size that scale the inputs"""
+    """[F]: shift and size that scale the inputs, where all series have one scale"""
 
-    def start(self) -> MemberState:
-        """Return the state of a new series."""
-        signature = self.member.first.signature
+    def start(self, name: str) -> MemberState:
+        """Return the state of a series without rows yet."""
+        signature, scaler = self.member.first.signature, self.member.first.scaler
+        own = scaler.select_series(name) if scaler.series else scaler
+        if own is None and self.networks:
+            raise UserError(
+                f'series "{name}" is new, and data.scale_by = "series" scales it by its first '
+                f"{signature.context} rows, but a carried state reads the first of them already; "
+                'use regime="window"'
+            )
         context = 0 if self.networks else signature.context
+        dtype = np.float64 if scaler.series else np.float32
         return MemberState(
             prepared=self.steps.start() if self.steps else PreparedRow(np.empty(0)),
             inputs=np.full(len(signature.inputs), np.nan),
-            rows=np.zeros((context, len(signature.inputs)), dtype=np.float32),
+            rows=np.zeros((context, len(signature.inputs)), dtype=dtype),
             networks=[network.start() for network in self.networks],
+            scaler=own,
         )
 
     def read(
@@ -388,7 +404,7 @@ class StreamMember:
                 incomplete = math.isnan(inputs.sum())
         is_used = not waits and not incomplete
         beside = self._read_beside(row, static, future) if is_used else None
-        scaled = self._scale(inputs) if is_used else np.empty(0, dtype=np.float32)
+        scaled = self._scale(inputs, state.scaler) if is_used else np.empty(0, dtype=np.float32)
         makes_gap = incomplete and not waits and state.has_started
         return NextRow(prepared, inputs, scaled, beside, is_used, makes_gap)
 
@@ -399,10 +415,17 @@ class StreamMember:
             'with data.missing = "forward" or "drop"'
         )
 
-    def _scale(self, inputs: Floats) -> Array:
-        scaled = (inputs - self.shift) / self.size
+    def _scale(self, inputs: Floats, scaler: Scaler | None) -> Array:
+        """Return inputs [..., F] scaled, or of a series whose scale is not known yet, nothing."""
+        if scaler is None:
+            return np.empty(0, dtype=np.float32)
+        columns, shift, size = self.member.first.signature.inputs, self.shift, self.size
+        if scaler.series:
+            shift = np.array([scaler.shift[name] for name in columns])
+            size = np.array([scaler.size[name] for name in columns])
+        scaled = (inputs - shift) / size
         if max(scaled.max(), -scaled.min()) > LARGEST_SCALED:
-            name = self.member.first.signature.inputs[int(np.abs(scaled).argmax())]
+            name = columns[int(np.abs(scaled).argmax()) % len(columns)]
             raise UserError(
                 f'column "{name}" has a value so far from the training rows that it cannot be '
                 "scaled; correct it"
@@ -463,29 +486,40 @@ class StreamMember:
         if not state.follows:
             self.restart(state)
         if not state.has_started and self.steps is not None and self.steps.padding:
-            first = self._scale(np.zeros_like(row.inputs)) if self.steps.pads_zero else row.scaled
+            first = row
+            if self.steps.pads_zero:
+                zeros = np.zeros_like(row.inputs)
+                first = row._replace(inputs=zeros, scaled=self._scale(zeros, state.scaler))
             for _ in range(self.steps.padding):
-                self._append(state, first, row.beside)
-        outputs = self._append(state, row.scaled, row.beside)
+                self._append(state, first)
+        outputs = self._append(state, row)
         state.inputs, state.has_started = row.inputs, True
+        if state.scaler is None:
+            state.first.append(row.inputs)
+            if len(state.first) == len(state.rows):
+                columns = self.member.first.signature.inputs
+                fitted = self.member.first.scaler.fit_series(columns, np.stack(state.first))
+                state.scaler, state.first = fitted, []
         if self.networks:
-            return self._to_physical(outputs) if predict else None
+            return self._to_physical(outputs, state) if predict else None
         if state.count < len(state.rows) or not predict:
             return None
         beside = None if row.beside is None else row.beside[None]
         windows = state.rows[None]
+        if self.member.first.scaler.series:
+            windows = self._scale(state.rows, state.scaler)[None]
         outputs = [predict_scaled(model, windows, beside)[0] for model in self.member.models]
-        return self._to_physical(outputs)
+        return self._to_physical(outputs, state)
 
-    def _append(self, state: MemberState, row: Array, beside: Array | None) -> list[Array]:
+    def _append(self, state: MemberState, row: NextRow) -> list[Array]:
         """Add a scaled row to the context; return the predictions of networks with a carried
         state."""
         state.count += 1
         if self.networks:
             pairs = zip(self.networks, state.networks, strict=True)
-            return [network.step(row, beside, carried) for network, carried in pairs]
+            return [network.step(row.scaled, row.beside, carried) for network, carried in pairs]
         state.rows[:-1] = state.rows[1:]
-        state.rows[-1] = row
+        state.rows[-1] = row.inputs if self.member.first.scaler.series else row.scaled
         return []
 
     def restart(self, state: MemberState) -> None:
@@ -493,8 +527,17 @@ class StreamMember:
         state.count, state.follows = 0, True
         state.networks = [network.start() for network in self.networks]
 
-    def _to_physical(self, outputs: Sequence[Array]) -> Floats:
-        return restore_outputs(outputs, self.member.first.signature, self.member.first.scaler)
+    def _to_physical(self, outputs: Sequence[Array], state: MemberState) -> Floats:
+        assert state.scaler is not None
+        return restore_outputs(outputs, self.member.first.signature, state.scaler)
+
+    def find_factor(self, state: MemberState) -> Floats | None:
+        """Return the size of a series' targets relative to the whole table, [1, C]; None where all
+        series have one scale."""
+        scaler, targets = self.member.first.scaler, self.member.first.signature.targets
+        if not scaler.series or state.scaler is None:
+            return None
+        return np.array([[state.scaler.size[name] / scaler.size[name] for name in targets]])
 
 
 def make_member(member: PortableMember, *, carried: bool) -> StreamMember:
@@ -539,7 +582,7 @@ def copy_state(state: MemberState) -> MemberState:
     networks = [
         {name: values.copy() for name, values in network.items()} for network in state.networks
     ]
-    return replace(state, rows=state.rows.copy(), networks=networks)
+    return replace(state, rows=state.rows.copy(), networks=networks, first=list(state.first))
 
 
 def save_bins(bins: BinState) -> Arrays:
@@ -594,20 +637,30 @@ def save_state(state: MemberState) -> Arrays:
     }
     prepared = save_prepared(state.prepared)
     result |= {f"prepared.{name}": values for name, values in prepared.items()}
+    if state.scaler is not None and state.scaler.series:
+        columns = list(state.scaler.series_shift)
+        result["scale"] = np.array(
+            [[state.scaler.shift[name], state.scaler.size[name]] for name in columns]
+        )
+    if state.first:
+        result["first"] = np.stack(state.first)
     for number, network in enumerate(state.networks):
         result |= {f"network{number}.{name}": values.copy() for name, values in network.items()}
     return result
 
 
-def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> MemberState:
+def load_state(
+    member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]], name: str
+) -> MemberState:
     """Return the state from the arrays of `save_state`; a UserError for another model's state."""
-    state = member.start()
+    state = member.start(name)
 
     try:
         counts = [int(count) for count in arrays["counts"]]
         prepared = load_prepared(_select(arrays, "prepared."), counts[3])
         networks = [_select(arrays, f"network{n}.") for n in range(len(state.networks))]
         inputs, rows = np.array(arrays["inputs"]), np.array(arrays["rows"])
+        scaler = _load_scale(member.member.first.scaler, arrays)
     except (KeyError, IndexError, ValueError) as error:
         raise UserError(f"the state is not one of this stream ({error!r})") from None
     has_same_shapes = inputs.shape == state.inputs.shape and rows.shape == state.rows.shape
@@ -616,7 +669,28 @@ def load_state(member: StreamMember, arrays: Mapping[str, npt.NDArray[Any]]) -> 
     if not has_same_shapes:
         raise UserError("the state is not one of this stream: its arrays have other shapes")
     return MemberState(
-        prepared, inputs, rows, networks, counts[0], bool(counts[1]), bool(counts[2])
+        prepared,
+        inputs,
+        rows,
+        networks,
+        counts[0],
+        bool(counts[1]),
+        bool(counts[2]),
+        scaler,
+        list(np.array(arrays["first"])) if "first" in arrays else [],
+    )
+
+
+def _load_scale(scaler: Scaler, arrays: Mapping[str, npt.NDArray[Any]]) -> Scaler | None:
+    """Return the scaler of the series that `save_state` wrote; None where it was not known yet."""
+    if not scaler.series:
+        return scaler
+    if "scale" not in arrays:
+        return None
+    pairs = dict(zip(scaler.series_shift, np.array(arrays["scale"]).tolist(), strict=True))
+    return scaler.replace_scale(
+        {name: pair[0] for name, pair in pairs.items()},
+        {name: pair[1] for name, pair in pairs.items()},
     )
 
 
@@ -644,6 +718,8 @@ class StreamPrediction(NamedTuple):
         intervals: By level, such as "80", the lower and upper limits, each predicted rows x
             targets; empty if the run has none.
         probabilities: Predicted rows x classes, of a classifier.
+        factor: 1 x targets, with `data.scale_by = "series"`: the size of the series relative to
+            that of all training rows, which the width of the intervals follows.
         time: The time of the row that it follows, where rows have times: a datetime or a number.
             Where `data.prepare` resamples, that of the new row, not of the row that completed it.
         row: The number of that row in its series, from 0, as the model counts rows.
@@ -668,6 +744,7 @@ class StreamPrediction(NamedTuple):
     time: datetime | float | None = None
     row: int = 0
     earlier: tuple[StreamPrediction, ...] = ()
+    factor: Floats | None = None
 
     @property
     def value(self) -> float:
@@ -851,7 +928,7 @@ class Stream:
         """
         parsed = self._parser.parse(row, time=time, series=id, static=static)
         known = self._series.get(parsed.series)
-        series = known or self._start()
+        series = known or self._start(parsed.series)
         fixed = self._check_static(series, parsed)
         is_repeated = self._check_order(series, parsed)
         if is_repeated and self._data.duplicates == "first":
@@ -1003,13 +1080,13 @@ class Stream:
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]], id: Any = None) -> None:
         """Continue a series from what `save_state` returned, in this process or another."""
-        series = self._load(state)
-        self._series["" if id is None else self._parser.name_series(id)] = series
+        name = "" if id is None else self._parser.name_series(id)
+        self._series[name] = self._load(state, name)
 
-    def _load(self, state: Mapping[str, npt.NDArray[Any]]) -> StreamSeries:
-        series = self._start()
+    def _load(self, state: Mapping[str, npt.NDArray[Any]], name: str) -> StreamSeries:
+        series = self._start(name)
         series.members = [
-            load_state(member, _select(state, f"{number}."))
+            load_state(member, _select(state, f"{number}."), name)
             for number, member in enumerate(self._members)
         ]
         series.time = series.arrived = RowTime.from_array(state.get("time"))
@@ -1022,7 +1099,7 @@ class Stream:
         if series.filter is not None:
             series.filter.rows.set_state(_select(state, "filter."))
         if earlier := _select(state, "before."):
-            series.before = self._load(earlier)
+            series.before = self._load(earlier, name)
         return series
 
     def _find_name(self, id: Any) -> str:
@@ -1032,10 +1109,10 @@ class Stream:
             raise UserError(f"{subject} had no row; push one first")
         return name
 
-    def _start(self) -> StreamSeries:
+    def _start(self, name: str) -> StreamSeries:
         row_filter = make_filter(self.run.first.config, self.signature)
         bins = None if self._resampler is None else self._resampler.start()
-        return StreamSeries([member.start() for member in self._members], row_filter, bins=bins)
+        return StreamSeries([member.start(name) for member in self._members], row_filter, bins=bins)
 
     def _copy(self, series: StreamSeries) -> StreamSeries:
         """Return a copy that rows can be added to."""
@@ -1131,6 +1208,10 @@ class Stream:
             return StreamPrediction(signature, rows, probabilities=result, **place)
         point = select_median(result, signature.quantiles)
         limits = signature.output_range or (-np.inf, np.inf)
+        factor = self._members[0].find_factor(series.members[0])
+        widths = self.run.half_widths or {}
+        if factor is not None:
+            widths = {level: width * factor for level, width in widths.items()}
         return StreamPrediction(
             signature,
             rows,
@@ -1138,8 +1219,9 @@ class Stream:
             quantiles=result if signature.quantiles else None,
             intervals={
                 level: ((point - width).clip(*limits), (point + width).clip(*limits))
-                for level, width in (self.run.half_widths or {}).items()
+                for level, width in widths.items()
             },
+            factor=factor,
             **place,
         )
 

@@ -84,6 +84,12 @@ def verify_own_data(
                 f"centre {now[0]:g} and size {now[1]:g}, then {was[0]:g} and {was[1]:g}; to score "
                 "the model on them as new data, pass them with " + Option("data")
             )
+    if not scaler.scales_alike(dataset.scaler):
+        raise UserError(
+            "the data of this run have changed since training: its series are others, or have "
+            'another scale (data.scale_by = "series"); to score the model on them as new data, '
+            "pass them with " + Option("data")
+        )
     if has_changed(run, config, dataset):
         note = (
             "the data of this run have changed since training, though its inputs are scaled as "
@@ -126,7 +132,7 @@ def load_new_data(
         index=rows.index,
         num_windows={"all": len(rows.starts)},
         left_out={"all": rows.left_out},
-        period=None,
+        period=config.data.period or rows.index.infer_period(),
         notes=rows.notes,
         memory=HostSeries(series, {"all": torch.from_numpy(rows.starts)}, rows.raw.time),
     )
@@ -331,6 +337,11 @@ def bind_members(
     return dataset, folds
 
 
+Converter = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+"""From a member's predictions, the scales of its windows and those of the same windows of the joint
+data set (`Series.find_target_scales`) to predictions of the joint data set"""
+
+
 class _MemberWindows(NamedTuple):
     """A member's own series, and where its windows start."""
 
@@ -339,24 +350,24 @@ class _MemberWindows(NamedTuple):
     """The member's window start for each row where the reference's window starts"""
 
 
-def _translate(
-    predict: Predictor, source: _MemberWindows, convert: Callable[[Tensor], Tensor]
-) -> Predictor:
+def _translate(predict: Predictor, source: _MemberWindows, convert: Converter) -> Predictor:
     """Return the predictor for windows of the reference."""
 
-    def predict_joint(_: Series, starts: Tensor) -> Tensor:
+    def predict_joint(series: Series, starts: Tensor) -> Tensor:
         member_starts = source.starts[starts].to(source.series.values.device)
-        return convert(predict(source.series, member_starts).to(starts.device))
+        raw = predict(source.series, member_starts).to(starts.device)
+        scales = source.series.find_target_scales(member_starts), series.find_target_scales(starts)
+        return convert(raw, *scales)
 
     return predict_joint
 
 
-def _make_converter(member_data: Dataset, joint: Dataset) -> Callable[[Tensor], Tensor]:
+def _make_converter(member_data: Dataset, joint: Dataset) -> Converter:
     """Return a function from a member's predictions to those of the joint data set: the order of
     targets, their scaling, quantiles and channels."""
     of, to = member_data.signature, joint.signature
     if to.classes:
-        return lambda raw: raw  # numbered alike, and never independent channels
+        return lambda raw, _, __: raw  # numbered alike, and never independent channels
     order = [of.targets.index(name) for name in to.targets]
     sizes = [member_data.scaler.size[name] / joint.scaler.size[name] for name in to.targets]
     shifts = [
@@ -365,14 +376,20 @@ def _make_converter(member_data: Dataset, joint: Dataset) -> Callable[[Tensor], 
     ]
     same_scale = all(size == 1 and not shift for size, shift in zip(sizes, shifts, strict=True))
 
-    def convert(raw: Tensor) -> Tensor:
+    def convert(raw: Tensor, scales: Tensor | None, joint_scales: Tensor | None) -> Tensor:
         values = windows.merge_channels(raw, of.sequences_per_window)
+        if scales is not None:
+            factor, offset = scales[..., None].to(values.device)
+            values = values * factor + offset
         if of.quantiles != to.quantiles:
             values = select_point(values, of.quantiles)[..., None]
         values = values[:, :, order]
         if not same_scale:
             values = values * values.new_tensor(sizes)[:, None]
             values = values + values.new_tensor(shifts)[:, None]
+        if joint_scales is not None:
+            factor, offset = joint_scales[..., None].to(values.device)
+            values = (values - offset) / factor
         return windows.separate_channels(values, to.sequences_per_window)
 
     return convert

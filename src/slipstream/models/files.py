@@ -49,7 +49,8 @@ def parse_weights(content: bytes, path: Path) -> Weights:
 def parse_description(files: dict[str, bytes]) -> tuple[Signature, Scaler]:
     """Return the columns that a model reads, and how they are scaled."""
     signature = Signature.model_validate_json(files[SIGNATURE_FILE])
-    return signature, Scaler(**json.loads(files[SCALER_FILE]))
+    content = json.loads(files[SCALER_FILE])
+    return signature, Scaler(**content | {"series": tuple(content.get("series", ()))})
 
 
 def load_run_config(run: Run, overrides: Iterable[str] = ()) -> Config:

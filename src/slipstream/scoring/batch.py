@@ -20,7 +20,7 @@ HalfWidths = dict[str, Tensor]
 
 
 class PredictionBatch(NamedTuple):
-    """Scaled predictions for some windows."""
+    """Predictions for some windows, in the scale of the whole table."""
 
     chunk: WindowChunk
     starts: Tensor
@@ -29,6 +29,9 @@ class PredictionBatch(NamedTuple):
     """[B, H, C, Q]"""
     truth: Tensor | None
     """[B, H, C]; None where the future is not known"""
+    factor: Tensor | None = None
+    """[B, 1, C]: the size of each window's series, relative to that of the whole table, with
+    `data.scale_by = "series"`"""
 
     def find_series(self) -> Tensor:
         """Return the number of each window's series among all series, [B]."""
@@ -37,12 +40,14 @@ class PredictionBatch(NamedTuple):
         return self.chunk.series_ids.to(device)[local.to(device)]
 
     def errors(self, quantiles: tuple[float, ...]) -> Tensor:
-        """Return point prediction - truth, [B, H, C]."""
+        """Return point prediction - truth, [B, H, C]; with `factor`, in the units of each series:
+        those of a large series are no more than those of a small one."""
         assert self.truth is not None
-        return select_point(self.prediction, quantiles) - self.truth
+        errors = select_point(self.prediction, quantiles) - self.truth
+        return errors if self.factor is None else errors / self.factor
 
     def absolute_errors(self, quantiles: tuple[float, ...]) -> Tensor:
-        """Return |point prediction - truth|, [B, H, C]."""
+        """Return the absolute values of `errors`, [B, H, C]."""
         return self.errors(quantiles).abs()
 
 

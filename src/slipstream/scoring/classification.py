@@ -271,7 +271,10 @@ def _read_inputs(dataset: Dataset, start: int) -> dict[str, list[float]] | None:
     signature, scaler = dataset.signature, dataset.scaler
     stride = -(-signature.context // MAX_ROWS)
     rows = slice(start + (signature.context - 1) % stride, start + signature.context, stride)
-    values = dataset.memory.series.inputs[rows].double()
+    series = dataset.memory.series
+    places = torch.arange(len(series.inputs))[rows]
+    inputs = slice(0, len(signature.inputs))
+    values = series.to_table_scale(series.inputs[rows].double(), places, inputs)
     return {
         name: (values[:, i] * scaler.size[name] + scaler.shift[name]).tolist()
         for i, name in enumerate(signature.inputs[:MAX_INPUTS])

@@ -174,7 +174,7 @@ def score_masked_rows(
             series = chunk.series_ids[local].to(filler.plan.device)
             starts = filled.starts.to(series.device) + chunk.first_row
             for name, sums in scores.items():
-                sums.update(filled, filled.rows[name], starts, series)
+                sums.update(filled, filled.rows[name], starts, series, chunk.series)
             latent.update(filled.tokens)
             examples.add(filled, chunk)
     metrics = {name: sums.compute() for name, sums in scores.items()}
@@ -201,11 +201,18 @@ class MaskedSums:
         self.by_distance = torch.zeros(2, signature.context, dtype=torch.float64)
         """Number and squared errors of the masked rows, by distance"""
 
-    def update(self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor) -> None:
-        """Add the errors of masked rows as they are in `rows`."""
+    def update(
+        self, filled: FilledWindows, rows: Tensor, starts: Tensor, series: Tensor, source: Series
+    ) -> None:
+        """Add the errors of masked rows as they are in `rows`, of windows of `source`."""
         masked_rows = noise.find_masked_rows(self.pretrain, filled.mask)  # [M, sequences]
         point, truth = (self._select(values, masked_rows) for values in (rows, filled.inputs))
-        self.sums.add(point, truth, starts, series)
+        scales = find_column_scales(source, filled.starts, len(self.sums.columns))
+        if scales is None:
+            self.sums.add(point, truth, starts, series)
+        else:
+            factor, offset = scales.to(point.device)
+            self.sums.add(point * factor + offset, truth * factor + offset, starts, series)
         squares = (point - truth).square().double()
         independent = self.channels > 1
         squares = squares.transpose(1, 2).flatten(0, 1) if independent else squares.mean(dim=2)
@@ -232,6 +239,15 @@ class MaskedSums:
                 if count
             ],
         }
+
+
+def find_column_scales(series: Series, starts: Tensor, count: int) -> Tensor | None:
+    """Return the factor and the offset of each window's last `count` columns, [2, B, 1, count],
+    to the scale of the whole table; None where all series have that scale."""
+    if series.scales is None:
+        return None
+    scales = series.scales[..., series.num_inputs - count : series.num_inputs]
+    return scales[:, series.find_series(starts), None]
 
 
 class LatentSums:
@@ -284,14 +300,18 @@ class ExampleCollector:
             "series": [index.series_names[owner]] * rows,
             "row": first - index.offsets[owner] + np.arange(rows),
         }
-        for i, name in enumerate(signature.inputs if channels == 1 else signature.targets):
-            if (
-                name in columns
-            ):  # "window", "series" or "row", or the filled-in values of another column
+        names = signature.inputs if channels == 1 else signature.targets
+        scales = find_column_scales(chunk.series, filled.starts[number : number + 1], len(names))
+        for i, name in enumerate(names):
+            # "window", "series" or "row", or the filled-in values of another column
+            if name in columns:
                 continue
             sequence, column = (number, i) if channels == 1 else (number * channels + i, -1)
             for suffix, values in (("", filled.inputs), ("_filled", filled.rows[MODEL])):
                 scaled = values[:, sequence, column].double().cpu().numpy()
+                if scales is not None:
+                    factor, offset = scales[:, 0, 0, i].tolist()
+                    scaled = scaled * factor + offset
                 columns[name + suffix] = scaled * scaler.size[name] + scaler.shift[name]
             columns[f"{name}_masked"] = filled.mask[:, sequence].cpu().numpy()
         return pa.table(columns)

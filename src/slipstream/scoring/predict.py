@@ -118,14 +118,20 @@ def _predict_rows(
         series = chunk.series
         for part in chunk.starts.split(count_per_pass(series)):
             starts, known = part.to(series.values.device), None
+            scales = series.find_target_scales(starts)
             if truth:
                 known = series.targets[starts[:, None] + series.target_rows]
+                known = known if scales is None else known * scales[0] + scales[1]
             row = []
             for predict in predictors:
                 raw = predict(series, starts)
                 known = None if known is None else known.to(raw.device)
                 prediction = windows.merge_channels(raw, series.sequences_per_window)
-                row.append(PredictionBatch(chunk, starts, prediction, known))
+                factor = None
+                if scales is not None:
+                    factor, offset = scales.to(raw.device)
+                    prediction = prediction * factor[..., None] + offset[..., None]
+                row.append(PredictionBatch(chunk, starts, prediction, known, factor))
             yield row
 
 

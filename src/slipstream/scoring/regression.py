@@ -99,6 +99,13 @@ class RegressionSums:
     """[2, C]: number of truths between the outermost quantiles, and of all known truths"""
     pinball: Tensor
     """[C]: pinball loss, averaged over the quantiles; a point prediction counts as each of them"""
+    shift: Tensor
+    """[C]: the physical value of a scaled zero"""
+    relative: Tensor
+    """[2, S, C]: |error| / (|prediction| + |truth|), and |truth|, in physical units"""
+    naive: Tensor | None
+    """[S, C]: the mean error of a seasonal naive forecast of each series, scaled; None where
+    nothing is forecast"""
     by_window: tuple[WindowSums, ...]
     """The sums for `COMPARED`; of merged sets, one entry for each set"""
 
@@ -112,6 +119,7 @@ class RegressionSums:
         series: Sequence[str],
         device: torch.device,
         quantiles: tuple[float, ...] = (),
+        naive: Tensor | None = None,
     ) -> RegressionSums:
         """Return empty sums of these columns."""
 
@@ -126,6 +134,9 @@ class RegressionSums:
             deviation=torch.tensor(
                 [scaler.deviation[name] for name in columns], dtype=torch.float64
             ),
+            shift=torch.tensor([scaler.shift[name] for name in columns], dtype=torch.float64),
+            relative=zeros(2, len(series)),
+            naive=naive,
             by_step=zeros(6, steps),
             by_series=zeros(6, len(series)),
             max_by_step=zeros(steps),
@@ -167,6 +178,7 @@ class RegressionSums:
         self.by_step[1:] += by_step
         counts = torch.full_like(by_window[:1], steps)
         self.by_series.index_add_(1, series, torch.cat([counts, by_window]))
+        self.relative.index_add_(1, series, self._compare_sizes(point, truth))
         largest = absolute.double()
         torch.maximum(self.max_by_step, largest.amax(dim=0), out=self.max_by_step)
         rows = series[:, None].expand(-1, error.shape[2])
@@ -182,11 +194,19 @@ class RegressionSums:
         means = [torch.ones_like(absolute[:, 0]), *errors]
         self.by_window[-1].add(torch.stack(means, dim=1), starts)
 
+    def _compare_sizes(self, point: Tensor, truth: Tensor) -> Tensor:
+        """Return what windows add to `relative`, [2, B, C]."""
+        size, shift = self.size.to(truth.device), self.shift.to(truth.device)
+        known, predicted = (values.double() * size + shift for values in (truth, point))
+        total = predicted.abs() + known.abs()
+        shares = (predicted - known).abs() / torch.where(total > 0, total, 1.0)
+        return torch.stack([shares.sum(dim=1), known.abs().sum(dim=1)])
+
     def merge(self, later: Sequence[RegressionSums]) -> RegressionSums:
         """Return the sums over this set and later ones of the same shape and scale."""
         merged: dict[str, Any] = {}
         for name in (
-            *("by_step", "by_series", "covered", "pinball"),
+            *("by_step", "by_series", "covered", "pinball", "relative"),
             *("max_by_step", "max_by_series"),
         ):
             stacked = torch.stack([getattr(sums, name) for sums in (self, *later)])
@@ -213,6 +233,7 @@ class RegressionSums:
             "overall": _average_targets(
                 {name: values[None] for name, values in per_target.items()}
             )[0]
+            | self._compute_relative(by_series)
             | {name: float(values.mean()) for name, values in of_quantiles.items()},
             "scaled": {
                 "mae": float((per_target["mae"] / self.deviation).mean()),
@@ -235,6 +256,24 @@ class RegressionSums:
                 if number > 0
             },
         }
+
+    def _compute_relative(self, by_series: Tensor) -> dict[str, float]:
+        """Return errors relative to the size of each series, computed by series and target and then
+        averaged: of series of different size, each counts the same."""
+        count, absolute = by_series[0], by_series[2]
+        shares, truth = self.relative.cpu()
+        parts = {
+            "smape": (200 * shares, count),
+            "wape": (100 * absolute * self.size, truth),
+        }
+        if self.naive is not None:
+            parts["mase"] = absolute, count * self.naive.cpu()
+        result = {}
+        for name, (errors, sizes) in parts.items():
+            known = (count > 0) & (sizes > 0)
+            if bool(known.any()):
+                result[name] = float((errors[known] / sizes[known]).mean())
+        return result
 
     def _compute_quantiles(self, count: Tensor) -> dict[str, Tensor]:
         """Return the pinball loss in physical units and, of two quantiles or more, the share of
@@ -281,6 +320,7 @@ def start_sums(dataset: Dataset, device: torch.device) -> RegressionSums:
         series=dataset.index.series_names,
         device=device,
         quantiles=signature.quantiles,
+        naive=dataset.naive_errors if signature.horizon else None,
     )
 
 
@@ -291,7 +331,8 @@ def build_columns(
     widths = {level: width.cpu().numpy() for level, width in (half_widths or {}).items()}
     truth = None if batch.truth is None else batch.truth.cpu().numpy()
     scaled = batch.prediction.cpu().numpy()
-    values = to_physical(scaled, dataset.signature, dataset.scaler, widths, truth)
+    factor = None if batch.factor is None else batch.factor.cpu().numpy()
+    values = to_physical(scaled, dataset.signature, dataset.scaler, widths, truth, factor)
     return list_number_columns(values, dataset.signature)
 
 

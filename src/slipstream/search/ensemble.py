@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from slipstream import config as configs
 from slipstream import runs
@@ -176,8 +177,11 @@ def _mark_unknown(dataset: Dataset) -> Flags:
 def _read_target(dataset: Dataset, name: str) -> Any:
     """Return a target in physical units; of classes, their numbers."""
     assert dataset.memory is not None
-    column = dataset.memory.series.targets[:, dataset.signature.targets.index(name)]
-    values = column.double().numpy()
+    series, place = dataset.memory.series, dataset.signature.targets.index(name)
+    place += series.values.shape[1] - series.num_targets
+    columns, rows = slice(place, place + 1), torch.arange(len(series.values))
+    column = series.to_table_scale(series.values[:, columns].double(), rows, columns)
+    values = column[:, 0].numpy()
     if dataset.signature.classes:
         return values
     return values * dataset.scaler.size[name] + dataset.scaler.shift[name]

@@ -86,8 +86,11 @@ class TableMaker:
     signature: Signature
     half_widths: Widths | None
 
-    def make(self, places: WindowPositions, values: Floats) -> pa.Table:
-        """Return the predictions of these windows as a table, with the series and time of each."""
+    def make(
+        self, places: WindowPositions, values: Floats, factors: Floats | None = None
+    ) -> pa.Table:
+        """Return the predictions of these windows as a table, with the series and time of each;
+        intervals are multiplied by `factors` [N, 1, C], the relative sizes of the series."""
         if classes := self.signature.classes:
             columns = list_class_columns(values.reshape(-1, len(classes)), classes)
             return build_prediction_table(places, columns)
@@ -96,7 +99,10 @@ class TableMaker:
         limits = self.signature.output_range or (-np.inf, np.inf)
         intervals = {
             level: ((point - width).clip(*limits), (point + width).clip(*limits))
-            for level, width in (self.half_widths or {}).items()
+            for level, width in (
+                (level, width if factors is None else width * factors)
+                for level, width in (self.half_widths or {}).items()
+            )
         }
         physical = PhysicalPredictions(point, values if levels else None, intervals)
         return build_prediction_table(places, list_number_columns(physical, self.signature))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Setting, UserError
 from slipstream.config import Config, Signature
 from slipstream.data.filters import PredictionFilter, design_filter
 from slipstream.data.predictions import WindowPositions
@@ -277,6 +277,14 @@ class ServedModel:
         self.signature: Signature = _join_signatures(run)
         parts = [member.first.scaler for member in (*run.members, run.members[run.reference])]
         self.scaler = merge_scalers(run.first.scaler.kind, parts)
+        if any(member.first.scaler.series for member in run.members):
+            if len(run.members) > 1:
+                raise UserError(
+                    f'{self.name}: a member has data.scale_by = "series", and an ensemble with one '
+                    "cannot be served; serve the members by themselves, or train them with "
+                    + Setting({"data.scale_by": "window"})
+                )
+            self.scaler = run.first.scaler
         self.limits = run.first.limits
         self.member = run.members[run.reference]
         self.reader = StreamReader(self.config, self.signature, self.scaler)
@@ -300,7 +308,8 @@ class ServedModel:
         reads_label = signature.classes and signature.targets[0] in signature.inputs
         data = self.config.data
         merges = data.duplicates != "error"
-        if not (carried or data.prepare or merges or signature.future or reads_label):
+        is_plain = not (data.prepare or merges or signature.future or reads_label)
+        if is_plain and not carried and not self.scaler.series:
             return None
         try:
             stream = Stream(run, regime=self.regime.name, gaps="reset")
@@ -335,7 +344,8 @@ class ServedModel:
         def finish(outputs: Arrays) -> Answered:
             values = self._filter_windows(rows, starts, outputs)[np.isin(starts, selected)]
             places = WindowPositions(self.signature, rows.index, selected, rows.raw.time)
-            return Answered(self.tables.make(places, values), StreamState())
+            table = self.tables.make(places, values, rows.find_factors(selected))
+            return Answered(table, StreamState())
 
         return RequestWindows(
             num_windows=len(starts),
@@ -351,7 +361,7 @@ class ServedModel:
 
     def _filter_windows(self, rows: NewRows, starts: Ints, outputs: Arrays) -> Floats:
         """Return the windows' predictions, filtered where the config sets a filter."""
-        values = outputs[self.interface.output].astype(np.float64)
+        values = rows.restore(outputs[self.interface.output].astype(np.float64), starts)
         if self.design is None:
             return values
         pieces = np.searchsorted(rows.index.breaks, starts, side="right")
@@ -420,7 +430,8 @@ class ServedModel:
         if self.signature.horizon and not every:
             wanted = rows.ends == rows.num_rows - 1
         places = self._locate(name, rows.ends[wanted], rows.time, rows.first_row, rows.num_rows)
-        return Answered(self.tables.make(places, rows.values[wanted]), rows.state)
+        factors = None if rows.factors is None else rows.factors[wanted]
+        return Answered(self.tables.make(places, rows.values[wanted], factors), rows.state)
 
     def _locate(
         self,

@@ -414,6 +414,8 @@ class SteppedRows(NamedTuple):
     """Rows of the stream, as the model counts them"""
     state: StreamState
     notes: tuple[str, ...]
+    factors: Floats | None = None
+    """[N, 1, C]: the relative size of the stream's series, with `data.scale_by = "series"`"""
 
 
 class RowSteps:
@@ -473,12 +475,15 @@ class RowSteps:
             missing = max(signature.context - 1 - min(counts, default=0), 0)
         state = StreamState(self._before.num_rows + len(self._rows), missing, self._arrays)
         ends = np.array(list(self._predictions), dtype=np.int64)
+        factors = None
+        if predictions and predictions[0].factor is not None:
+            factors = np.stack([np.asarray(prediction.factor) for prediction in predictions])
         time, first_row, num_rows = self._time, self._before.num_rows, state.num_rows
         if self._stream.merges:
             num_rows = int(self._arrays["count"])
             first_row = int(ends[0]) if len(ends) else num_rows
             time = self._list_times(first_row, num_rows)
-        return SteppedRows(values, ends, time, first_row, num_rows, state, self._notes)
+        return SteppedRows(values, ends, time, first_row, num_rows, state, self._notes, factors)
 
     def _list_times(self, first_row: int, num_rows: int) -> Times | None:
         """Return the times of the rows that the model was given, from the first prediction on;

@@ -130,7 +130,7 @@ def _list_other_settings(encoder: PretrainedEncoder, config: Config) -> list[str
         for name in model.spec.encoder_settings
     }
     pairs["model.hidden"] = list(model.sizes), list(encoder_model.sizes)
-    for name in ("scale", "channels"):
+    for name in ("scale", "scale_by", "channels"):
         pairs[f"data.{name}"] = getattr(config.data, name), getattr(encoder.config.data, name)
     if model.normalize != "none":  # which leaves columns that are known ahead as they are
         pairs["data.future"] = sorted(config.data.future), sorted(encoder.signature.future)

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from slipstream.config import Config
 from slipstream.data import splits
@@ -69,7 +70,9 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
     lows: list[float | None] = [None] * len(names)
     highs, missing = list(lows), list(lows)
     if dataset.memory is not None:
-        values = dataset.memory.series.values.numpy()
+        series = dataset.memory.series
+        rows = torch.arange(len(series.values))
+        values = series.to_table_scale(series.values, rows, slice(None)).numpy()
         lows, highs = (
             reduce(values, axis=0).tolist() for reduce in (np.fmin.reduce, np.fmax.reduce)
         )
