@@ -380,7 +380,8 @@ class Data(Section):
     @classmethod
     def _set_layout(cls, settings: Any) -> Any:
         path = settings.get("path") if isinstance(settings, dict) else None
-        paths = (path,) if isinstance(path, str) else path or ()
+        paths = path if isinstance(path, list | tuple) else filter(None, [path])
+        paths = list(paths)
         if paths and all(_has_cases(entry) for entry in paths):
             return {"layout": "wide"} | settings
         return settings
