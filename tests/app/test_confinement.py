@@ -35,12 +35,13 @@ OTHERS = {
     *("data.time", "data.time_format", "data.na", "data.encoding", "data.sheet", "data.variable"),
     *("data.id", "data.where", "data.inputs", "data.targets", "data.future", "data.static"),
     *("data.ignore", "data.prepare", "data.split.train", "data.split.val", "data.split.test"),
-    *("data.split.by", "tune.space"),
+    *("data.split.by", "tune.space", "data.values", "data.undecided", "data.accept"),
 }
 """Settings with texts that name no file: columns, cells, formats; `out` is set by each job, and
 `model.kind` has a check of its own"""
 STEP_TEXTS = {"every", "limit", "columns", "column", "into", "name", "value", "holidays", "zone"}
 STEP_TEXTS |= {"time", "time_format", "id", "prefix", "period", "delay", "high", "low", "unit"}
+STEP_TEXTS |= {"open", "close", "volume", "price", "country"}
 
 
 @pytest.fixture(scope="module")

@@ -140,6 +140,7 @@ class RandomRun:
         series = build_series(
             values.reshape(-1, len(columns)),
             static,
+            None,
             np.arange(batch + 1) * rows_each,
             signature,
         )

@@ -631,6 +631,19 @@ def doctor(cell: Cell) -> None:
     assert found["windows"]["train"] > 0
 
 
+@command("prepare", only=VARIED)
+def prepare(cell: Cell) -> None:
+    rows = cell.folder / "rows.parquet"
+    result = cli("prepare", cell.run / "config.toml", "--out", rows)
+    assert pq.read_metadata(rows).num_rows == result["rows"] > 0
+
+
+@command("slipstream.prepare", only=VARIED)
+def prepare_python(cell: Cell) -> None:
+    rows = python("prepare", cell.run / "config.toml", cell.trained.table)
+    assert rows.num_rows > 0
+
+
 def bench(name: str, *options: Any) -> None:
     @command(f"bench {name}", only=VARIED)
     def measure(cell: Cell) -> None:

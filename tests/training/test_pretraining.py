@@ -403,7 +403,7 @@ def test_columns_in_another_order_are_the_same_encoder(tmp_path, pretrained, tab
     torch.manual_seed(0)
     model = build(asked.model, dataset.signature)
     taken = encoder.match_weights(found, asked, dataset.signature, model)
-    assert taken.summary["columns_reordered"]
+    assert taken.summarize()["columns_reordered"]
     model.load_state_dict(taken.weights, strict=False)
     masked = build(found.config.model, found.signature)
     masked.load_state_dict(found.weights)

@@ -136,7 +136,8 @@ class Dataset:
         from the row one season before (`period`, or one row) over the training rows of each series.
         Without any, as of new data, over all of its rows; NaN where there are no two such rows."""
         num_series, season = len(self.index.series_names), self.period or 1
-        sums = torch.zeros(2, 2, num_series, len(self.signature.targets), dtype=torch.float64)
+        shape = 2, num_series, len(self.signature.targets)
+        over_training, over_all = (torch.zeros(shape, dtype=torch.float64) for _ in range(2))
         set_name = "train" if "train" in self.num_windows else next(iter(self.num_windows))
         lead, steps = self.signature.lead, self.signature.steps_out
         for chunk in self.iter_chunks(set_name, None, rows=COUNT_ROWS):
@@ -154,11 +155,11 @@ class Dataset:
             is_target = ends.cumsum(dim=0)[later] > 0
             owners = chunk.series_ids[series.find_series(later)]
             known = ~errors.isnan()
-            for i, used in enumerate((known & is_target[:, None], known)):
+            for sums, used in ((over_training, known & is_target[:, None]), (over_all, known)):
                 terms = torch.stack([torch.where(used, errors, 0.0), used.double()])
-                sums[i].index_add_(1, owners, terms)
-        trained, everything = sums[:, 0] / sums[:, 1]
-        return torch.where(sums[0, 1] > 0, trained, everything)
+                sums.index_add_(1, owners, terms)
+        total, count = over_training
+        return torch.where(count > 0, total / count, over_all[0] / over_all[1])
 
     def iter_chunks(
         self, set_name: str, series: Series | None, *, rows: int, with_time: bool = False

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Command, UserError
 from slipstream.base.statistics import select_median
 from slipstream.base.text import find_nearest, format_count
 from slipstream.config import Data, Signature
@@ -114,7 +114,8 @@ def read_measurement(run: PortableRun) -> StreamMeasurement | None:
         measurement.describe()
     except (KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path}: is damaged; remove it, or measure again: slipstream evaluate RUN --stream"
+            f"{path}: is damaged; remove it, or measure again: "
+            + Command("evaluate", run.run.folder, stream=True)
         ) from None
     networks = sum(len(member.models) for member in run.members)
     weights = run.hashes.get(f"{run.run.model.name}/{WEIGHTS_FILE}")

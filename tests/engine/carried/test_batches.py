@@ -69,7 +69,7 @@ def test_a_state_goes_on_from_row_to_row_and_is_zero_where_a_piece_begins(
     grid = carried.lay_out_whole(pieces, rows) if whole else None
     grid = grid or carried.divide_evenly(pieces, rows, num_streams, 0)
     values = np.ones((pieces.ends[-1] + 1, len(SIGNATURE.inputs) + 1), np.float32)
-    series = windows.build_series(values, None, np.array([0, len(values)]), SIGNATURE)
+    series = windows.build_series(values, None, None, np.array([0, len(values)]), SIGNATURE)
     states = [torch.zeros(1, grid.num_streams, 1)]
     source = CarriedSource(series, grid, grid.weigh(pieces.begins, mean=False), states, 2)
     owner = np.searchsorted(pieces.begins, grid.first, side="right") - 1

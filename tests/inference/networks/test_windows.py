@@ -88,7 +88,7 @@ def predict_torch(network, portable, values, static, starts):
     plan = make_plan(portable.config, data_bytes=0, training=False)
     predict = make_predictor(network, plan, signature, portable.scaler)
     offsets = np.array([0, len(values)])
-    series = windows.build_series(values, static, offsets, signature)
+    series = windows.build_series(values, static, None, offsets, signature)
     with torch.inference_mode():
         raw = predict(series, torch.from_numpy(starts))
     return windows.merge_channels(raw, signature.sequences_per_window).numpy()
