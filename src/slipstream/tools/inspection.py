@@ -1066,10 +1066,12 @@ def _describe(
     copied = proposal.find_copied(column)
     if copied is not None and not column.is_constant:
         yield "copy", f'the same values as "{copied}": not an input'
+    is_sampled = column.sample.stride > 1
+    sampled = f" (in a sample of {column.sample.size:,} rows)" if is_sampled else ""
     for code in column.find_codes():
         share = format_number(100 * code.share, figures=2)
         message = (
-            f"{share} % of the values are {code.value:.6g}, all others {code.low:.6g} to "
+            f"{share} % of the values{sampled} are {code.value:.6g}, all others {code.low:.6g} to "
             f"{code.high:.6g}; it seems to mean missing (data.na)"
         )
         yield "code", message, int(code.value) if code.value.is_integer() else code.value
