@@ -219,6 +219,7 @@ def evaluate_predictions(cell: Cell) -> None:
 
 @command("evaluate --stream")
 def evaluate_stream(cell: Cell) -> None:
+    cell = cell.copy()  # it records what is better, and the run's users follow that
     scores = cli("evaluate", cell.run, "--stream")
     check_finite(scores["window"]["metrics"])
     check_finite(scores["carried"]["metrics"])
@@ -226,7 +227,7 @@ def evaluate_stream(cell: Cell) -> None:
 
 @command("evaluate --stream --out")
 def evaluate_stream_page(cell: Cell) -> None:
-    page = cell.folder / "page.html"
+    cell, page = cell.copy(), cell.folder / "page.html"
     text = cli("evaluate", cell.run, "--stream", "--out", page, text=True)
     assert text.strip()
     assert "</html>" in page.read_text(encoding="utf-8")
@@ -680,6 +681,7 @@ def evaluate_table(cell: Cell) -> None:
 
 @command("slipstream.evaluate, a stream", returns=["StreamEvaluation"])
 def evaluate_stream_python(cell: Cell) -> None:
+    cell = cell.copy()
     scores = python("evaluate", cell.run, stream=True, quiet=True, allow_code=True)
     assert isinstance(scores, slipstream.StreamEvaluation)
     check_finite(scores.metrics)
