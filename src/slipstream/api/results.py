@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slipstream import runs
 from slipstream.api import inference
@@ -19,6 +19,7 @@ from slipstream.events import Epoch, TrialEnd
 from slipstream.reporting import streaming, wording
 from slipstream.reporting.wording import MetricColumn, choose_layout, format_value, sort_key
 from slipstream.runs import Run
+from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary, Summary
 
 if TYPE_CHECKING:
     import optuna
@@ -40,7 +41,7 @@ class RunRecord:
     """What the three have in common: a folder, its summary, and a model to use."""
 
     run: Path
-    summary: dict[str, Any]
+    summary: Summary
 
     def __fspath__(self) -> str:
         """Stand for the folder wherever a path is accepted."""
@@ -102,6 +103,8 @@ class Result(RunRecord):
         slipstream.Result.open("runs/job-20260131T120000Z").history[-1].val_loss
     """
 
+    summary: RunSummary
+
     @classmethod
     def open(cls, run: str | os.PathLike[str]) -> Result:
         """Return the result of a finished run from its folder."""
@@ -118,13 +121,11 @@ class Result(RunRecord):
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        metrics: dict[str, dict[str, float]] = self.summary["metrics"]
-        return metrics
+        return cast(dict[str, dict[str, float]], self.summary["metrics"])
 
     @property
     def baselines(self) -> dict[str, Any]:
-        baselines: dict[str, Any] = self.summary["baselines"]
-        return baselines
+        return cast(dict[str, Any], self.summary["baselines"])
 
     @cached_property
     def history(self) -> list[Epoch]:
@@ -137,8 +138,7 @@ class Result(RunRecord):
 
     @property
     def plan(self) -> dict[str, Any]:
-        plan: dict[str, Any] = self.summary["plan"]
-        return plan
+        return self.summary["plan"]
 
     @property
     def verdict(self) -> str:
@@ -233,6 +233,7 @@ class Study(RunRecord):
         optuna.visualization.plot_optimization_history(study.study)
     """
 
+    summary: SearchSummary
     best: Config
     study: optuna.Study
 
@@ -297,7 +298,7 @@ class Study(RunRecord):
             f"Study of {self.summary['name']}: best of {format_count(count, 'trial')}, trial "
             f"{chosen['trial']}"
         )
-        rows = [[name, format_value(value)] for name, value in chosen["params"].items()]
+        rows = [[name, format_value(value)] for name, value in (chosen["params"] or {}).items()]
         return title, ["setting", "best"], rows
 
 
@@ -327,18 +328,19 @@ class Probe(RunRecord):
         probe.results["fine-tuned"].metrics["test"]
     """
 
+    summary: ProbeSummary
+
     @cached_property
     def results(self) -> dict[str, Result]:
         return {name: Result.open(way["run"]) for name, way in self.summary["ways"].items()}
 
     @property
     def metrics(self) -> dict[str, dict[str, Any]]:
-        return {name: way["metrics"] for name, way in self.summary["ways"].items()}
+        return {name: dict(way["metrics"]) for name, way in self.summary["ways"].items()}
 
     @property
     def baselines(self) -> dict[str, Any]:
-        baselines: dict[str, Any] = self.summary["baselines"]
-        return baselines
+        return cast(dict[str, Any], self.summary["baselines"])
 
     @property
     def history(self) -> list[Epoch]:
@@ -354,8 +356,7 @@ class Probe(RunRecord):
 
     @property
     def verdict(self) -> str:
-        verdict: str = self.summary["verdict"]
-        return verdict
+        return self.summary["verdict"]
 
     @property
     def _model_run(self) -> Path:
@@ -398,10 +399,10 @@ def _shorten(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _read(column: MetricColumn, result: Mapping[str, Any]) -> float | None:
+def _read(column: MetricColumn, result: Scores) -> float | None:
     """Return a metric; None where a run of an earlier version lacks it."""
-    value: float | None = result.get(column.section, {}).get(column.subset, {}).get(column.key)
-    return value
+    metrics = result.get(column.section) or {}
+    return metrics.get(column.subset, {}).get(column.key)
 
 
 def _format_html(table: Table, lines: Sequence[str], curve: str) -> str:

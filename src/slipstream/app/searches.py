@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slipstream import config as configs
 from slipstream import runs
@@ -28,6 +28,7 @@ from slipstream.events import (
     format_event,
 )
 from slipstream.reporting.wording import get_chosen, shorten_names
+from slipstream.runs.summary import SearchSummary
 
 RANGE, CHOICES = "range", "choices"
 MAX_ROWS = 100
@@ -263,7 +264,7 @@ def _parse_param(value: Any, distribution: str) -> Any:
 
 def describe_search(folder: Path) -> dict[str, Any]:
     """Return the data of a search's page."""
-    events, summary = read_search_events(folder), read_object(folder / "metrics.json")
+    events, summary = read_search_events(folder), _read_summary(folder)
     trials = read_trials(folder, events)
     config = _load_config(folder)
     ended = [one for one in trials if one["state"] != IN_TRAINING]
@@ -295,7 +296,12 @@ def _load_config(folder: Path) -> Config | None:
         return None
 
 
-def _read_space(config: Config | None, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _read_summary(folder: Path) -> SearchSummary:
+    """Return the summary of a search; empty where it is missing or damaged."""
+    return cast(SearchSummary, read_object(folder / "metrics.json"))
+
+
+def _read_space(config: Config | None, summary: SearchSummary) -> dict[str, Any]:
     """Return the space by setting: a range as a table, or choices."""
     if isinstance(summary.get("space"), dict):
         return dict(summary["space"])
@@ -328,15 +334,15 @@ def format_choice(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _find_chosen(summary: Mapping[str, Any], trials: Iterable[Trial]) -> int | None:
+def _find_chosen(summary: SearchSummary, trials: Iterable[Trial]) -> int | None:
     """Return the trial that retraining chose; it need not have the lowest score."""
     with suppress(*DAMAGE_ERRORS):
         if any(trial["trial"] == (chosen := get_chosen(summary)["trial"]) for trial in trials):
-            return int(chosen)
+            return None if chosen is None else int(chosen)
     return None
 
 
-def _read_speed(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _read_speed(summary: SearchSummary) -> dict[str, Any]:
     """Return the trials an hour of a search that has ended, as its summary and report say them."""
     value = summary.get("trials_per_hour")
     return {"per_hour": value, "left_s": None} if isinstance(value, int | float) else {}
@@ -387,7 +393,7 @@ def _measure_speed(events: Sequence[Event], num_left: int) -> dict[str, Any]:
     return {"per_hour": 3600 * per_s, "left_s": max(num_left, 0) / per_s}
 
 
-def _read_importances(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _read_importances(summary: SearchSummary) -> list[tuple[str, float]]:
     """Return how strongly each setting separates good trials from others, the strongest first."""
     values = summary.get("importances")
     values = values if isinstance(values, dict) else {}

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,13 +40,40 @@ class Interval(NamedTuple):
         return above if self.low > 0 else below if self.high < 0 else NO_DIFFERENCE
 
 
-def summarize_spread(values: Sequence[float]) -> dict[str, Any]:
+class Spread(TypedDict):
+    """The spread of a metric over seeds, as summaries have it."""
+
+    mean: float
+    sd: float | None
+    min: float
+    max: float
+    n: int
+
+
+class Difference(TypedDict):
+    """How a metric differs from that of another predictor, as summaries have it."""
+
+    difference: float
+    interval: Sequence[float] | None
+    relative: float | None
+    """As a share of the other predictor's error; None where higher is better"""
+    relative_interval: Sequence[float] | None
+    verdict: str
+
+
+def summarize_spread(values: Sequence[float]) -> Spread:
     """Return mean, standard deviation, extremes and count; all NaN if one of the values is.
 
     R² of a constant truth is such a value. The deviation of a single value is None.
     """
     if any(math.isnan(value) for value in values):
-        return dict.fromkeys(("mean", "sd", "min", "max"), math.nan) | {"n": len(values)}
+        return {
+            "mean": math.nan,
+            "sd": math.nan,
+            "min": math.nan,
+            "max": math.nan,
+            "n": len(values),
+        }
     return {
         "mean": statistics.fmean(values),
         "sd": compute_deviation(values),
@@ -71,14 +98,15 @@ def compute_t_interval(values: Sequence[float]) -> Interval:
     return _make_interval(statistics.fmean(values), error, len(values) - 1)
 
 
-def compute_spread_interval(spread: Mapping[str, Any]) -> Interval:
+def compute_spread_interval(spread: Spread) -> Interval:
     """Return the mean of a spread of two or more values with Student's interval."""
-    return _make_interval(spread["mean"], spread["sd"] / math.sqrt(spread["n"]), spread["n"] - 1)
+    error = _get_deviation(spread) / math.sqrt(spread["n"])
+    return _make_interval(spread["mean"], error, spread["n"] - 1)
 
 
-def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) -> Interval:
+def compute_welch_interval(first: Spread, second: Spread) -> Interval:
     """Return the mean of `first` less that of `second`, two spreads, with Welch's interval."""
-    variances = [sample["sd"] ** 2 / sample["n"] for sample in (first, second)]
+    variances = [_get_deviation(sample) ** 2 / sample["n"] for sample in (first, second)]
     terms = [
         variance**2 / (sample["n"] - 1)
         for variance, sample in zip(variances, (first, second), strict=True)
@@ -86,6 +114,13 @@ def compute_welch_interval(first: Mapping[str, Any], second: Mapping[str, Any]) 
     freedom = sum(variances) ** 2 / max(sum(terms), 1e-300)
     error = math.sqrt(sum(variances))
     return _make_interval(first["mean"] - second["mean"], error, max(freedom, 1.0))
+
+
+def _get_deviation(spread: Spread) -> float:
+    """Return the deviation of a spread of two or more values."""
+    deviation = spread["sd"]
+    assert deviation is not None
+    return deviation
 
 
 def _make_interval(mean: float, error: float, freedom: float) -> Interval:
@@ -112,7 +147,7 @@ class WindowUnits(NamedTuple):
 class PairedComparison(NamedTuple):
     """A comparison of one predictor with others on the same windows."""
 
-    differences: dict[str, dict[str, dict[str, Any]]]
+    differences: Mapping[str, Mapping[str, Difference]]
     """The differences, by metric and by the other predictor's name"""
     how: str
     """A description of how the intervals were computed, or why there are none"""
@@ -166,7 +201,7 @@ def _compare_pair(
     reference: Array,
     samples: Array | None,
     other_samples: Array | None,
-) -> dict[str, Any]:
+) -> Difference:
     value, base = float(compute(total)), float(compute(reference))
     is_error = metric not in HIGHER_IS_BETTER
     interval = relative = None

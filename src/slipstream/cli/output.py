@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,7 @@ def _write_stderr(text: str) -> None:
 
 
 def print_result(
-    result: dict[str, Any] | list[dict[str, Any]],
+    result: Mapping[str, Any] | list[dict[str, Any]],
     as_json: bool,
     quiet: bool,
     print_text: Printer,

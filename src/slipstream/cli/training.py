@@ -50,6 +50,7 @@ from slipstream.reporting.terminal.results import (
     print_training,
 )
 from slipstream.reporting.terminal.streams import SafeStream
+from slipstream.runs.summary import RunSummary, Summary
 
 if TYPE_CHECKING:
     from slipstream.config import Config
@@ -368,7 +369,7 @@ def _describe_share(result: dict[str, Any]) -> str:
     return f"{trained}; all shares done, join them with: {join}"
 
 
-def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> dict[str, Any]:
+def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> RunSummary:
     """Measure changes that may help. The run is complete by then, so an interrupt only skips
     this."""
     from slipstream import runs
@@ -444,7 +445,7 @@ class DrawnReport(NamedTuple):
     exit_code: int = 0
 
 
-def finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = None) -> None:
+def finish(summary: Summary, output: Output, timer: PhaseTimer | None = None) -> None:
     """Print the summary, then draw the report; JSON has the path of the report, and comes last."""
     closed = None
     if not output.as_json:
@@ -455,7 +456,7 @@ def finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = N
     report = _draw_report(summary, timer)
     path = report.path and str(report.path)
     if output.as_json:
-        print_result(summary | {"report": path}, *output)
+        print_result({**summary, "report": path}, *output)
     elif not closed:
         paths = {"run": summary["run"], "report": path}
         print_result(paths, *output._replace(print_text=print_report))
@@ -467,7 +468,7 @@ def finish(summary: dict[str, Any], output: Output, timer: PhaseTimer | None = N
         raise SystemExit(report.exit_code)
 
 
-def _draw_report(summary: dict[str, Any], timer: PhaseTimer | None) -> DrawnReport:
+def _draw_report(summary: Summary, timer: PhaseTimer | None) -> DrawnReport:
     """Draw the report and add its time. The run is complete by then, so an interrupt only skips the
     report."""
     from slipstream import runs

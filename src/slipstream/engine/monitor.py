@@ -21,6 +21,7 @@ from slipstream.engine import capture
 from slipstream.engine.single import SingleStep
 from slipstream.events import Estimate, Event, MachineSample, Start
 from slipstream.runs import Run
+from slipstream.runs.summary import EstimateSummary, MonitorSummary
 
 INTERVAL_S = 1.0
 GROWTH_S = 600.0
@@ -151,7 +152,7 @@ def sample_machine(device: torch.device) -> Sample:
         return host.read() | gpu_sampler.read(0.0)
 
 
-def summarize(events: Iterable[Event]) -> dict[str, Any] | None:
+def summarize(events: Iterable[Event]) -> MonitorSummary | None:
     """Summarize all samples of a run's log; return None where there are none.
 
     Means are over time. What no sample contains, as on a machine without a GPU, is None. Energy and
@@ -264,7 +265,7 @@ def _wait_for_device(job: SingleStep) -> float:
     return time.perf_counter()
 
 
-def compare_with_estimate(events: Iterable[Event], *, steps: int, took_s: float) -> dict[str, Any]:
+def compare_with_estimate(events: Iterable[Event], *, steps: int, took_s: float) -> EstimateSummary:
     """Compare the estimates before training and after ten steps with its duration.
 
     All are seconds of training without validations. Where a run ended early or was continued with
@@ -281,7 +282,7 @@ def compare_with_estimate(events: Iterable[Event], *, steps: int, took_s: float)
         after = early.trained_s + (steps - early.step) * early.ms_per_step / 1e3
     return {
         "before_s": before,
-        "before_is": start and start.expected_is,
+        "before_is": start.expected_is if start else None,
         "after_ten_steps_s": after,
         "took_s": took_s,
         "before_ratio": before and before / took_s,

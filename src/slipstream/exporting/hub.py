@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from slipstream.inference.portable import PortableRun
 from slipstream.models.numpy_layers import Weights
 from slipstream.reporting import wording
 from slipstream.reporting.wording import choose_layout, find_unit, format_moment, format_step
+from slipstream.runs.summary import RunSummary, Scores, get_metrics
 
 TASKS = {"classify": "time-series classification", "forecast": "forecast", "estimate": "estimate"}
 TAGS = {
@@ -30,9 +31,7 @@ METRICS = ("mae", "rmse", "r2", "log_loss", "balanced_accuracy", "accuracy")
 """Metrics of the test set in the card's metadata"""
 
 
-def write_card(
-    source: ExportSource, summary: Mapping[str, Any] | None, files: Sequence[str]
-) -> str:
+def write_card(source: ExportSource, summary: RunSummary | None, files: Sequence[str]) -> str:
     """Return the card; `summary` is the content of metrics.json, None where a run has none."""
     name, task = source.run.first.config.name, find_task(source)
     parts = [
@@ -74,7 +73,7 @@ def find_task(source: ExportSource) -> str:
     return "forecast" if signature.horizon else "estimate"
 
 
-def _describe_metadata(source: ExportSource, summary: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe_metadata(source: ExportSource, summary: RunSummary | None) -> dict[str, Any]:
     """Return the front matter that the Hub reads; the licence is the user's to choose."""
     name, tag = source.run.first.config.name, TAGS[find_task(source)]
     kinds = dict.fromkeys(member.first.config.model.kind for member in source.run.members)
@@ -89,7 +88,7 @@ def _describe_metadata(source: ExportSource, summary: Mapping[str, Any] | None) 
     if not summary:
         return content
     mean = summary.get("ensemble") if len(source.run.members[0].models) > 1 else None
-    scores = (mean or summary)["metrics"]
+    scores = get_metrics(mean or summary)
     measured = [
         {"type": key, "value": scores["test"][key], "name": f"test {key}"}
         for key in METRICS
@@ -145,16 +144,18 @@ def _describe_model(source: ExportSource) -> str:
     return f"This model {task}. It is {kind}, trained with Slipstream."
 
 
-def _describe_results(summary: Mapping[str, Any]) -> Iterator[str]:
+def _describe_results(summary: RunSummary) -> Iterator[str]:
     """Yield the test metrics of the model and of the baselines."""
-    layout, content = choose_layout(summary), dict(summary)
+    layout = choose_layout(summary)
     windows = format_count(summary["windows"][layout.subset], "window")
     yield f"On the {layout.description} ({windows}), {layout.units}:"
     yield ""
-    results = {"model": summary, "ensemble": summary.get("ensemble"), **summary["baselines"]}
+    baselines = summary["baselines"]
+    results: dict[str, Scores | None] = {"model": summary, "ensemble": summary.get("ensemble")}
+    results |= baselines
     rows = [
         [
-            f"{name}: {result['what']}" if "what" in result else name,
+            f"{name}: {baseline['what']}" if (baseline := baselines.get(name)) else name,
             *(format_number(column.read(result), column.decimals) for column in layout.compact),
         ]
         for name, result in results.items()
@@ -162,10 +163,10 @@ def _describe_results(summary: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield from _format_table(["", *(column.heading for column in layout.compact)], rows)
     yield ""
-    yield wording.describe_verdict(content)
+    yield wording.describe_verdict(summary)
     yield ""
-    quantiles = filter(None, [wording.describe_quantiles(content)])
-    lanes = (*wording.describe_lanes(content), *wording.describe_members(content))
+    quantiles = filter(None, [wording.describe_quantiles(summary)])
+    lanes = (*wording.describe_lanes(summary), *wording.describe_members(summary))
     for line in (*quantiles, *lanes):
         yield f"- {line}"
 
@@ -196,15 +197,15 @@ def _describe_interface(source: ExportSource) -> Iterator[str]:
         )
 
 
-def _describe_data(summary: Mapping[str, Any]) -> Iterator[str]:
+def _describe_data(summary: RunSummary) -> Iterator[str]:
     """Yield a description of the training data."""
     data, windows = summary["data"], summary["windows"]
     facts = [f"{format_count(data['rows'], 'row')} in {data['series']:,} series"]
-    if data.get("range"):
-        first, last = (format_moment(value, data["dates"]) for value in data["range"])
+    if span := data.get("range"):
+        first, last = (format_moment(value, data["dates"]) for value in span)
         facts.append(f"from {first} to {last}")
-    if data.get("step"):
-        facts.append(f"one row every {format_step(data['step'], data['dates'])}")
+    if step := data.get("step"):
+        facts.append(f"one row every {format_step(step, data['dates'])}")
     yield (
         f"{', '.join(facts)}. Windows: "
         + ", ".join(f"{count:,} {name}" for name, count in windows.items())
@@ -214,9 +215,17 @@ def _describe_data(summary: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     for name, column in data["columns"].items():
         low, high = column.get("training_range") or (None, None)
-        span = "" if low is None else f"{format_number(low)} to {format_number(high)}"
+        limits = "" if low is None else f"{format_number(low)} to {format_number(high)}"
         missing = "–" if column["missing"] is None else f"{column['missing']:,}"
-        rows.append([_quote(name), ", ".join(column["roles"]), find_unit(name), span, missing])
+        rows.append(
+            [
+                _quote(name),
+                ", ".join(column["roles"]),
+                column.get("unit") or find_unit(name),
+                limits,
+                missing,
+            ]
+        )
     yield from _format_table(["column", "role", "unit", "range in training", "missing"], rows)
 
 
@@ -252,9 +261,7 @@ def _describe_use(source: ExportSource, files: Sequence[str]) -> Iterator[str]:
         )
 
 
-def _describe_limits(
-    source: ExportSource, summary: Mapping[str, Any] | None, task: str
-) -> Iterator[str]:
+def _describe_limits(source: ExportSource, summary: RunSummary | None, task: str) -> Iterator[str]:
     yield (
         "- The figures hold for data like the test set. Outside the ranges in training, the "
         "predictions are extrapolations that were not measured."

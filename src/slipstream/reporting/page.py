@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ from slipstream.reporting.wording import (
     sort_key,
 )
 from slipstream.runs import Run
+from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary, SearchTest
 
 CURVES_IN = (".", "retrained/best", "fine-tuned")
 """Where a run, a search and a probe have the log of the model that they predict with"""
@@ -133,7 +134,7 @@ PROBE_COLOURS = {SCRATCH: MUTED, "frozen": GREEN, FINE_TUNED: MODEL}
 
 def write_probe_report(folder: Path, to: Path) -> Path:
     """Write the report of the probe in `folder`."""
-    summary = runs.read_json(folder / "summary.json")
+    summary = cast(ProbeSummary, runs.read_metrics(folder, name="summary.json"))
     rows = wording.build_probe_rows(summary)
     keys = summary["ways"][SCRATCH]["metrics"]
     page = render_page(
@@ -153,7 +154,7 @@ def _get_colour(name: str) -> str:
     return PROBE_COLOURS.get(name) or get_colour(name)
 
 
-def _draw_seeds(summary: dict[str, Any], key: str) -> Markup:
+def _draw_seeds(summary: ProbeSummary, key: str) -> Markup:
     """Draw every seed as a dot, a line per seed across the three runs, and a bar per mean."""
     spreads = {name: way["metrics"][key] for name, way in summary["ways"].items()}
     levels = {name: metrics[key] for name, metrics in summary["baselines"].items()}
@@ -170,7 +171,8 @@ def _draw_seeds(summary: dict[str, Any], key: str) -> Markup:
         chart.dots([place] * len(seeds), seeds, _get_colour(name), size=7)
         chart.line([place - 0.2, place + 0.2], [spread["mean"]] * 2, INK, width=2.2)
     for name, level in levels.items():
-        chart.hline(level, _get_colour(name), dash="6 4", label=name)
+        if level is not None:
+            chart.hline(level, _get_colour(name), dash="6 4", label=name)
     return chart.render()
 
 
@@ -184,11 +186,12 @@ REGRESSION_OVER_SEEDS = REGRESSION._replace(
 
 def write_search_report(run: Run, to: Path) -> Path:
     """Write the report of a search to a file."""
-    summary = runs.read_json(run.folder / "metrics.json")
+    summary = cast(SearchSummary, runs.read_metrics(run.folder))
     trials = runs.read_json(run.folder / "trials.json")
     config = configs.load(run.folder / "config.toml")
-    journal, comparison = run.folder / "study.log", summary["comparison"] or {}
-    gain, retrained = comparison.get("gain_percent"), run.folder / "retrained"
+    journal, comparison = run.folder / "study.log", summary["comparison"]
+    gain = comparison.get("gain_percent") if comparison else None
+    retrained = run.folder / "retrained"
     unit = "fold" if config.tune.pruner == "wilcoxon" else "epoch"
     page = render_page(
         "search.html",
@@ -237,11 +240,11 @@ def rank_trials(trials: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(trials, key=get_rank)
 
 
-def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+def build_test_rows(summary: SearchSummary) -> list[dict[str, Any]]:
     """Build the table of test errors: the chosen settings, the defaults and the baselines."""
     tests = summary["test"]
-    layout = _choose_layout(tests)
-    if layout is None:
+    layout, tested = _choose_layout(tests), find_test(tests)
+    if layout is None or tested is None:
         return []
     rows = []
     for name, text in (("best", "the chosen settings"), ("default", "without a search")):
@@ -252,7 +255,7 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
             text = f"{text}: {failed}"
         colour = MODEL if name == "best" else FAINT
         rows.append({"name": name, "what": text, "cells": cells, "colour": colour})
-    for name, baseline in find_test(tests)["baselines"].items():
+    for name, baseline in tested["baselines"].items():
         if baseline:
             cells = [format_number(column.read(baseline)) for column in layout.compact]
             row = {"name": name, "what": baseline["what"], "cells": cells}
@@ -260,23 +263,23 @@ def build_test_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def find_test(tests: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the test run of the chosen settings, or else of the default; {} without a model."""
-    with_model = (tests[name] for name in RETRAINED if tests.get(name, {}).get("metrics"))
-    return next(with_model, {})
+def find_test(tests: Mapping[str, SearchTest]) -> SearchTest | None:
+    """Return the test run of the chosen settings, or else of the default; None without a model."""
+    tested = (tests[name] for name in RETRAINED if name in tests)
+    return next((test for test in tested if test.get("metrics")), None)
 
 
-def _choose_layout(tests: Mapping[str, Any]) -> ReportLayout | None:
+def _choose_layout(tests: Mapping[str, SearchTest]) -> ReportLayout | None:
     """Choose the columns by the task: only regression has scaled errors."""
     test = find_test(tests)
     return (REGRESSION_OVER_SEEDS if test["scaled"] else CLASSIFICATION) if test else None
 
 
-def _format_over_seeds(column: MetricColumn, test: Mapping[str, Any]) -> str:
+def _format_over_seeds(column: MetricColumn, test: SearchTest) -> str:
     """Format mean and deviation over the seeds; version 0.1 has one value for scaled errors."""
     if test.get("failed"):
         return "–"
-    spread = test.get({"metrics": "spread", "scaled": "scaled_spread"}[column.section])
+    spread = test.get("spread") if column.section == "metrics" else test.get("scaled_spread")
     if not spread:
         return format_number(column.read(test))
     value = spread[column.key]
@@ -383,7 +386,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
     return write_report(page, of=run.folder, to=to)
 
 
-def _draw_plots(folder: Path, summary: dict[str, Any], events: list[Event]) -> dict[str, Any]:
+def _draw_plots(folder: Path, summary: RunSummary, events: list[Event]) -> dict[str, Any]:
     """Draw every plot of a run; of predicted numbers, series that can be zoomed too."""
     if summary.get("objective") == "masked":
         return {"plots": encoder.draw_figures(folder, summary, events)}
@@ -406,20 +409,20 @@ def _draw_plots(folder: Path, summary: dict[str, Any], events: list[Event]) -> d
     return {"plots": plots, "examples": examples, "sampled": table.sampled}
 
 
-def get_unit(summary: dict[str, Any], column: str) -> str:
+def get_unit(summary: RunSummary, column: str) -> str:
     """Return a column's unit, as its file or its name has it; empty where it is not known."""
     columns = (summary.get("data") or {}).get("columns", {})
     return columns.get(column, {}).get("unit") or find_unit(column)
 
 
-def _find_shared_unit(summary: dict[str, Any]) -> str:
+def _find_shared_unit(summary: RunSummary) -> str:
     """Return the unit of all targets; empty where they differ or it is not known."""
     detail = summary["detail"].get("test", {})
     units = {get_unit(summary, target) for target in detail.get("per_target", ())}
     return units.pop() if len(units) == 1 else ""
 
 
-def _describe_units(summary: dict[str, Any]) -> str:
+def _describe_units(summary: RunSummary) -> str:
     """Say in which units the errors of the comparison are."""
     layout = choose_layout(summary)
     targets = list(summary["detail"].get("test", {}).get("per_target", ()))
@@ -432,26 +435,26 @@ def _describe_units(summary: dict[str, Any]) -> str:
     return "errors are means over the targets, each in its own unit"
 
 
-def _find_target_baselines(summary: dict[str, Any]) -> list[str]:
+def _find_target_baselines(summary: RunSummary) -> list[str]:
     """Return the baselines that were scored on each target; those of version 0.1 were not."""
     return [
         name for name, result in summary["baselines"].items() if result and result.get("per_target")
     ]
 
 
-def build_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def build_rows(summary: RunSummary) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
     members = summary.get("members", ())
     text = f"the weighted mean of {len(members)} runs" if members else "this run"
-    results = [("model", text, summary)]
+    results: list[tuple[str, str, Scores]] = [("model", text, summary)]
     results += [
         (name, "without predict.filter", result)
         for name, result in streaming.list_unfiltered(summary)
     ]
     results += [(name, result["name"], result) for name, result in wording.list_members(summary)]
-    if summary.get("ensemble"):
+    if ensemble := summary.get("ensemble"):
         text = f"the mean of {len({lane['seed'] for lane in summary['lanes']})} models"
-        results.append(("ensemble", text, summary["ensemble"]))
+        results.append(("ensemble", text, ensemble))
     results += [
         (name, result["what"], result) for name, result in summary["baselines"].items() if result
     ]

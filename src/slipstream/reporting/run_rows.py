@@ -11,18 +11,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import find_foreign_entry, find_kind, get_start_time
-from slipstream.base.statistics import HIGHER_IS_BETTER
+from slipstream.base.statistics import HIGHER_IS_BETTER, Difference, Spread
 from slipstream.base.storage import parse_path
 from slipstream.base.text import format_epoch
 from slipstream.reporting.wording import SCALED
+from slipstream.runs.summary import (
+    BaselineScores,
+    ComparedScores,
+    ProbeSummary,
+    RunSummary,
+    Scores,
+    SearchSummary,
+    Section,
+    Summary,
+)
 
 
-class Scores(NamedTuple):
+class RowScores(NamedTuple):
     """One metric of a run, and of the best baseline on the same set: the test set, if scored."""
 
     metric: str
@@ -47,7 +57,7 @@ class Scores(NamedTuple):
         return error / self.baseline_error - 1 if self.baseline_error else None
 
 
-def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Scores:
+def read_scores(kind: str, summary: Summary, metric: str | None) -> RowScores:
     """Read a metric of what the run predicts with; by default MAE, or log-loss for classes."""
     result = find_result(kind, summary)
     if metric is None:
@@ -60,75 +70,84 @@ def read_scores(kind: str, summary: Mapping[str, Any], metric: str | None) -> Sc
         and (value := read_metric(baseline, "val" if test is None else "test", metric)) is not None
     }
     best = min(errors, key=lambda name: rank(errors[name], metric), default=None)
-    scores = Scores(metric, test, val, best, errors[best] if best else None)
+    scores = RowScores(metric, test, val, best, errors[best] if best else None)
     gap = _find_difference(result, metric, best)
-    bounds = gap.get("interval" if metric in HIGHER_IS_BETTER else "relative_interval")
+    if gap is None:
+        return scores
+    is_error = metric not in HIGHER_IS_BETTER
+    bounds = gap.get("relative_interval") if is_error else gap.get("interval")
     if not bounds:
         return scores
     return scores._replace(verdict=gap["verdict"], interval=(bounds[0], bounds[1]))
 
 
 def _find_difference(
-    result: Mapping[str, Any], metric: str, baseline: str | None
-) -> Mapping[str, Any]:
-    """Return how a metric differs from a baseline's, with its interval; empty where that is not
+    result: ComparedScores, metric: str, baseline: str | None
+) -> Difference | None:
+    """Return how a metric differs from a baseline's, with its interval; None where that is not
     known, as of version 0.1 and of metrics that are not compared window by window."""
-    by_metric = (result.get("against_baselines") or {}).get("differences") or {}
-    gap: Mapping[str, Any] = by_metric.get(metric, {}).get(baseline, {})
-    return gap
+    comparison = result.get("against_baselines")
+    by_metric = comparison.get("differences") or {} if comparison else {}
+    return by_metric.get(metric, {}).get(baseline or "")
 
 
-def choose_metric(kind: str, summary: Mapping[str, Any]) -> str:
+def choose_metric(kind: str, summary: Summary) -> str:
     """Return the metric that describes a run in a table; of classes, what it is judged by."""
     if kind == "probe":
-        return f"{SCALED if summary['scaled'] else ''}{summary['judged_by']}"
+        probe = cast(ProbeSummary, summary)
+        return f"{SCALED if probe['scaled'] else ''}{probe['judged_by']}"
     result = find_result(kind, summary)
     if "log_loss" not in _list_metrics(result):
         return "mae"
-    return str(result.get("judged_by") or summary.get("judged_by") or "log_loss")
+    return str(result.get("judged_by") or cast(RunSummary, summary).get("judged_by") or "log_loss")
 
 
-def _list_metrics(result: Mapping[str, Any]) -> set[str]:
+def _list_metrics(result: Scores) -> set[str]:
     return {name for metrics in (result.get("metrics") or {}).values() for name in metrics}
 
 
-def find_result(kind: str, summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def find_result(kind: str, summary: Summary) -> ComparedScores:
     """Return the part of a summary with the metrics of what the run predicts with.
 
     For a search that is the retrained best config, for a probe the fine-tuned model, for a run
     with repeats the single model or the ensemble, whichever `predict` uses.
     """
     if kind == "search":
-        best: Mapping[str, Any] = summary["test"].get("best") or {}
-        return best
+        tests = cast(SearchSummary, summary)["test"]
+        return tests.get("best") or {}
     if kind == "probe":
-        return _convert_probe(summary)
-    if summary.get("uses") == "ensemble" and summary.get("ensemble"):
-        return {"baselines": summary["baselines"], **summary["ensemble"]}
+        return _convert_probe(cast(ProbeSummary, summary))
+    summary = cast(RunSummary, summary)
+    ensemble = summary.get("ensemble")
+    if ensemble and summary.get("uses") == "ensemble":
+        return {"baselines": summary["baselines"], **ensemble}
     return summary
 
 
-def _convert_probe(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_probe(summary: ProbeSummary) -> ComparedScores:
     """Arrange a probe's metrics as those of a training run."""
-    section = "scaled" if summary["scaled"] else "metrics"
+    section: Section = "scaled" if summary["scaled"] else "metrics"
     metrics = summary["ways"]["fine-tuned"]["metrics"]
-    test = {name: spread["mean"] for name, spread in metrics.items()}
-    baselines = {name: {section: {"test": values}} for name, values in summary["baselines"].items()}
-    return {section: {"test": test}, "baselines": baselines}
+    baselines: dict[str, BaselineScores] = {name: {} for name in summary["baselines"]}
+    for name, values in summary["baselines"].items():
+        baselines[name][section] = {"test": values}
+    result: ComparedScores = {"baselines": baselines}
+    result[section] = {"test": {name: spread["mean"] for name, spread in metrics.items()}}
+    return result
 
 
-def read_metric(result: Mapping[str, Any], subset: str, metric: str) -> float | None:
+def read_metric(result: Scores, subset: str, metric: str) -> float | None:
     """Return a metric of one set; None where the run has no such metric."""
-    section = "scaled" if metric.startswith(SCALED) else "metrics"
+    section: Section = "scaled" if metric.startswith(SCALED) else "metrics"
     value = ((result.get(section) or {}).get(subset) or {}).get(metric.removeprefix(SCALED))
     return None if value is None else float(value)
 
 
-def read_spread(result: Mapping[str, Any], metric: str) -> Mapping[str, Any] | None:
+def read_spread(result: ComparedScores, metric: str) -> Spread | None:
     """Return how a test metric varies over the repeats; None without repeats."""
-    section = "scaled_spread" if metric.startswith(SCALED) else "spread"
     try:
-        spread: Mapping[str, Any] = result[section][metric.removeprefix(SCALED)]
+        spreads = result["scaled_spread" if metric.startswith(SCALED) else "spread"] or {}
+        spread = spreads[metric.removeprefix(SCALED)]
         return spread if spread["sd"] is not None and spread["n"] > 1 else None
     except (LookupError, TypeError):  # also where version 0.1 wrote none
         return None
@@ -234,7 +253,7 @@ class RunFiles:
     folder: Path
     kind: str
     config: Mapping[str, Any]
-    summary: Mapping[str, Any] | None
+    summary: Summary | None
     writers: Sequence[Mapping[str, Any]]
     """The processes that write to it"""
     has_checksum: bool
@@ -281,7 +300,8 @@ def read_files(folder: Path, *, only_listed: bool = False) -> RunFiles:
         return RunFiles(folder, "train", {}, None, (), has_checksum=False, damage=damage)
     kind, writers = find_kind(folder), runs.find_writers(folder)
     config: Mapping[str, Any] = {}
-    summary, damage, intact = None, "", None
+    summary: Summary | None = None
+    damage, intact = "", None
     names = ("encoder.toml", "labels.toml") if kind == "probe" else ("config.toml",)
     try:
         text = (folder / names[-1]).read_text(encoding="utf-8")
@@ -296,8 +316,8 @@ def read_files(folder: Path, *, only_listed: bool = False) -> RunFiles:
     name = SUMMARIES.get(kind, "metrics.json")
     try:
         if (folder / name).exists():
-            runs.verify_files(folder, *names, name)
-            summary = _read_summary(folder / name)
+            runs.verify_files(folder, *names)
+            summary = runs.read_metrics(folder, name=name)
             read_scores(kind, summary, None)
             if kind in ("train", "pretrain") and not (folder / "model").is_dir():
                 damage = damage or "model/ is missing"
@@ -323,16 +343,6 @@ def _select_listed(text: str) -> str:
     return "\n".join(lines)
 
 
-def _read_summary(path: Path) -> Mapping[str, Any]:
-    try:
-        summary = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read ({error})") from None
-    if not isinstance(summary, dict):
-        raise UserError(f"{path}: holds no metrics")
-    return summary
-
-
 def read_row(folder: Path, metric: str | None = None) -> RunRow:
     """Describe a run in one row, with the metric that is named or the usual one."""
     return make_row(read_files(folder), metric)
@@ -341,9 +351,9 @@ def read_row(folder: Path, metric: str | None = None) -> RunRow:
 def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
     """Make the row of a run from its files."""
     created = get_creation_time(files.folder)
-    summary = files.summary or {}
-    scores = read_scores(files.kind, summary, metric) if summary else Scores(metric or "")
-    epochs = _parse_number(summary.get("epochs"))
+    summary: Summary = files.summary or {}
+    scores = read_scores(files.kind, summary, metric) if summary else RowScores(metric or "")
+    epochs = _parse_number(cast(RunSummary, summary).get("epochs"))
     if files.state in (RUNNING, STOPPED):
         epochs = read_epoch(files.folder)
     return RunRow(
@@ -373,7 +383,7 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
 
 def _describe_model(files: RunFiles) -> str | None:
     """Return the kind of model; of an ensemble, the kinds of its members."""
-    members = (files.summary or {}).get("members")
+    members = cast(RunSummary, files.summary or {}).get("members")
     if files.kind == "ensemble" and members:
         return " + ".join(dict.fromkeys(str(member["kind"]) for member in members))
     kind = _get(files.config, "model", "kind")

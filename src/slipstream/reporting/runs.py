@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import KINDS, OUT, find_run, suggest_resume
-from slipstream.base.statistics import HIGHER_IS_BETTER, NO_DIFFERENCE
+from slipstream.base.statistics import HIGHER_IS_BETTER, NO_DIFFERENCE, Spread
 from slipstream.base.storage import parse_path, refuse_url
 from slipstream.base.text import format_count, format_html_table, format_number, format_table
 from slipstream.reporting import wording
@@ -48,6 +48,7 @@ from slipstream.reporting.wording import (
 from slipstream.runs import flatten_settings, studies
 from slipstream.runs import lock as locks
 from slipstream.runs.folder import UNPUBLISHED
+from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary
 
 if TYPE_CHECKING:
     from slipstream.reporting.pairing import PairedResult
@@ -252,9 +253,9 @@ def _suggest_metrics(out: str | PathLike[str]) -> str:
     """Name the metrics that the runs have."""
     names: dict[str, None] = {}
     for files in iter_files(out):
-        result = find_result(files.kind, files.summary) if files.summary else {}
-        for section, prefix in (("metrics", ""), ("scaled", SCALED)):
-            for metrics in (result.get(section) or {}).values():
+        result: Scores = find_result(files.kind, files.summary) if files.summary else {}
+        for found, prefix in ((result.get("metrics"), ""), (result.get("scaled"), SCALED)):
+            for metrics in (found or {}).values():
                 names |= dict.fromkeys(prefix + name for name in metrics)
     return f"; choose one of {', '.join(names)}" if names else ""
 
@@ -443,7 +444,8 @@ def _read_settings(files: RunFiles) -> Mapping[str, Any]:
     """Return the settings of what a run predicts with: of a search, those that it chose, of an
     ensemble, its data and members."""
     if files.kind == "ensemble":
-        members = [member["name"] for member in (files.summary or {}).get("members", [])]
+        summary = cast(RunSummary, files.summary or {})
+        members = [member["name"] for member in summary.get("members", [])]
         return {"data": files.config.get("data", {}), "members": members}
     chosen = files.folder / "retrained" / "best"
     config = read_files(chosen).config if files.kind == "search" and chosen.exists() else {}
@@ -473,12 +475,12 @@ def _iter_metrics(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per run and metric; errors of another task have no difference from the
     first."""
-    first: dict[str, Mapping[str, Any]] = {}
+    first: dict[str, Spread] = {}
     for label, run in zip(labels, files, strict=True):
         if run.summary is None:
             continue
         result = find_result(run.kind, run.summary)
-        spreads = run.summary if run.kind != "search" else result
+        spreads = cast(RunSummary, run.summary) if run.kind != "search" else result
         classes = choose_metric(run.kind, run.summary) == "log_loss"
         for metric in CLASSIFICATION if classes else REGRESSION:
             test = read_metric(result, "test", metric)
@@ -493,14 +495,17 @@ def _iter_metrics(
             yield row
 
 
-def _describe_spread(
-    spread: Mapping[str, Any], metric: str, first: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _describe_spread(spread: Spread, metric: str, first: Spread | None) -> dict[str, Any]:
     """Return the interval of the mean over seeds, and of the difference from the first run."""
     from slipstream.base import statistics
 
     interval = statistics.compute_spread_interval(spread)
-    result = {"mean": interval.mean, "low": interval.low, "high": interval.high, "n": spread["n"]}
+    result: dict[str, Any] = {
+        "mean": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "n": spread["n"],
+    }
     if first is not None:
         difference = statistics.compute_welch_interval(spread, first)
         result |= {
@@ -795,13 +800,15 @@ def _judge(files: RunFiles) -> dict[str, str | None]:
     nothing: dict[str, str | None] = {"verdict": None, "outcome": None}
     if files.summary is None or files.state != FINISHED:
         return nothing
-    summary = dict(files.summary)
     try:
         if files.kind == "probe":
-            return {"verdict": str(summary["verdict"]), "outcome": str(summary["helped"])}
+            probe = cast(ProbeSummary, files.summary)
+            return {"verdict": str(probe["verdict"]), "outcome": str(probe["helped"])}
         if files.kind == "search":
-            sentence = wording.describe_search_verdict(summary)
-            return {"verdict": sentence, "outcome": wording.judge_search(summary)}
+            search = cast(SearchSummary, files.summary)
+            sentence = wording.describe_search_verdict(search)
+            return {"verdict": sentence, "outcome": wording.judge_search(search)}
+        summary = cast(RunSummary, files.summary)
         return {"verdict": wording.describe_verdict(summary), "outcome": wording.judge(summary)}
     except DAMAGE_ERRORS:  # version 0.1 wrote no checksum that would have shown the damage
         return nothing

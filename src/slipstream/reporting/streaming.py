@@ -40,7 +40,7 @@ def describe_filter(summary: Mapping[str, Any]) -> str:
     return f"predictions are filtered ({', '.join(parts)}): {late}"
 
 
-def list_unfiltered(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def list_unfiltered(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """List the model without `predict.filter`, where there is one, by the name of its row."""
     return [("unfiltered", summary["unfiltered"])] if summary.get("unfiltered") else []
 

@@ -1,6 +1,5 @@
 """Renders a page from its template and writes it."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -23,6 +22,7 @@ from slipstream.reporting.wording import (
     format_time,
     format_value,
 )
+from slipstream.runs.summary import RunOrigin
 
 RUN_TEMPLATES = tuple(
     f"{name}.html"
@@ -97,7 +97,7 @@ def write_page(path: Path, page: str) -> Path:
     return path
 
 
-def find_date(folder: Path, summary: Mapping[str, Any]) -> str:
+def find_date(folder: Path, summary: RunOrigin) -> str:
     """Return when a run was finished; for runs of version 0.1, when its metrics were written."""
     finished = summary.get("finished_at")
     if finished is None:

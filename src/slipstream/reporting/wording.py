@@ -7,11 +7,30 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from slipstream.base.errors import Command, Reader
-from slipstream.base.statistics import BETTER, HIGHER_IS_BETTER, NO_DIFFERENCE, WORSE
+from slipstream.base.statistics import BETTER, HIGHER_IS_BETTER, NO_DIFFERENCE, WORSE, Spread
 from slipstream.base.text import format_count, format_number
+from slipstream.runs.summary import (
+    AgainstBaselines,
+    BaselineScores,
+    ChosenSettings,
+    ComparedScores,
+    EstimateSummary,
+    Metrics,
+    MonitorSummary,
+    ProbeSummary,
+    RunSummary,
+    Scores,
+    SearchComparison,
+    SearchSummary,
+    SearchTest,
+    Section,
+    SeedDifference,
+    Summary,
+    get_metrics,
+)
 
 UNITS = {
     **{unit: unit for unit in ("mV", "kV", "mA", "kA", "mW", "kW", "MW", "Wh", "kWh", "MWh", "Ah")},
@@ -63,7 +82,7 @@ def format_plural(count: int, singular: str, many: str) -> str:
     return f"{count:,} {singular if count == 1 else many}"
 
 
-def format_time(window: dict[str, Any]) -> str:
+def format_time(window: Mapping[str, Any]) -> str:
     """Format the time of a window, or its row number."""
     if window["time"] is None:
         return f"row {window['row']:,}"
@@ -141,15 +160,17 @@ class MetricColumn(NamedTuple):
     """One metric in the table that compares the model with the baselines."""
 
     heading: str
-    section: str
-    """The summary's section: metrics or scaled"""
+    section: Section
+    """The section of the scores"""
     key: str
     decimals: int = 8
     subset: str = "test"
 
-    def read(self, result: Mapping[str, Any]) -> Any:
-        """Return the metric's value on its set; None where it is undefined."""
-        return result[self.section][self.subset][self.key]
+    def read(self, result: Scores) -> float | None:
+        """Return the metric's value on its set; None where it is undefined,
+        and of a lane without a model."""
+        metrics = result[self.section]
+        return None if metrics is None else metrics[self.subset][self.key]
 
 
 class ReportLayout(NamedTuple):
@@ -214,7 +235,7 @@ ENCODER = ReportLayout(
 
 
 def choose_layout(summary: Mapping[str, Any]) -> ReportLayout:
-    """Return the layout of a run's task."""
+    """Return the layout of the task of a run, or of an evaluation of it."""
     if summary.get("objective") == "masked":
         return ENCODER
     return CLASSIFICATION if summary.get("classes") else REGRESSION
@@ -225,11 +246,18 @@ MIN_PART_S = 0.05
 TIME_NAMES = {"startup": "start-up", "earlier": "earlier starts"}
 MIN_THROTTLED = 0.01
 """Share of the time from which on throttling of the GPU is reported"""
-GPU_USAGE = (
+GpuFigure = Literal[
+    "gpu_utilisation_mean", "power_mean_w", "gpu_memory_peak_bytes", "temperature_max_c"
+]
+GPU_USAGE: tuple[tuple[GpuFigure, float, str], ...] = (
     ("gpu_utilisation_mean", 1, "GPU {:.0f} % busy"),
     ("power_mean_w", 1, "{:.0f} W"),
     ("gpu_memory_peak_bytes", 1e9, "{:.1f} GB peak GPU memory"),
     ("temperature_max_c", 1, "up to {:.0f} °C"),
+)
+HOST_USAGE: tuple[tuple[Literal["cpu_percent_mean", "rss_peak_bytes"], float, str], ...] = (
+    ("cpu_percent_mean", 100, "{:.1f} CPU cores busy"),
+    ("rss_peak_bytes", 1e9, "{:.1f} GB peak memory"),
 )
 ALONE = 0.999
 """The weight from which on an ensemble is one of its members"""
@@ -237,7 +265,7 @@ SCRATCH, FINE_TUNED = "scratch", "fine-tuned"
 AGAINST_MAJORITY = ("log_loss", "balanced_accuracy")
 
 
-def describe_verdict(summary: dict[str, Any]) -> str:
+def describe_verdict(summary: RunSummary) -> str:
     """State whether what a run predicts with beats the baselines, with the figures that decide it:
     the error, that of the closest baseline, and the interval of their difference."""
     predictor, result = _get_used(summary)
@@ -265,21 +293,21 @@ def describe_verdict(summary: dict[str, Any]) -> str:
     return verdict if lost else verdict + _warn_of_r2(result, summary)
 
 
-def find_comparison(summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def find_comparison(summary: RunSummary) -> AgainstBaselines | None:
     """Return how what the run predicts with compares with the baselines; None where that was
     written without intervals."""
-    comparison: dict[str, Any] | None = _get_used(summary)[1].get("against_baselines")
-    return comparison
+    return _get_used(summary)[1].get("against_baselines")
 
 
-def _get_used(summary: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def _get_used(summary: RunSummary) -> tuple[str, ComparedScores]:
     """Return what the run predicts with, in words, and its metrics."""
-    if summary.get("uses") == "ensemble" and summary.get("ensemble"):
-        return "The ensemble", summary["ensemble"]
+    ensemble = summary.get("ensemble")
+    if ensemble and summary.get("uses") == "ensemble":
+        return "The ensemble", ensemble
     return "The ensemble" if "members" in summary else "The model", summary
 
 
-def _group_by_verdict(comparison: Mapping[str, Any]) -> dict[str, list[str]]:
+def _group_by_verdict(comparison: AgainstBaselines) -> dict[str, list[str]]:
     """Return the names of the baselines by the verdict against them."""
     groups: dict[str, list[str]] = {verdict: [] for verdict in (BETTER, NO_DIFFERENCE, WORSE)}
     for name, difference in comparison["differences"][comparison["metric"]].items():
@@ -287,39 +315,46 @@ def _group_by_verdict(comparison: Mapping[str, Any]) -> dict[str, list[str]]:
     return groups
 
 
-def _read_metric(result: Mapping[str, Any], subset: str, metric: str) -> float | None:
-    section = "scaled" if metric.startswith(SCALED) else "metrics"
-    value: float | None = result[section][subset][metric.removeprefix(SCALED)]
-    return value
+def _read_metric(result: Scores, subset: str, metric: str) -> float | None:
+    metrics = get_metrics(result, "scaled" if metric.startswith(SCALED) else "metrics")
+    return metrics[subset][metric.removeprefix(SCALED)]
 
 
-def _find_closest(summary: Mapping[str, Any], metric: str, names: Sequence[str]) -> str:
+def _get_baseline(summary: RunSummary, name: str) -> BaselineScores:
+    """Return a baseline that was scored."""
+    scores = summary["baselines"][name]
+    if scores is None:
+        raise LookupError(name)
+    return scores
+
+
+def _find_closest(summary: RunSummary, metric: str, names: Sequence[str]) -> str:
     """Return the best of some baselines by a metric."""
     subset, sign = choose_layout(summary).subset, -1 if metric in HIGHER_IS_BETTER else 1
-    baselines = summary["baselines"]
-    errors: dict[str, float] = {
-        name: sign * sort_key(_read_metric(baselines[name], subset, metric)) for name in names
+    errors = {
+        name: sign * sort_key(_read_metric(_get_baseline(summary, name), subset, metric))
+        for name in names
     }
     return min(errors, key=lambda name: errors[name])
 
 
-def _choose_shown(comparison: Mapping[str, Any], baseline: str) -> str:
+def _choose_shown(comparison: AgainstBaselines, baseline: str) -> str:
     """Return the metric to show: in the data's units where that says the same of this baseline as
     the one that decides, which is the mean over targets in standardised units."""
-    metric: str = comparison["metric"]
+    metric = comparison["metric"]
     plain = {"scaled_mse": "rmse", "scaled_mae": "mae"}.get(metric, metric)
     first, deciding = (comparison["differences"][key][baseline] for key in (plain, metric))
     same_sign = first["difference"] * deciding["difference"] >= 0
     return plain if first["verdict"] == deciding["verdict"] and same_sign else metric
 
 
-def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str:
+def _describe_gap(summary: RunSummary, metric: str, baseline: str) -> str:
     """Format both values of a metric, by how much they differ and the interval of that."""
     subset = choose_layout(summary).subset
     comparison = find_comparison(summary)
     assert comparison is not None
     gap = comparison["differences"][metric][baseline]
-    pair = _get_used(summary)[1], summary["baselines"][baseline]
+    pair: tuple[Scores, Scores] = _get_used(summary)[1], _get_baseline(summary, baseline)
     decimals = 4 if summary.get("classes") else 8
     model, baseline_value = (
         format_number(_read_metric(result, subset, metric), decimals) for result in pair
@@ -328,7 +363,7 @@ def _describe_gap(summary: Mapping[str, Any], metric: str, baseline: str) -> str
     if gap["interval"] is None:
         return values
     level = f"{100 * comparison['level']:.0f} % interval"
-    if gap["relative_interval"] is None:
+    if gap["relative_interval"] is None or gap["relative"] is None:
         low, high = (f"{bound:+.4f}" for bound in gap["interval"])
         return f"{values} (difference {gap['difference']:+.4f}, {level} {low} to {high})"
     low, high = (format_percent(bound) for bound in gap["relative_interval"])
@@ -345,7 +380,7 @@ def _join_names(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _describe_without_interval(summary: dict[str, Any]) -> str:
+def _describe_without_interval(summary: RunSummary) -> str:
     """State the figures of a run that an older version wrote: it has no intervals."""
     layout, metric = choose_layout(summary), summary["judged_by"]
     key = metric if summary.get("classes") else f"{SCALED}{metric}"
@@ -353,7 +388,7 @@ def _describe_without_interval(summary: dict[str, Any]) -> str:
     closest = _find_closest(summary, key, names)
     model, baseline_value = (
         format_number(_read_metric(result, layout.subset, key))
-        for result in (summary, summary["baselines"][closest])
+        for result in (summary, _get_baseline(summary, closest))
     )
     beaten = summary["beaten_by"]
     relation = f"a higher error than {_join_names(beaten)}" if beaten else "the lowest error"
@@ -363,7 +398,7 @@ def _describe_without_interval(summary: dict[str, Any]) -> str:
     )
 
 
-def _warn_of_r2(result: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _warn_of_r2(result: Scores, summary: RunSummary) -> str:
     """Say that a model which no baseline beats is still worse than a constant; else nothing."""
     r2 = _read_r2(result, summary)
     if r2 is None or r2 > 0:
@@ -375,13 +410,13 @@ def _warn_of_r2(result: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     )
 
 
-def _read_r2(result: Mapping[str, Any], summary: Mapping[str, Any]) -> float | None:
+def _read_r2(result: Scores, summary: RunSummary) -> float | None:
     """Return the share of the variance that is explained; None where it is undefined."""
-    r2: float | None = result["metrics"][choose_layout(summary).subset]["r2"]
+    r2 = get_metrics(result)[choose_layout(summary).subset]["r2"]
     return None if r2 is None or math.isnan(r2) else r2
 
 
-def _describe_classes(summary: dict[str, Any]) -> str:
+def _describe_classes(summary: RunSummary) -> str:
     """Say what a model of classes is judged by where that is not the usual, and compare it with the
     majority class: if nothing beats that, the inputs carry no signal."""
     predictor = "ensemble" if summary.get("uses") == "ensemble" else "model"
@@ -413,17 +448,16 @@ def _describe_classes(summary: dict[str, Any]) -> str:
     return f"{text} {nothing if winners else 'Nothing here beats the majority class'}: {gaps}."
 
 
-def beats_majority(summary: dict[str, Any], name: str, key: str) -> bool:
+def beats_majority(summary: RunSummary, name: str, key: str) -> bool:
     """Whether a predictor is shown to beat the majority class."""
     difference, sign = summary["against_majority"][name][key], 1 if key in HIGHER_IS_BETTER else -1
-    return bool(difference["interval"]) and all(
-        sign * bound > 0 for bound in difference["interval"]
-    )
+    bounds = difference["interval"]
+    return bool(bounds) and all(sign * bound > 0 for bound in bounds or ())
 
 
-def _describe_majority_gap(summary: dict[str, Any], predictor: str, key: str) -> str:
-    pair = _get_used(summary)[1], summary["baselines"]["majority"]
-    model, majority = (result["metrics"]["test"][key] for result in pair)
+def _describe_majority_gap(summary: RunSummary, predictor: str, key: str) -> str:
+    pair: tuple[Scores, Scores] = _get_used(summary)[1], _get_baseline(summary, "majority")
+    model, majority = (get_metrics(result)["test"][key] for result in pair)
     gap = summary["against_majority"][predictor][key]
     values = f"{METRIC_NAMES[key]} {model:.3f} vs. {majority:.3f}"
     if not gap["interval"]:
@@ -432,7 +466,7 @@ def _describe_majority_gap(summary: dict[str, Any], predictor: str, key: str) ->
     return f"{values} (difference {gap['difference']:+.3f}, 95 % interval {low} to {high})"
 
 
-def judge(summary: Mapping[str, Any]) -> str:
+def judge(summary: RunSummary) -> str:
     """Return the verdict on a run in one word, which decides its colour: better than every
     baseline, worse than one of them or than a constant, or neither is shown."""
     comparison = find_comparison(summary)
@@ -442,14 +476,14 @@ def judge(summary: Mapping[str, Any]) -> str:
         r2 = _read_r2(_get_used(summary)[1], summary)
         if r2 is not None and r2 <= 0:
             return WORSE
-    verdict: str = comparison["verdict"]
-    return verdict
+    return comparison["verdict"]
 
 
-def judge_search(summary: Mapping[str, Any]) -> str:
+def judge_search(summary: SearchSummary) -> str:
     """Return the verdict on a search in one word: better than the defaults, and not shown to be
     worse than a baseline; worse than one of them; or neither is shown."""
-    comparison, best = summary.get("comparison"), summary["test"].get("best") or {}
+    comparison = summary.get("comparison")
+    best: SearchTest = summary["test"].get("best") or {}
     if comparison is None:
         return NO_DIFFERENCE
     if best.get("beaten_by") or comparison["verdict"] in (WORSE, "chosen failed", "both failed"):
@@ -460,53 +494,54 @@ def judge_search(summary: Mapping[str, Any]) -> str:
 def describe_quantiles(result: Mapping[str, Any]) -> str:
     """State the pinball loss and how many of the true values lie between the outermost quantiles;
     empty without quantiles. The result is that of a run, or of one set of windows."""
-    levels, metrics = result.get("quantiles"), _get_used(result)[1]["metrics"]
-    metrics = metrics.get("test", metrics)
+    levels = result.get("quantiles")
+    found: Mapping[str, Any] = _get_used(cast(RunSummary, result))[1]["metrics"] or {}
+    metrics: Metrics = found.get("test", found)
     if not levels or "pinball" not in metrics:
         return ""
     text = f"quantiles: pinball loss {format_number(metrics['pinball'])}"
-    if "coverage" in metrics:
+    if (coverage := metrics.get("coverage")) is not None:
         low, high = levels[0], levels[-1]
         text += (
-            f"; {100 * metrics['coverage']:.1f} % of the true values lie between those of {low:g} "
+            f"; {100 * coverage:.1f} % of the true values lie between those of {low:g} "
             f"and {high:g}, which should hold {100 * (high - low):.0f} %"
         )
     return text
 
 
-def get_total_s(summary: Mapping[str, Any]) -> float:
+def get_total_s(summary: Summary) -> float:
     """Return the time from the command to the result; version 0.1 left out the start-up."""
     return float((summary.get("time") or {}).get("wall_s", summary["seconds"]))
 
 
-def list_time_parts(summary: Mapping[str, Any]) -> dict[str, float]:
+def list_time_parts(summary: Summary) -> dict[str, float]:
     """Return the seconds of each part of the time by its name; of version 0.1, of each phase."""
     if "time" not in summary:
-        return dict(summary.get("seconds_by_phase") or {})
+        return dict(cast(RunSummary, summary).get("seconds_by_phase") or {})
     sums = ("wall_s", "process_s")
     parts = {name.removesuffix("_s"): s for name, s in summary["time"].items() if name not in sums}
     return {TIME_NAMES.get(name, name): seconds for name, seconds in parts.items()}
 
 
-def describe_time(summary: Mapping[str, Any]) -> str:
+def describe_time(summary: Summary) -> str:
     """List where the time went, without parts that took next to nothing; empty where that is not
     known."""
     parts = {name: s for name, s in list_time_parts(summary).items() if s >= MIN_PART_S}
     return ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items())
 
 
-def format_energy(summary: dict[str, Any]) -> str:
+def format_energy(summary: RunSummary) -> str:
     """Format the GPU's energy over the whole run; empty where it was not measured."""
-    monitor = summary.get("monitor") or {}
-    if monitor.get("energy_wh") is None:
+    monitor: MonitorSummary = summary.get("monitor") or {}
+    watt_hours = monitor.get("energy_wh")
+    if watt_hours is None:
         return ""
-    watt_hours = monitor["energy_wh"]
     energy = f"{watt_hours:.3g} Wh" if watt_hours < 999.5 else f"{watt_hours / 1e3:.3g} kWh"
     resumed = monitor["seconds"] > summary["seconds"]
     return energy + (" since the run began" if resumed else "")
 
 
-def describe_usage(summary: dict[str, Any]) -> Iterator[str]:
+def describe_usage(summary: RunSummary) -> Iterator[str]:
     """Yield repeated steps, and the machine's utilisation and throttling unless the monitor was
     off."""
     if repeated := summary.get("repeated_steps"):
@@ -516,27 +551,31 @@ def describe_usage(summary: dict[str, Any]) -> Iterator[str]:
     if not monitor:
         return
     gpu = [
-        text.format(monitor[key] / unit)
+        text.format(value / unit)
         for key, unit, text in GPU_USAGE
-        if monitor[key] is not None
+        if (value := monitor[key]) is not None
     ]
-    cores = f"{monitor['cpu_percent_mean'] / 100:.1f} CPU cores busy"
-    host = f"{cores}, {monitor['rss_peak_bytes'] / 1e9:.1f} GB peak memory"
-    yield "; ".join(filter(None, (", ".join(gpu), host)))
+    host = [
+        text.format(value / unit)
+        for key, unit, text in HOST_USAGE
+        if (value := monitor[key]) is not None
+    ]
+    yield "; ".join(filter(None, (", ".join(gpu), ", ".join(host))))
     for reason, share in monitor["throttled"].items():
         if share >= MIN_THROTTLED:
             yield f"the GPU was throttled for {100 * share:.0f} % of the time: {reason}"
 
 
-def describe_estimate(summary: dict[str, Any]) -> str:
+def describe_estimate(summary: RunSummary) -> str:
     """Compare the estimated training time with the actual one; empty without an estimate."""
-    estimate = summary.get("estimate") or {}
+    estimate: EstimateSummary = summary.get("estimate") or {}
+    before_s, after_s = estimate.get("before_s"), estimate.get("after_ten_steps_s")
     parts = []
-    if estimate.get("before_s") is not None:
+    if before_s is not None:
         how = " (rule of thumb)" if estimate["before_is"] == "guessed" else ""
-        parts.append(f"estimated {format_seconds(estimate['before_s'])}{how}")
-    if estimate.get("after_ten_steps_s") is not None:
-        parts.append(f"{format_seconds(estimate['after_ten_steps_s'])} after ten steps")
+        parts.append(f"estimated {format_seconds(before_s)}{how}")
+    if after_s is not None:
+        parts.append(f"{format_seconds(after_s)} after ten steps")
     if not parts:
         return ""
     steps, planned = summary["steps"], estimate["planned_steps"]
@@ -544,7 +583,7 @@ def describe_estimate(summary: dict[str, Any]) -> str:
     return f"{', '.join(parts)}; training took {format_seconds(estimate['took_s'])}{ran}"
 
 
-def describe_coverage(coverage: dict[str, float], whose: str = "") -> str:
+def describe_coverage(coverage: Mapping[str, float], whose: str = "") -> str:
     """State how many of the true values lie within the intervals."""
     parts = (
         f"{100 * part:.1f} % inside the {level} % interval" for level, part in coverage.items()
@@ -552,7 +591,7 @@ def describe_coverage(coverage: dict[str, float], whose: str = "") -> str:
     return f"coverage{whose and f' {whose}'}: {', '.join(parts)}"
 
 
-def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
+def describe_lanes(summary: RunSummary) -> Iterator[str]:
     """Yield the spread over seeds, the folds, the ensemble and its coverage, where there are."""
     if "lanes" not in summary:
         return
@@ -560,7 +599,8 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
     headline = choose_layout(summary).headline
     name = headline.heading
     if spread:
-        figures = {key: format_number(value) for key, value in spread[headline.key].items()}
+        found = spread[headline.key]
+        figures = {key: format_number(found[key]) for key in ("mean", "sd", "min", "max")}
         seeds = len({lane["seed"] for lane in summary["lanes"]})
         ends = f"{figures['min']} to {figures['max']}"
         values = f"{figures['mean']} ± {figures['sd']} ({ends})"
@@ -576,12 +616,12 @@ def describe_lanes(summary: dict[str, Any]) -> Iterator[str]:
             "validation error"
         )
     is_ensemble = summary["uses"] == "ensemble"
-    coverage = (ensemble if is_ensemble else summary)["coverage"]
+    coverage = _get_used(summary)[1]["coverage"]
     if coverage:
         yield describe_coverage(coverage, "of the ensemble" if is_ensemble else "")
 
 
-def list_members(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def list_members(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """List an ensemble's members by the name of their row: kind and weight, the run where several
     are of one kind; empty for other runs."""
     members = summary.get("members", ())
@@ -599,7 +639,7 @@ def list_members(summary: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]
     return list(zip(names, members, strict=True))
 
 
-def describe_members(summary: Mapping[str, Any]) -> Iterator[str]:
+def describe_members(summary: RunSummary) -> Iterator[str]:
     """Yield the members of an ensemble with their weights, and the coverage of its intervals."""
     members = summary.get("members")
     if not members:
@@ -622,7 +662,7 @@ def describe_settings(params: Mapping[str, Any]) -> str:
     return ", ".join(f"{short[name]} {format_value(value)}" for name, value in params.items())
 
 
-def describe_search_verdict(summary: Mapping[str, Any], reader: Reader = "terminal") -> str:
+def describe_search_verdict(summary: SearchSummary, reader: Reader = "terminal") -> str:
     """State how much better the chosen settings are than the defaults, given seed noise."""
     comparison, best = summary["comparison"], summary["best"]
     if comparison is None:
@@ -636,22 +676,31 @@ def describe_search_verdict(summary: Mapping[str, Any], reader: Reader = "termin
         wanted = summary.get("retraining", {}).get("of_trials")
         reason = "tune.minutes left no time" if wanted else "tune.retrain = 0"
         unknown = f"It was not retrained ({reason}), so how much of this is luck is unknown"
-        if not (test := summary["test"].get("best", {})).get("metrics"):
+        test: SearchTest = summary["test"].get("best") or {}
+        if not test.get("metrics"):
             return f"{lowest} {unknown}, and the test set was not used."
         beaten = test.get("beaten_by")
         return f"{lowest} {unknown}." + (f" It loses to {' and '.join(beaten)}." if beaten else "")
     verdict = (_describe_failure if comparison["low"] is None else _describe_gain)(comparison)
-    best = summary["test"]["best"]
-    if beaten := best.get("beaten_by"):
+    tested = summary["test"]["best"]
+    if beaten := tested.get("beaten_by"):
         return f"{verdict} It still loses to {_join_names(beaten)}."
-    against = best.get("against_baselines")
+    against = tested.get("against_baselines")
     if against and (unsure := _group_by_verdict(against)[NO_DIFFERENCE]):
         return f"{verdict} It is not shown to beat {_join_names(unsure)}."
     return verdict
 
 
-def _describe_gain(comparison: Mapping[str, Any]) -> str:
-    before, after = (comparison[name]["n"] for name in ("default", "chosen"))
+def _get_spreads(comparison: SearchComparison) -> tuple[Spread, Spread]:
+    """Return the errors of the default and of the chosen settings, which both have a model."""
+    default, chosen = comparison["default"], comparison["chosen"]
+    if default is None or chosen is None:
+        raise LookupError(comparison["verdict"])
+    return default, chosen
+
+
+def _describe_gain(comparison: SearchComparison) -> str:
+    before, after = (spread["n"] for spread in _get_spreads(comparison))
     percent = comparison["gain_percent"]
     share = "" if percent is None else f", {-percent:+.0f} %"
     change = f"{_describe_change(comparison)}{share}"
@@ -666,22 +715,22 @@ def _describe_gain(comparison: Mapping[str, Any]) -> str:
     }[comparison["verdict"]]
 
 
-def _describe_change(comparison: Mapping[str, Any]) -> str:
-    means = (format_number(comparison[name]["mean"]) for name in ("default", "chosen"))
+def _describe_change(comparison: SearchComparison) -> str:
+    means = (format_number(spread["mean"]) for spread in _get_spreads(comparison))
     return _describe_error(comparison, " → ".join(means))
 
 
-def _describe_error(comparison: Mapping[str, Any], error: str) -> str:
+def _describe_error(comparison: SearchComparison, error: str) -> str:
     scaled = ", scaled" if comparison.get("scaled") else ""
-    return f"test {get_metric_name(comparison['metric'])} {error}{scaled}"
+    return f"test {get_metric_name(comparison['metric'] or '')} {error}{scaled}"
 
 
-def _describe_failure(comparison: Mapping[str, Any]) -> str:
+def _describe_failure(comparison: SearchComparison) -> str:
     """Explain why there is no gain to report: a side has no model, or fewer than two seeds."""
-    before, after = comparison["default"], comparison["chosen"]
+    after = comparison["chosen"]
     match comparison["verdict"]:
         case "default failed":
-            error = _describe_error(comparison, format_number(after["mean"]))
+            error = _describe_error(comparison, format_number(after and after["mean"]))
             return (
                 f"Only the chosen settings reached a finite loss ({error}); the defaults did not."
             )
@@ -695,15 +744,16 @@ def _describe_failure(comparison: Mapping[str, Any]) -> str:
                 "Neither the chosen settings nor the defaults reached a finite loss from other "
                 "seeds; lower train.lr, or set train.clip."
             )
+    default, chosen = _get_spreads(comparison)
     return (
         "Too few seeds reached a finite loss to tell a difference from chance: "
-        f"{_describe_change(comparison)}, {before['n']} and {after['n']} seeds."
+        f"{_describe_change(comparison)}, {default['n']} and {chosen['n']} seeds."
     )
 
 
-def get_chosen(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_chosen(summary: SearchSummary) -> ChosenSettings:
     """Return the trial that best.toml comes from: chosen among the retrained, else the best."""
-    chosen: Iterator[Mapping[str, Any]] = (row for row in summary["retrained"] if row["chosen"])
+    chosen = (row for row in summary["retrained"] if row["chosen"])
     return next(chosen, summary["best"])
 
 
@@ -713,7 +763,7 @@ def list_states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in listed)
 
 
-def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
+def describe_search(summary: SearchSummary) -> Iterator[str]:
     """Yield the cost of a search, and how its best score held up on other seeds."""
     counts, packs = summary["trials"], summary["packs"]
     states = list_states(counts)
@@ -737,7 +787,7 @@ def describe_search(summary: Mapping[str, Any]) -> Iterator[str]:
     yield from summary.get("findings", ())
 
 
-def describe_pruning(summary: Mapping[str, Any], epochs: tuple[float, float]) -> str:
+def describe_pruning(summary: SearchSummary, epochs: tuple[float, float]) -> str:
     """State how many trials were pruned and what that saved; `epochs` are saved and planned."""
     counts = summary["trials"]
     total, pruned, (saved, planned) = sum(counts.values()), counts["pruned"], epochs
@@ -748,7 +798,7 @@ def describe_pruning(summary: Mapping[str, Any], epochs: tuple[float, float]) ->
     return f"{text}, which saved {saved:,.0f} of {planned:,.0f} epochs ({share})"
 
 
-def describe_probe(summary: dict[str, Any]) -> str:
+def describe_probe(summary: ProbeSummary) -> str:
     """State whether fine-tuning and the frozen encoder beat training from scratch."""
     key, n = summary["judged_by"], len(summary["seeds"])
     tuned, frozen = (summary["against_scratch"][way][key] for way in (FINE_TUNED, "frozen"))
@@ -777,7 +827,7 @@ def describe_probe(summary: dict[str, Any]) -> str:
     )
 
 
-def build_probe_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def build_probe_rows(summary: ProbeSummary) -> list[dict[str, Any]]:
     """Build the table's rows: the three runs, then the baselines; two cells for every metric."""
     keys = list(summary["ways"][SCRATCH]["metrics"])
     rows = []
@@ -795,16 +845,16 @@ def build_probe_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def build_probe_headings(summary: dict[str, Any]) -> list[str]:
+def build_probe_headings(summary: ProbeSummary) -> list[str]:
     keys = summary["ways"][SCRATCH]["metrics"]
     return [cell for key in keys for cell in (name_metric(summary, key), "difference to scratch")]
 
 
-def name_metric(summary: dict[str, Any], key: str) -> str:
+def name_metric(summary: ProbeSummary, key: str) -> str:
     return METRIC_NAMES.get(key, f"scaled {key.upper()}" if summary["scaled"] else key)
 
 
-def _format_interval(difference: dict[str, Any]) -> str:
+def _format_interval(difference: SeedDifference) -> str:
     """Format a difference and its interval, with signs."""
     bounds = f"{difference['low']:+.4f} to {difference['high']:+.4f}"
     return f"{difference['difference']:+.4f}, {bounds}"

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from slipstream import events
 from slipstream.base.errors import Option, ResumableError, UserError
@@ -25,6 +25,7 @@ from slipstream.runs import lock as locks
 from slipstream.runs.files import read_json, remove
 from slipstream.runs.lock import Lock, find_holder
 from slipstream.runs.log import SCHEMA, add_event, drop_torn_line
+from slipstream.runs.summary import RunOrigin, RunSummary, Summary
 
 Watch = Callable[[Event], None]
 UNPUBLISHED = ".unpublished"
@@ -245,7 +246,7 @@ def get_cache_folder() -> Path:
     return base / "slipstream"
 
 
-def write_metrics(run: Run, summary: dict[str, Any], *, name: str = METRICS) -> None:
+def write_metrics(run: Run, summary: Summary, *, name: str = METRICS) -> None:
     """Write metrics.json, which marks a run as finished, and before it the manifest of SHA-256 sums
     of all its files. A probe uses another `name`."""
     text = disk.to_json(summary) + "\n"
@@ -256,12 +257,13 @@ def write_metrics(run: Run, summary: dict[str, Any], *, name: str = METRICS) -> 
     disk.write_text(run.folder / name, text)
 
 
-def update_metrics(folder: Path, **values: Any) -> dict[str, Any]:
+def update_metrics(folder: Path, **values: Any) -> RunSummary:
     """Change entries of a finished run's metrics.json; return all of them.
 
     There is no manifest in between, so that a kill leaves a run that can be read.
     """
-    metrics, manifest = read_metrics(folder) | values, folder / MANIFEST
+    metrics, manifest = read_metrics(folder), folder / MANIFEST
+    metrics |= cast(RunSummary, values)
     text = disk.to_json(metrics) + "\n"
     sums = read_json(manifest) if manifest.exists() else None
     remove(manifest)
@@ -300,13 +302,13 @@ def verify_files(folder: Path, *names: str) -> None:
             raise UserError(f"{path}: is damaged (its SHA-256 differs from {MANIFEST}); {fix}")
 
 
-def read_metrics(folder: Path) -> dict[str, Any]:
-    """Read and verify the metrics.json of a finished run."""
-    verify_files(folder, METRICS)
-    metrics = read_json(folder / METRICS)
+def read_metrics(folder: Path, *, name: str = METRICS) -> RunSummary:
+    """Read and verify the metrics.json of a finished run. A probe uses another `name`."""
+    verify_files(folder, name)
+    metrics = read_json(folder / name)
     if not isinstance(metrics, dict):
-        raise UserError(f"{folder / METRICS}: holds no metrics; train the run again")
-    return metrics
+        raise UserError(f"{folder / name}: holds no metrics; train the run again")
+    return cast(RunSummary, metrics)
 
 
 def _compute_sum(path: Path) -> str:
@@ -316,7 +318,7 @@ def _compute_sum(path: Path) -> str:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def describe_origin() -> dict[str, str | None]:
+def describe_origin() -> RunOrigin:
     """Return the entries of a summary about its origin: the time at which it was made, and the
     command."""
     return {

@@ -19,6 +19,7 @@ from slipstream.base import statistics
 from slipstream.base.statistics import PairedComparison, compare_predictors
 from slipstream.data.dataset import Dataset
 from slipstream.data.predictions import list_class_columns
+from slipstream.runs.summary import ClassComparison, SetDetail
 from slipstream.scoring import answers
 from slipstream.scoring.answers import Array, ClassAnswers
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
@@ -122,7 +123,7 @@ class ClassCounts:
         """Return the retained answers."""
         return answers.join_answers(self.retained)
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> SetDetail:
         """Return the metrics: overall, per class, per predicted row and per series."""
         retained, confusion = self.join_answers(), self.confusion.cpu().numpy()
         auc, bins = answers.compute_auc(retained), answers.compute_reliability(retained)
@@ -213,7 +214,7 @@ def compare_with(
 
 def describe_test(
     model: ClassCounts, references: Mapping[str, ClassCounts], dataset: Dataset
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[ClassComparison, SetDetail]:
     """Return the intervals, each predictor's difference from the majority class, and the worst
     windows."""
     counts = {"model": model, **references}
@@ -225,7 +226,7 @@ def describe_test(
         for name, predictor_counts in counts.items()
         if name != "majority"
     }
-    summary = {
+    summary: ClassComparison = {
         "classes": list(dataset.signature.classes),
         "intervals": {
             "test": {key: resampled.get_interval(key) for key in NAMES},

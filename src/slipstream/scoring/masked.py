@@ -6,7 +6,7 @@ D the encoder's width. With independent channels a window is several sequences, 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from slipstream.engine.plan import Plan
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.events import Scoring
 from slipstream.models import noise
+from slipstream.runs.summary import BaselineScores, LatentSummary, RunSummary, SetDetail
 from slipstream.scoring import regression, summary
 from slipstream.scoring.batch import ChunkLoader
 from slipstream.scoring.predict import split_if_full
@@ -152,11 +153,11 @@ def compute_training_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
 class MaskedScores(NamedTuple):
     """The scores of filled-in rows."""
 
-    metrics: dict[str, Any]
+    metrics: dict[str, SetDetail]
     """The metrics of the model and of each baseline"""
     comparison: PairedComparison
     """The comparison of the model with the baselines"""
-    latent: dict[str, Any]
+    latent: LatentSummary
     examples: pa.Table
     """A table of a few windows"""
 
@@ -228,10 +229,13 @@ class MaskedSums:
         channels: Tensor = selected[..., -1].unflatten(0, (-1, self.channels))
         return channels.transpose(1, 2)
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> SetDetail:
         metrics = self.sums.compute()
         counts, squares = self.by_distance.tolist()
-        return {name: metrics[name] for name in ("overall", "scaled", "per_series")} | {
+        return {
+            "overall": metrics["overall"],
+            "scaled": metrics["scaled"],
+            "per_series": metrics["per_series"],
             "per_column": metrics["per_target"],
             "by_distance": [
                 {"distance": i + 1, "mse": squares[i] / count, "rows": int(count)}
@@ -263,7 +267,7 @@ class LatentSums:
         self.sums = self.sums + torch.stack([tokens.sum(dim=1), tokens.square().sum(dim=1)])
         self.count += tokens.shape[1]
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> LatentSummary:
         mean, squares = self.sums / self.count
         deviation = (squares - mean.square()).clamp(min=0.0).sqrt().mean(dim=0).cpu()
         return {
@@ -322,7 +326,7 @@ class ExampleCollector:
 
 def score_encoder(
     context: RunContext, weights: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[RunSummary, dict[str, SetDetail]]:
     """Score the rows that an encoder with these weights fills in, and write a few of them; return
     the run's summary, as far as its scores go, and the metrics in detail.
 
@@ -343,14 +347,15 @@ def score_encoder(
         "run": str(run.folder),
         "name": config.name,
         "objective": config.train.objective,
-        **scores[MODEL],
+        **cast(RunSummary, scores[MODEL]),
         "windows": dataset.num_windows,
         "windows_without_target": dataset.left_out,
         "baselines": {
-            name: {"what": description} | scores[name] for name, description in BASELINES.items()
+            name: {"what": description, **cast(BaselineScores, scores[name])}
+            for name, description in BASELINES.items()
         },
         "judged_by": metric,
-        **summary.summarize_comparison(scored.comparison, metric),
+        **cast(RunSummary, summary.summarize_comparison(scored.comparison, metric)),
         "latent": scored.latent,
         "notes": list(dataset.notes),
     }, detail

@@ -20,6 +20,7 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.predictions import list_number_columns, to_physical
 from slipstream.data.scaler import Scaler
 from slipstream.models.losses import select_point
+from slipstream.runs.summary import ClassComparison, SetDetail
 from slipstream.scoring.batch import HalfWidths, PredictionBatch
 
 Array = npt.NDArray[Any]
@@ -221,7 +222,7 @@ class RegressionSums:
         parts = [windows.collect() for windows in self.by_window]
         return WindowUnits(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
-    def compute(self) -> dict[str, Any]:
+    def compute(self) -> SetDetail:
         """Return the metrics: overall, per target, per predicted row and per series."""
         sums, largest, by_series = self.by_step.cpu(), self.max_by_step.cpu(), self.by_series.cpu()
         per_target = self._compute_errors(sums.sum(dim=1), largest.amax(dim=0))
@@ -346,6 +347,6 @@ def compare_with(
 
 def describe_test(
     _: RegressionSums, __: Mapping[str, RegressionSums], ___: Dataset
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[ClassComparison, SetDetail]:
     """Return nothing: the metrics are all that is reported about numbers."""
     return {}, {}

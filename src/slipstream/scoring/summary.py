@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from slipstream.base import statistics
 from slipstream.base.errors import DivergedError, UserError
-from slipstream.base.statistics import PairedComparison
+from slipstream.base.statistics import PairedComparison, Spread
 from slipstream.base.text import format_count
 from slipstream.config import CLASS_LOSSES, Config
 from slipstream.data import predictions
@@ -27,6 +28,18 @@ from slipstream.events import Scoring
 from slipstream.models.forecaster import set_execution
 from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, MODEL
+from slipstream.runs.summary import (
+    BaselineScores,
+    ByStep,
+    ComparedScores,
+    FoldSummary,
+    LaneSummary,
+    QuantileLevels,
+    RunSummary,
+    Scores,
+    SetDetail,
+    get_metrics,
+)
 from slipstream.scoring import ensemble
 from slipstream.scoring.baselines import FoldWork, fit_baselines, save_baselines
 from slipstream.scoring.batch import (
@@ -72,8 +85,9 @@ def join_unfiltered(
         yield [*filtered, *(row[position] for position in positions)]
 
 
-def summarize_filter(config: Config, dataset: Dataset, unfiltered: SetSums) -> dict[str, Any]:
-    """Return the filter and the overall metrics without it, by set; nothing without a filter."""
+def summarize_filter(config: Config, dataset: Dataset, unfiltered: SetSums) -> RunSummary:
+    """Return the part of the summary on the filter: what it is, and the overall metrics without it
+    by set; nothing without a filter."""
     window_filter = make_window_filter(config, dataset)
     if window_filter is None:
         return {}
@@ -109,14 +123,13 @@ def summarize_scores(
     model: SetSums,
     baselines: BaselineSums,
     references: Mapping[str, Any] = MappingProxyType({}),
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[RunSummary, dict[str, SetDetail]]:
     """Return a run's summary as far as its scores go, and the metrics of every set in detail.
 
     `references` are further sums over the test set that the model is compared with, as with the
     baselines.
     """
-    detail = {set_name: sums.compute() for set_name, sums in model.items()}
-    scores = group_by_set(detail)
+    detail: dict[str, SetDetail] = {name: sums.compute() for name, sums in model.items()}
     beside = {
         name: summarize_baseline(baseline, sums, dataset) if sums else None
         for name, (baseline, sums) in baselines.items()
@@ -124,30 +137,30 @@ def summarize_scores(
     tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
     metrics, metric = get_task_metrics(dataset), get_comparison_metric(config)
     comparison, more = metrics.describe_test(model["test"], {**tested, **references}, dataset)
-    detail["test"] |= more
+    detail["test"] |= cast(SetDetail, more)
     paired = metrics.compare_with(model["test"], tested, context=dataset.signature.context)
-    summary = {
+    summary: RunSummary = {
         "run": str(run.folder),
         "name": config.name,
-        **scores,
+        **cast(RunSummary, group_by_set(detail)),
         "windows": count_windows(dataset),
         "windows_without_target": dataset.left_out,
         "baselines": beside,
         "judged_by": metric,
-        **summarize_comparison(paired, metric),
-        **comparison,
+        **cast(RunSummary, summarize_comparison(paired, metric)),
+        **cast(RunSummary, comparison),
         **list_quantiles(dataset),
     }
     return summary, detail
 
 
-def list_quantiles(dataset: Dataset) -> dict[str, Any]:
+def list_quantiles(dataset: Dataset) -> QuantileLevels:
     """Return the levels of predicted quantiles, where there are any."""
     levels = dataset.signature.quantiles
     return {"quantiles": list(levels)} if levels else {}
 
 
-def summarize_comparison(paired: PairedComparison, metric: str) -> dict[str, Any]:
+def summarize_comparison(paired: PairedComparison, metric: str) -> ComparedScores:
     """Return the verdict on a model, the baselines that are better, and every difference."""
     key = metric if metric in paired.differences else f"scaled_{metric}"
     verdicts = {name: difference["verdict"] for name, difference in paired.differences[key].items()}
@@ -169,30 +182,30 @@ def count_windows(dataset: Dataset) -> dict[str, int]:
     return {set_name: sum(count[set_name] for count in counts) for set_name in counts[0]}
 
 
-def group_by_set(detail: Mapping[str, Any]) -> dict[str, Any]:
+def group_by_set(detail: Mapping[str, SetDetail]) -> Scores:
     """Return each set's overall metrics, and if there are any, those in standardised units."""
-    sections = {"metrics": "overall", "scaled": "scaled"}
-    return {
-        name: {set_name: metrics[section] for set_name, metrics in detail.items()}
-        for name, section in sections.items()
-        if all(section in metrics for metrics in detail.values())
-    }
+    scores: Scores = {"metrics": {name: metrics["overall"] for name, metrics in detail.items()}}
+    if all("scaled" in metrics for metrics in detail.values()):
+        scores["scaled"] = {name: metrics["scaled"] for name, metrics in detail.items()}
+    return scores
 
 
-def summarize_sums(sums: SetSums) -> dict[str, Any]:
+def summarize_sums(sums: SetSums) -> Scores:
     """Return the overall metrics from each set's sums."""
     return group_by_set({set_name: total.compute() for set_name, total in sums.items()})
 
 
-def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> dict[str, Any]:
+def summarize_baseline(baseline: Baseline, sums: SetSums, dataset: Dataset) -> BaselineScores:
     """Return a baseline's overall metrics, the headline metric of every predicted row and, for
     numbers, the metrics of each target."""
-    detail = {set_name: total.compute() for set_name, total in sums.items()}
-    headline = get_task_metrics(dataset).HEADLINE
-    by_step = [row[headline] for row in detail["test"]["per_step"]]
-    result = {"what": baseline.description, **group_by_set(detail), f"{headline}_by_step": by_step}
-    if "per_target" in detail["test"]:
-        result["per_target"] = detail["test"]["per_target"]
+    detail: dict[str, SetDetail] = {name: total.compute() for name, total in sums.items()}
+    test, headline = detail["test"], get_task_metrics(dataset).HEADLINE
+    scores = cast(BaselineScores, group_by_set(detail))
+    result: BaselineScores = {"what": baseline.description, **scores}
+    key: ByStep = "log_loss_by_step" if dataset.signature.classes else "mae_by_step"
+    result[key] = [row[headline] for row in test["per_step"]]
+    if "per_target" in test:
+        result["per_target"] = test["per_target"]
     return result
 
 
@@ -214,14 +227,15 @@ def get_comparison_metric(config: Config) -> str:
     return "mae" if config.train.loss in ("mae", "quantile") else "mse"
 
 
-def get_metric(summary: Mapping[str, Any], set_name: str, metric: str) -> float:
-    """Return a metric of a model or a baseline on one set."""
-    return float((summary.get("scaled") or summary["metrics"])[set_name][metric])
+def get_metric(scores: Scores, set_name: str, metric: str) -> float:
+    """Return a metric of a model or a baseline on one set; NaN where it is undefined."""
+    value = (scores.get("scaled") or get_metrics(scores))[set_name][metric]
+    return math.nan if value is None else float(value)
 
 
-def get_metric_over_seeds(summary: Mapping[str, Any], metric: str) -> dict[str, Any] | None:
+def get_metric_over_seeds(summary: ComparedScores, metric: str) -> Spread | None:
     """Return the spread of a metric over the seeds on the test set; None with a single seed."""
-    spread: dict[str, dict[str, Any]] | None = summary.get("scaled_spread") or summary["spread"]
+    spread = summary.get("scaled_spread") or summary["spread"]
     return spread[metric] if spread else None
 
 
@@ -424,7 +438,7 @@ def save_folds(context: RunContext, folds: Sequence[FoldSums], uses: str) -> Non
 
 def summarize_folds(
     context: RunContext, folds: Sequence[FoldSums]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[RunSummary, dict[str, SetDetail]]:
     """Return the run's summary, of all folds together, and the metrics in detail."""
     config, dataset = context.config, context.dataset
     model = {set_name: merge_sums([fold.model[set_name] for fold in folds]) for set_name in SETS}
@@ -456,22 +470,26 @@ def summarize_folds(
 def _summarize_lanes(
     context: RunContext,
     folds: Sequence[FoldSums],
-    scores: Mapping[str, Any],
+    scores: RunSummary,
     together: SetSums,
     baselines: BaselineSums,
-) -> dict[str, Any]:
+) -> RunSummary:
     """Return the part of the summary on each lane, on each fold and on the mean of the lanes, whose
     sums are `together`; empty where a fold has one lane."""
-    by_ensemble, uses, metric = None, MODEL, scores["judged_by"]
+    by_ensemble: ComparedScores | None = None
+    uses, metric = MODEL, scores["judged_by"]
     if together:
-        by_ensemble = summarize_sums(together) | {"coverage": _compute_coverage(folds, ENSEMBLE)}
-        by_ensemble |= _compare_ensemble(context, together["test"], baselines, metric)
+        by_ensemble = {
+            **cast(ComparedScores, summarize_sums(together)),
+            "coverage": _compute_coverage(folds, ENSEMBLE),
+            **_compare_ensemble(context, together["test"], baselines, metric),
+        }
         mean, single = (get_metric(summary, "val", metric) for summary in (by_ensemble, scores))
         if statistics.is_better(mean, single, metric):
             uses = ENSEMBLE
     return {
         "lanes": [lane for fold in folds for lane in _summarize_each(fold, scores)],
-        **_summarize_spreads(context, folds),
+        **cast(RunSummary, _summarize_spreads(context, folds)),
         "folds": [_summarize_fold(fold) for fold in folds if fold.group.fold] or None,
         "ensemble": by_ensemble,
         "uses": uses,
@@ -481,7 +499,7 @@ def _summarize_lanes(
 
 def _compare_ensemble(
     context: RunContext, test: Any, baselines: BaselineSums, metric: str
-) -> dict[str, Any]:
+) -> ComparedScores:
     """Compare the ensemble with the baselines on the test set, in the same way as the model."""
     tested = {name: sums["test"] for name, (_, sums) in baselines.items() if sums}
     length = context.dataset.signature.context
@@ -517,11 +535,13 @@ def _compute_coverage(folds: Sequence[FoldSums], predictor: str) -> dict[str, fl
     return ensemble.compute_coverage([fold.coverage[predictor] for fold in folds])
 
 
-def _summarize_each(sums: FoldSums, model: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _summarize_each(sums: FoldSums, model: Scores) -> Iterator[LaneSummary]:
     """Yield the summary of each lane, with the same metrics as the model."""
     group, with_model = sums.group, sums.group.fits_with_model
     for fit in group.fits:
-        scores: dict[str, Any] = {key: None for key in ("metrics", "scaled") if key in model}
+        scores: Scores = (
+            {"metrics": None, "scaled": None} if "scaled" in model else {"metrics": None}
+        )
         if fit.weights:
             position = with_model.index(fit)
             scores = summarize_sums(
@@ -542,24 +562,22 @@ def _summarize_each(sums: FoldSums, model: Mapping[str, Any]) -> Iterator[dict[s
         }
 
 
-def _summarize_fold(sums: FoldSums) -> dict[str, Any]:
+def _summarize_fold(sums: FoldSums) -> FoldSummary:
     return {
         "fold": sums.group.number,
         "label": sums.group.label,
-        "windows": sums.group.fold and sums.group.fold.num_windows,
-        **summarize_sums(sums.model),
+        "windows": sums.group.fold.num_windows if sums.group.fold else None,
+        **cast(FoldSummary, summarize_sums(sums.model)),
         "ensemble": summarize_sums(sums.ensemble) if sums.ensemble else None,
         "coverage": _compute_coverage([sums], MODEL),
         "baselines": {
-            name: summarize_sums(by_set) if by_set else None
+            name: cast(BaselineScores, summarize_sums(by_set)) if by_set else None
             for name, (_, by_set) in sums.baselines.items()
         },
     }
 
 
-def _summarize_spreads(
-    context: RunContext, folds: Sequence[FoldSums]
-) -> dict[str, dict[str, Any] | None]:
+def _summarize_spreads(context: RunContext, folds: Sequence[FoldSums]) -> ComparedScores:
     """Return the spread of each test metric over the repeats, also in standardised units.
 
     Each repeat is scored on all folds together.
@@ -574,12 +592,14 @@ def _summarize_spreads(
         ]
         if len(sums) == len(folds):
             repeats.append(merge_sums(sums).compute())
-    result: dict[str, dict[str, Any] | None] = {"spread": None}
+
+    def summarize(section: Literal["overall", "scaled"]) -> dict[str, Spread] | None:
+        many = [scores[section] for scores in repeats]
+        if len(many) < 2:
+            return None
+        return {name: statistics.summarize_spread([m[name] for m in many]) for name in many[0]}
+
+    result: ComparedScores = {"spread": summarize("overall")}
     if not context.dataset.signature.classes:
-        result["scaled_spread"] = None
-    for key in result if len(repeats) > 1 else ():
-        many = [scores["scaled" if key == "scaled_spread" else "overall"] for scores in repeats]
-        result[key] = {
-            name: statistics.summarize_spread([m[name] for m in many]) for name in many[0]
-        }
+        result["scaled_spread"] = summarize("scaled")
     return result

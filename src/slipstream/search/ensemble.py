@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,14 @@ from slipstream.inference.trained import (
 from slipstream.models import files
 from slipstream.runs import Run
 from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL
+from slipstream.runs.summary import (
+    Baselines,
+    BaselineScores,
+    FoldSummary,
+    MemberDescription,
+    RunSummary,
+    SetDetail,
+)
 from slipstream.scoring import ensemble as ensembles
 from slipstream.scoring import summary as summaries
 from slipstream.scoring.baselines import fit_baselines
@@ -299,7 +307,7 @@ def summarize_ensemble(
     dataset: Dataset,
     members: Sequence[Member],
     folds: Sequence[FoldScores],
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[RunSummary, dict[str, SetDetail]]:
     """Return the ensemble's summary, of all folds together, and the metrics in detail."""
 
     def merge(position: int) -> dict[str, Any]:
@@ -316,7 +324,8 @@ def summarize_ensemble(
     without = {
         subset: merge_sums([fold[subset] for fold in unfiltered]) for subset in unfiltered[-1]
     }
-    return scores | {
+    summary: RunSummary = {
+        **scores,
         **summaries.summarize_filter(config, dataset, without),
         "members": [
             {**describe_member(member), "weight": weight, **summarize_sums(merge(position))}
@@ -325,10 +334,11 @@ def summarize_ensemble(
         "folds": [_summarize_fold(fold, members) for fold in folds] if len(folds) > 1 else None,
         "coverage": coverage,
         "notes": [*dataset.notes, *summaries.list_missing_baselines(baselines)],
-    }, detail
+    }
+    return summary, detail
 
 
-def describe_member(member: Member) -> dict[str, Any]:
+def describe_member(member: Member) -> MemberDescription:
     """Return what a member is."""
     signature = member.trained.signature
     return {
@@ -341,18 +351,22 @@ def describe_member(member: Member) -> dict[str, Any]:
     }
 
 
-def _summarize_fold(scored: FoldScores, members: Sequence[Member]) -> dict[str, Any]:
+def _summarize_fold(scored: FoldScores, members: Sequence[Member]) -> FoldSummary:
     """Return the metrics, weights and baselines of one fold."""
     names = [member.name for member in members]
-    baselines: Mapping[str, Any] = {
-        name: summarize_sums(sums) if sums else None for name, (_, sums) in scored.baselines.items()
+    baselines: Baselines = {
+        name: cast(BaselineScores, summarize_sums(sums)) if sums else None
+        for name, (_, sums) in scored.baselines.items()
     }
     return {
         "fold": scored.fold.number,
         "label": scored.fold.label,
         "windows": scored.fold.dataset.num_windows,
         "weights": dict(zip(names, scored.mixture.weights, strict=True)),
-        **summarize_sums({subset: sums[-1] for subset, sums in scored.sums.items()}),
+        **cast(
+            FoldSummary,
+            summarize_sums({subset: sums[-1] for subset, sums in scored.sums.items()}),
+        ),
         "coverage": ensembles.compute_coverage([scored.scores.coverage[ENSEMBLE]]),
         "baselines": baselines,
     }
@@ -388,10 +402,10 @@ def ensemble(
     settings = {"name": name} | ({} if out is None else {"out": str(out)})
     config = configs.replace_settings(first.config, {"out": loaded[0].config.out, **settings})
     comment = COMMENT.format(count=len(loaded), name=first.name)
-    result: dict[str, Any] = {}
+    results: list[RunSummary] = []
 
     def fill(run: Run) -> None:
-        result.update(_build(run, config, loaded, datasets, reference))
+        results.append(_build(run, config, loaded, datasets, reference))
 
     created = runs.create_locked(
         config.name,
@@ -401,6 +415,7 @@ def ensemble(
         fill=fill,
     )
     with created as run:
+        (result,) = results
         detail = result.pop("detail")
         result |= {"run": str(run.folder), "seconds": time.perf_counter() - began}
         runs.write_metrics(run, result | {"detail": detail})
@@ -444,7 +459,7 @@ def _load_members(
 
 def _build(
     run: Run, config: Config, members: Sequence[Member], datasets: Sequence[Dataset], reference: int
-) -> dict[str, Any]:
+) -> RunSummary:
     """Fill the folder with the members, the predictions and the baselines; return the summary."""
     first = members[reference]
     dataset, predictors = bind_members(members, datasets, reference)
@@ -466,7 +481,8 @@ def _build(
     runs.write_json(run.folder / "plan.json", first.plan.to_dict())
     summary, detail = summarize_ensemble(run, config, dataset, members, scored)
     parameters = sum(checkpoint.count_parameters(member.run) for member in members)
-    return summary | {
+    return {
+        **summary,
         "parameters": parameters,
         "plan": first.plan.to_dict(),
         "data": summarize_data(dataset, config),

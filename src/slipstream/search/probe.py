@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slipstream import config as configs
 from slipstream import runs, training
@@ -29,6 +29,13 @@ from slipstream.base.errors import (
 from slipstream.config import Config
 from slipstream.events import Event, ProbeStep
 from slipstream.reporting.wording import beats_majority, describe_probe
+from slipstream.runs.summary import (
+    LaneSummary,
+    ProbeSummary,
+    RunSummary,
+    SeedDifference,
+    SeedMetrics,
+)
 from slipstream.scoring.summary import get_metric
 
 SCRATCH, FROZEN, TUNED = "scratch", "frozen", "fine-tuned"
@@ -48,7 +55,7 @@ class FinishedProbe:
 
     run: Path
     """The folder that holds the four runs"""
-    summary: dict[str, Any]
+    summary: ProbeSummary
     """The object that `slipstream pretrain --probe --json` prints"""
 
 
@@ -94,7 +101,7 @@ def probe(
         # a resumed probe does not train again what had finished before
         in_runs_s = sum(result["seconds"] for result in trained)
         summary["seconds"] = max(time.perf_counter() - started_at, in_runs_s)
-        summary |= runs.describe_origin()
+        summary |= cast(ProbeSummary, runs.describe_origin())
         runs.write_metrics(probe_run, summary, name=SUMMARY)
     return FinishedProbe(probe_run.folder, summary)
 
@@ -176,8 +183,8 @@ def _open_folder(
 
 
 def summarize_probe(
-    folder: Path, name: str, encoder: Mapping[str, Any], results: Mapping[str, dict[str, Any]]
-) -> dict[str, Any]:
+    folder: Path, name: str, encoder: RunSummary, results: Mapping[str, RunSummary]
+) -> ProbeSummary:
     """Return each strategy's metrics by seed, their differences from scratch, and a verdict."""
     scratch = results[SCRATCH]
     metric, classes = scratch["judged_by"], bool(scratch.get("classes"))
@@ -206,7 +213,7 @@ def summarize_probe(
         for strategy in results
         if classes and beats_majority(results[strategy], "model", metric)
     ]
-    summary: dict[str, Any] = {
+    summary: ProbeSummary = {
         "run": str(folder),
         "name": name,
         "objective": "probe",
@@ -242,7 +249,7 @@ def summarize_probe(
 
 def compare_with_scratch(
     scratch: Sequence[float], strategy: Sequence[float], metric: str
-) -> dict[str, Any]:
+) -> SeedDifference:
     """Return the mean of the seeds' differences with its paired t interval, and a verdict."""
     differences = [b - a for a, b in zip(scratch, strategy, strict=True)]
     interval = stats.compute_t_interval(differences)
@@ -256,9 +263,9 @@ def compare_with_scratch(
     }
 
 
-def _group_by_seed(summary: Mapping[str, Any], metric: str) -> dict[int, float]:
+def _group_by_seed(summary: RunSummary, metric: str) -> dict[int, float]:
     """Return each seed's test metric; with folds, their mean, if all folds trained to an end."""
-    lanes: dict[int, list[Any]] = {}
+    lanes: dict[int, list[LaneSummary]] = {}
     for lane in summary["lanes"]:
         lanes.setdefault(lane["seed"], []).append(lane)
     return {
@@ -268,12 +275,12 @@ def _group_by_seed(summary: Mapping[str, Any], metric: str) -> dict[int, float]:
     }
 
 
-def _summarize_seeds(values: Sequence[float]) -> dict[str, Any]:
+def _summarize_seeds(values: Sequence[float]) -> SeedMetrics:
     spread = stats.summarize_spread(values)
     return {"mean": spread["mean"], "sd": spread["sd"], "by_seed": list(values)}
 
 
-def _collect_notes(results: Mapping[str, Mapping[str, Any]], seeds: Sequence[int]) -> list[str]:
+def _collect_notes(results: Mapping[str, RunSummary], seeds: Sequence[int]) -> list[str]:
     """Return the notes of the three runs, each once, and the seeds that are missing."""
     notes = dict.fromkeys(note for result in results.values() for note in result["notes"])
     missing = sorted({lane["seed"] for lane in results[SCRATCH]["lanes"]} - set(seeds))

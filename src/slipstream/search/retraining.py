@@ -25,6 +25,7 @@ from slipstream.config import search_space as spaces
 from slipstream.engine.planning import LANES_PER_STEP
 from slipstream.events import Retrained
 from slipstream.runs import Run
+from slipstream.runs.summary import RunSummary
 from slipstream.scoring.summary import BaselineSums
 from slipstream.search.budget import SearchBudget
 from slipstream.search.packs import NOT_STARTED, DatasetCache, PackScheduler, TrialRun, TrialSource
@@ -302,13 +303,13 @@ def run_tests(
     retrained: Sequence[RetrainedConfig],
     datasets: DatasetCache,
     budget: SearchBudget | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, RunSummary]:
     """Test the chosen settings and the default: ordinary runs, of the lanes that were retrained.
 
     Returns their summaries; `failed` gives the reason where there is no model. Where there is a
     budget, models that have yet to be trained have their share of what is left.
     """
-    summaries: dict[str, dict[str, Any]] = {}
+    summaries: dict[str, RunSummary] = {}
     chosen, default = retrained[0], retrained[-1]
     baselines: dict[str, list[BaselineSums]] = {}
     for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
@@ -338,7 +339,7 @@ def run_tests(
 
 def score_best(
     run: Run, config: Config, chosen: Config, datasets: DatasetCache, budget: SearchBudget
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, RunSummary]:
     """Test the model of the best trial as the search has trained it; return the summary, as
     `run_tests` does."""
     settings = {"name": f"{config.name}-best", "train.metric": config.tune.metric}
@@ -362,9 +363,7 @@ class FinalRun:
     limit_s: float | None
     """For models that have yet to be trained"""
 
-    def finish(
-        self, run: Run, datasets: DatasetCache, baselines: list[BaselineSums]
-    ) -> dict[str, Any]:
+    def finish(self, run: Run, datasets: DatasetCache, baselines: list[BaselineSums]) -> RunSummary:
         """Return the summary; score and write what is missing.
 
         Models that were not retrained are trained: further folds of a walk-forward split, or what

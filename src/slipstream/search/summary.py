@@ -7,10 +7,10 @@ and after the test. So a failure in a later part cannot lose an earlier one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -20,12 +20,14 @@ from slipstream import runs
 from slipstream.base import statistics
 from slipstream.base.errors import Command, UserError
 from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
+from slipstream.base.statistics import Spread
 from slipstream.base.text import format_count
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.engine.lanes import OUT_OF_TIME as TRAINING_OUT_OF_TIME
 from slipstream.events import End, Recovery, RetrainingStart, SearchEnd
 from slipstream.runs import Run
+from slipstream.runs.summary import RunSummary, SearchComparison, SearchSummary, SearchTest
 from slipstream.scoring.summary import get_metric, get_metric_over_seeds
 from slipstream.search import retraining, sharing
 from slipstream.search.budget import ModelCosts, RetrainingPlan, SearchBudget
@@ -58,7 +60,7 @@ class FinishedSearch:
     run: Path
     best: Config
     """The chosen config"""
-    summary: dict[str, Any]
+    summary: SearchSummary
     """The object that `slipstream tune --json` prints"""
     study: optuna.Study
 
@@ -78,22 +80,24 @@ def finish_search(
     if not ranked:
         raise _make_no_result_error(run, trials)
     chosen = spaces.apply_params(config, study.space, ranked[0].params)
-    space = {
+    space: SearchSummary = {
         "space": spaces.describe_space(study.space),
         "importances": compute_importances(study.study),
     }
 
     def write(
-        retrained: list[RetrainedConfig], tests: dict[str, Any], pending: str | None
-    ) -> dict[str, Any]:
+        retrained: list[RetrainedConfig], tests: Mapping[str, RunSummary], pending: str | None
+    ) -> SearchSummary:
         runs.remove_manifest(run)
         runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
-        summary = summarize(run, config, trials, retrained, tests, search_result) | space
+        summary = summarize(run, config, trials, retrained, tests, search_result)
+        summary |= space
         limits = describe_limits(config, trials, retrained, tests, plan)
         summary["findings"] += limits
         requested = {"of_trials": config.tune.retrain, "of_seeds": config.tune.retrain_seeds}
         summary |= {"retraining": plan._asdict() | requested, "pending": pending}
-        summary |= {"seconds": budget.elapsed_s, **runs.describe_origin()}
+        summary["seconds"] = budget.elapsed_s
+        summary |= cast(SearchSummary, runs.describe_origin())
         before = {EARLIER: budget.spent_s} if budget.spent_s else {}
         summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
         runs.write_metrics(run, summary)
@@ -149,14 +153,16 @@ def _limit_retraining(config: Config, plan: RetrainingPlan) -> Config:
 
 
 def _add_losses(
-    retrained: Sequence[RetrainedConfig], tests: dict[str, dict[str, Any]]
+    retrained: Sequence[RetrainedConfig], tests: Mapping[str, RunSummary]
 ) -> list[RetrainedConfig]:
     """Take the validation losses of settings that only the test runs have retrained from these."""
     results = list(retrained)
     for position, name in ((0, "best"), (-1, "default")):
         lanes = tests[name].get("lanes") or []
+        # a lane that was read back has None where its loss was not finite
         if not results[position].losses:
-            losses = [lane["val_loss"] for lane in lanes]
+            found = (lane["val_loss"] for lane in lanes)
+            losses = [math.inf if loss is None else loss for loss in found]
             results[position] = results[position]._replace(losses=losses)
     return results
 
@@ -165,7 +171,7 @@ def describe_limits(
     config: Config,
     trials: Sequence[FrozenTrial],
     retrained: Sequence[RetrainedConfig],
-    tests: dict[str, dict[str, Any]],
+    tests: Mapping[str, RunSummary],
     plan: RetrainingPlan,
 ) -> Iterator[str]:
     """Yield a sentence for everything that `tune.minutes` cut short."""
@@ -211,9 +217,9 @@ def summarize(
     config: Config,
     trials: Sequence[FrozenTrial],
     retrained: Sequence[RetrainedConfig],
-    tests: dict[str, dict[str, Any]],
+    tests: Mapping[str, RunSummary],
     search_result: SearchEnd,
-) -> dict[str, Any]:
+) -> SearchSummary:
     best = rank_trials(trials)[0]
     params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
     states = [get_state(trial) for trial in trials]
@@ -244,7 +250,10 @@ def summarize(
             }
             for result in retrained
         ],
-        "test": {name: {key: test.get(key) for key in TEST_KEYS} for name, test in tests.items()},
+        "test": {
+            name: cast(SearchTest, {key: test.get(key) for key in TEST_KEYS})
+            for name, test in tests.items()
+        },
         "comparison": compare_tests(tests) if len(tests) > 1 else None,
         "findings": [*_describe_packs(run), *_describe_failures(retrained, tests)],
     }
@@ -262,7 +271,7 @@ def _describe_packs(run: Run) -> Iterator[str]:
 
 
 def _describe_failures(
-    retrained: Sequence[RetrainedConfig], tests: dict[str, dict[str, Any]]
+    retrained: Sequence[RetrainedConfig], tests: Mapping[str, RunSummary]
 ) -> Iterator[str]:
     """Yield a sentence for settings that did not reach a finite loss from every seed."""
     if not retrained:
@@ -278,7 +287,7 @@ def _describe_failures(
             yield f"{problem} in the test run: {reason}"
 
 
-def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def compare_tests(tested: Mapping[str, RunSummary]) -> SearchComparison:
     """Compare the test runs "best" and "default".
 
     The gain is None where one of them has no model or fewer than two seeds; the verdict then says
@@ -294,7 +303,10 @@ def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "scaled": any("scaled" in test for test in with_model),
         "default": _summarize_error(default, metric),
         "chosen": _summarize_error(chosen, metric),
-        **dict.fromkeys(("gain", "gain_percent", "low", "high")),
+        "gain": None,
+        "gain_percent": None,
+        "low": None,
+        "high": None,
         "level": statistics.LEVEL,
         "verdict": {
             (False, False): "both failed",
@@ -305,10 +317,12 @@ def compare_tests(tested: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+def compare_test_errors(chosen: RunSummary, default: RunSummary) -> SearchComparison:
     """Return how much better the chosen settings' test metric is, with Welch's interval."""
     metric = chosen["judged_by"]
-    before, after = (get_metric_over_seeds(test, metric) or {} for test in (default, chosen))
+    before, after = (get_metric_over_seeds(test, metric) for test in (default, chosen))
+    assert before is not None
+    assert after is not None
     is_error = metric not in statistics.HIGHER_IS_BETTER
     gain = statistics.compute_welch_interval(*((before, after) if is_error else (after, before)))
     return {
@@ -325,14 +339,14 @@ def compare_test_errors(chosen: dict[str, Any], default: dict[str, Any]) -> dict
     }
 
 
-def _has_spread(test: dict[str, Any]) -> bool:
+def _has_spread(test: RunSummary) -> bool:
     """Whether at least two seeds have a finite error."""
     spread = None if test.get("failed") else get_metric_over_seeds(test, test["judged_by"])
     values = [spread["mean"], spread["sd"]] if spread else [None]
     return all(value is not None and math.isfinite(value) for value in values)
 
 
-def _summarize_error(test: dict[str, Any], metric: str | None) -> dict[str, Any] | None:
+def _summarize_error(test: RunSummary, metric: str | None) -> Spread | None:
     """Return the mean and deviation over the seeds, or the single value of one seed."""
     if test.get("failed") or metric is None:
         return None

@@ -18,6 +18,7 @@ from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine.planning import TrainingWorkload
+from slipstream.runs.summary import RunSummary, get_metrics
 from slipstream.scoring.predict import accumulate, get_task_metrics, make_predictor, predict_batches
 
 TRIAL_S = 6.0
@@ -49,9 +50,7 @@ def _format(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else f"{value:.3g}"
 
 
-def suggest(
-    config: Config, dataset: Dataset, result: Mapping[str, Any] | None = None
-) -> list[Suggestion]:
+def suggest(config: Config, dataset: Dataset, result: RunSummary | None = None) -> list[Suggestion]:
     """Return what often helps and is not set, the most promising first.
 
     `result` is the summary of a run with this config, if there is one.
@@ -120,11 +119,11 @@ def _is_valid(config: Config, suggestion: Suggestion) -> bool:
 
 
 def summarize_suggestions(
-    config: Config, dataset: Dataset, result: Mapping[str, Any]
+    config: Config, dataset: Dataset, result: RunSummary
 ) -> dict[str, Any] | None:
     """Return what often helps and is not set, for a run that is not shown to beat every baseline,
     or that a constant beats; else None."""
-    r2 = result["metrics"]["test"].get("r2")
+    r2 = get_metrics(result)["test"].get("r2")
     is_shown = result["against_baselines"]["verdict"] == BETTER
     if is_shown and (r2 is None or r2 > 0 or math.isnan(r2)):
         return None
@@ -140,20 +139,21 @@ def summarize_suggestions(
     }
 
 
-def advise_run(folder: Path, config: Config, tell: Callable[[str], None]) -> dict[str, Any]:
+def advise_run(folder: Path, config: Config, tell: Callable[[str], None]) -> RunSummary:
     """Measure what may help a finished run, and add it to its metrics; return the summary."""
     metrics = runs.read_metrics(folder)
     advice = measure_suggestions(config, result=metrics, tell=tell)
     notes = [note for note in metrics["notes"] if not note.startswith(OFTEN)]
     metrics = runs.update_metrics(folder, advice=advice, notes=[*notes, *advice["lines"]])
-    return {name: value for name, value in metrics.items() if name != "detail"}
+    metrics.pop("detail", None)
+    return metrics
 
 
 def measure_suggestions(
     config: Config,
     data: Any = None,
     *,
-    result: Mapping[str, Any] | None = None,
+    result: RunSummary | None = None,
     seconds: float = TRIAL_S,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:

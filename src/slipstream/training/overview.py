@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,16 +15,17 @@ from slipstream.data import splits
 from slipstream.data.dataset import Dataset
 from slipstream.data.series import Ints
 from slipstream.data.splits import SplitAssignment
+from slipstream.runs.summary import ColumnSummary, DataSummary, Timeline
 
 MAX_SERIES, MAX_PARTS = 12, 60
 SETS = (*splits.SETS, "unused")
 
 
-def summarize_data(dataset: Dataset, config: Config) -> dict[str, Any]:
+def summarize_data(dataset: Dataset, config: Config) -> DataSummary:
     """Return what metrics.json says about the data."""
     index = dataset.index
     time = dataset.memory.time if dataset.memory is not None else None
-    summary: dict[str, Any] = {
+    summary: DataSummary = {
         "series": len(index.series_names),
         "rows": index.num_rows,
         "gaps": len(index.breaks) - len(index.series_names),
@@ -63,7 +65,7 @@ def _summarize_steps(dataset: Dataset, config: Config) -> dict[str, Any]:
     }
 
 
-def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
+def _summarize_columns(dataset: Dataset) -> dict[str, ColumnSummary]:
     """Return each column's role, its range over all rows and over the training rows."""
     signature, scaler = dataset.signature, dataset.scaler
     names = list(dict.fromkeys([*signature.inputs, *signature.targets]))
@@ -84,7 +86,7 @@ def _summarize_columns(dataset: Dataset) -> dict[str, dict[str, Any]]:
             role for role in ("inputs", "targets", "future") if name in getattr(signature, role)
         ]
         absent = dataset.index.num_missing.get(name, count)
-        column: dict[str, Any] = {"roles": roles, "missing": absent}
+        column: ColumnSummary = {"roles": roles, "missing": absent}
         if name in units:
             column["unit"] = units[name]
         is_label = bool(signature.classes) and name in signature.targets
@@ -111,7 +113,9 @@ def _assign_rows(dataset: Dataset, config: Config) -> list[tuple[str, SplitAssig
     return [(f"fold {number}", fold) for number, fold in enumerate(folds, start=1)]
 
 
-def _list_timelines(dataset: Dataset, assignments: list[tuple[str, SplitAssignment]]) -> Any:
+def _list_timelines(
+    dataset: Dataset, assignments: list[tuple[str, SplitAssignment]]
+) -> Iterator[Timeline]:
     """Yield some series, or the folds of the longest one, with the time range of each set."""
     index = dataset.index
     if len(assignments) > 1:

@@ -22,6 +22,7 @@ from slipstream.config import Config
 from slipstream.events import Event
 from slipstream.models import custom
 from slipstream.runs import Run
+from slipstream.runs.summary import RunSummary
 from slipstream.workers.resources import WorkerCount
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class FinishedRun:
     """A run that is trained, scored and written; `slipstream.Result` is made from it."""
 
     run: Path
-    summary: dict[str, Any]
+    summary: RunSummary
     """The object that `slipstream train --json` prints, and metrics.json without `detail`"""
     is_new: bool = True
     """Whether it was finished by this call, not before"""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from slipstream import config as configs
 from slipstream import runs
@@ -41,6 +41,7 @@ from slipstream.engine.parallel import LOST
 from slipstream.engine.plan import Plan
 from slipstream.events import End, Event, SearchStart
 from slipstream.runs import DISK_FULL, Run
+from slipstream.runs.summary import RunSummary, SetDetail, TrainingSummary
 from slipstream.runs.watching import start_follower
 from slipstream.scoring import masked, summary
 from slipstream.scoring.summary import BaselineSums, FoldLanes, FoldSums
@@ -227,7 +228,7 @@ def train_run(
         summary.save_folds(context, folds, scores["uses"])
         facts = context.plan.to_dict() | {"pack": context.summarize_packing()}
         runs.write_json(context.run.folder / "plan.json", facts)
-    scores |= _summarize_training(context, fit, best)
+    scores |= cast(RunSummary, _summarize_training(context, fit, best))
     finished = _write_summary(context, scores, detail)
     if spread is not None:
         shares.forget(spread)
@@ -251,7 +252,9 @@ def _save_best(context: RunContext, fit: FitResult) -> tuple[list[FoldLanes], La
     return groups, best
 
 
-def _score_encoder(context: RunContext, best: LaneResult) -> tuple[dict[str, Any], dict[str, Any]]:
+def _score_encoder(
+    context: RunContext, best: LaneResult
+) -> tuple[RunSummary, dict[str, SetDetail]]:
     """Score the rows that a pre-trained encoder fills in; return the summary and the detail."""
     with context.timer.time("scoring"):
         return masked.score_encoder(context, best.weights)
@@ -267,13 +270,13 @@ def _score_lanes(
         return summary.score_fold_baselines(context, folds, baselines)
 
 
-def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -> dict[str, Any]:
+def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -> TrainingSummary:
     """Return the summary of the training itself; `best` is the lane whose model the run deploys."""
     logged, several = list(runs.read_events(context.run)), context.config.trains_lanes
     progress, whole = best.progress, context.dataset.num_windows["train"]
     counts = [len(lane.lane.starts["train"]) if lane.lane.starts else whole for lane in fit.lanes]
     epochs = [lane.progress.epoch for lane in fit.lanes]
-    result: dict[str, Any] = {
+    result: TrainingSummary = {
         "steps": progress.step,
         "repeated_steps": sum(lane.progress.repeated for lane in fit.lanes),
         "epochs": progress.epoch,
@@ -287,7 +290,7 @@ def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -
     }
     if several:
         result["pack"] = context.summarize_packing() | {"steps": fit.steps}
-        result["estimate"] |= {"planned_steps": None}
+        result["estimate"]["planned_steps"] = None
     if "workers" in context.packing.workers:
         result["workers"] = context.packing.workers["workers"]
     if context.init is not None:
@@ -296,7 +299,7 @@ def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -
 
 
 def _write_summary(
-    context: RunContext, result: dict[str, Any], detail: dict[str, Any]
+    context: RunContext, result: RunSummary, detail: Mapping[str, SetDetail]
 ) -> FinishedRun:
     """Write the summary, with the duration of the run and of its phases, from its first start."""
     run, dataset, spent_s = context.run, context.dataset, context.spent_s
@@ -311,7 +314,8 @@ def _write_summary(
         suggested = advice.summarize_suggestions(config, dataset, result)
         if suggested is not None:
             result |= {"advice": suggested, "notes": [*result["notes"], *suggested["lines"]]}
-    result |= runs.describe_origin() | {"time": _summarize_time(context)}
+    result |= cast(RunSummary, runs.describe_origin())
+    result["time"] = _summarize_time(context)
     runs.write_metrics(run, result | {"detail": detail})
     run.append(End(seconds=result["seconds"]))
     return FinishedRun(run.folder, result)
@@ -346,7 +350,7 @@ def _time_earlier_phases(context: RunContext) -> dict[str, float]:
 
 def train_or_resume(
     folder: Path, config: Config, data: Any, watch: Callable[[Event], None] | None
-) -> dict[str, Any]:
+) -> RunSummary:
     """Return the summary of the run in `folder`; train it, or resume it, where it is not finished.
 
     A run of other settings is replaced.
@@ -379,7 +383,7 @@ def finish_trained(
     why: str,
     watch: Callable[[Event], None] | None,
     baselines: list[BaselineSums],
-) -> dict[str, Any]:
+) -> RunSummary:
     """Create the run of a config whose lanes were trained elsewhere, `why` says where; score them,
     write everything and return the summary.
 

@@ -175,6 +175,20 @@ def test_classes_have_a_matrix_figures_and_probabilities(site, folder):
     assert figures["mean"] == pytest.approx(loss.mean(), rel=1e-5)
 
 
+def test_a_repeat_without_a_model_leaves_the_others_on_the_page(site, folder):
+    copy = folder / "diverged"
+    shutil.copytree(folder / "repeats", copy)
+    lanes = runs.read_metrics(copy)["lanes"]
+    failed = {"metrics": None, "scaled": None, "val_loss": None, "best": False}
+    runs.update_metrics(copy, lanes=[lanes[0] | failed, lanes[1] | {"best": True}])
+    try:
+        whole, page = (site.get(f"/result/{name}").text for name in ("repeats", "diverged"))
+    finally:
+        shutil.rmtree(copy)
+    assert "2 seeds: test MAE" in page
+    assert page.count("<tr") == whole.count("<tr") > 0
+
+
 def test_repeats_and_folds_show_their_spread(site):
     assert "2 seeds: test MAE" in site.get("/result/repeats").text
     assert "fold 2" in site.get("/result/folds").text

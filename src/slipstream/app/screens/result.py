@@ -30,6 +30,7 @@ from slipstream.base.text import format_number
 from slipstream.reporting.run_rows import DAMAGE_ERRORS, FINISHED, read_row
 from slipstream.reporting.runs import show_run
 from slipstream.reporting.wording import choose_layout, format_percent
+from slipstream.runs.summary import ByStep, RunSummary
 
 if TYPE_CHECKING:
     from slipstream.data.predictions import PredictionFile
@@ -192,7 +193,7 @@ class ResultSource(NamedTuple):
     """Predictions, and the scores that belong to them."""
 
     path: Path
-    summary: Mapping[str, Any]
+    summary: RunSummary
     """The run's summary"""
     scores: Mapping[str, Any]
     """Detailed scores of these predictions; empty where they were not scored"""
@@ -209,7 +210,8 @@ def show(request: Request) -> Response:
     inner = INNER.get(row["kind"], "")
     if inner and (folder / inner / "metrics.json").is_file():
         values["inner"] = quote(f"{name}/{inner}")
-    summary = _read_summary(folder) if row["state"] == FINISHED and not inner else {}
+    is_scored = row["state"] == FINISHED and not inner
+    summary: RunSummary = _read_summary(folder) if is_scored else {}
     values |= _describe(summary, row)
     return render(
         request,
@@ -239,14 +241,14 @@ def _has_file(folder: Path, name: str) -> bool:
     return (folder / "model").is_dir() if name == "model.zip" else (folder / name).is_file()
 
 
-def _read_summary(folder: Path) -> dict[str, Any]:
+def _read_summary(folder: Path) -> RunSummary:
     try:
         return runs.read_metrics(folder)
     except UserError:
         return {}  # of a run of another kind
 
 
-def _describe(summary: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+def _describe(summary: RunSummary, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the page's tables for a summary; empty lists where there is nothing to compare."""
     empty: dict[str, Any] = {
         "rows": [],
@@ -289,10 +291,11 @@ def _add_bars(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _list_facts(summary: RunSummary, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the figures at the top: name, value, and a note."""
     layout = choose_layout(summary)
-    intervals = (summary.get("intervals") or {}).get(layout.subset) or {}
+    found = summary.get("intervals")
+    intervals = found["test"] if found and layout.subset == "test" else {}
     facts = []
     for column in dict.fromkeys((layout.headline, layout.second, layout.facts[-1][0])):
         value = format_number(column.read(summary), column.decimals)
@@ -302,8 +305,9 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
             low, high = (format_number(bound, column.decimals) for bound in interval)
             note = f"95 % interval {low} to {high}"
         facts.append({"name": column.heading, "key": column.key, "value": value, "note": note})
-    if summary.get("uses") == "ensemble" and summary.get("ensemble"):
-        value = format_number(layout.headline.read(summary["ensemble"]), layout.headline.decimals)
+    ensemble = summary.get("ensemble")
+    if ensemble and summary.get("uses") == "ensemble":
+        value = format_number(layout.headline.read(ensemble), layout.headline.decimals)
         name = f"{layout.headline.heading} of the ensemble"
         facts.append({"name": name, "key": "ensemble", "value": value})
         facts[-1]["note"] = "which predict uses"
@@ -332,7 +336,7 @@ def _list_facts(summary: dict[str, Any], row: Mapping[str, Any]) -> list[dict[st
     return facts
 
 
-def _list_quantile_facts(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_quantile_facts(summary: RunSummary) -> list[dict[str, Any]]:
     """Return the pinball loss of predicted quantiles, and the coverage of the outermost ones."""
     metrics, levels = (summary.get("metrics") or {}).get("test") or {}, summary.get("quantiles")
     facts = []
@@ -340,15 +344,15 @@ def _list_quantile_facts(summary: dict[str, Any]) -> list[dict[str, Any]]:
         value = format_number(metrics["pinball"])
         note = f"the mean of the quantiles {', '.join(f'{level:g}' for level in levels)}"
         facts.append({"name": "Pinball loss", "key": "pinball", "value": value, "note": note})
-    if levels and "coverage" in metrics:
+    if levels and (coverage := metrics.get("coverage")) is not None:
         name = f"Between the quantiles {levels[0]:g} and {levels[-1]:g}"
         note = f"of the true values; {100 * (levels[-1] - levels[0]):.0f} % should be"
-        value = f"{100 * metrics['coverage']:.1f} %"
+        value = f"{100 * coverage:.1f} %"
         facts.append({"name": name, "key": "coverage", "value": value, "note": note})
     return facts
 
 
-def _compare_targets(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _compare_targets(summary: RunSummary) -> list[dict[str, Any]]:
     """Return the errors of each of several targets for the model and the baselines."""
     from slipstream.reporting.page import get_unit
 
@@ -373,7 +377,7 @@ def _compare_targets(summary: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def _describe_classes(summary: dict[str, Any]) -> dict[str, Any] | None:
+def _describe_classes(summary: RunSummary) -> dict[str, Any] | None:
     """Return the confusion matrix with shares, the figures of each class, and the calibration."""
     if not summary.get("classes"):
         return None
@@ -398,7 +402,7 @@ def _describe_classes(summary: dict[str, Any]) -> dict[str, Any] | None:
     return {"names": summary["classes"], "confusion": confusion, "figures": figures}
 
 
-def _describe_lanes(summary: dict[str, Any]) -> dict[str, Any] | None:
+def _describe_lanes(summary: RunSummary) -> dict[str, Any] | None:
     """Return the test errors of the models of a run with repeats or folds, as points on a line."""
     from slipstream.reporting import wording
 
@@ -559,10 +563,10 @@ def _count_steps(source: ResultSource) -> int:
     return horizon if isinstance(horizon, int) and horizon > 0 else 1
 
 
-def _find_unit(summary: Mapping[str, Any], target: str) -> str:
+def _find_unit(summary: RunSummary, target: str) -> str:
     from slipstream.reporting.page import get_unit
 
-    return get_unit(dict(summary), target) if target else ""
+    return get_unit(summary, target) if target else ""
 
 
 def _compare_steps(source: ResultSource) -> dict[str, list[Any]]:
@@ -571,13 +575,14 @@ def _compare_steps(source: ResultSource) -> dict[str, list[Any]]:
     steps = source.scores.get("per_step")
     if not isinstance(steps, list) or len(steps) < 2:
         return {}
-    key = choose_layout(source.summary).headline.key
-    curves = {"model": [step.get(key) for step in steps]}
+    headline = choose_layout(source.summary).headline.key
+    key: ByStep = "log_loss_by_step" if source.summary.get("classes") else "mae_by_step"
+    curves = {"model": [step.get(headline) for step in steps]}
     detail = source.summary.get("detail")
     if isinstance(detail, dict) and detail.get("test") is source.scores:
         for name, scores in (source.summary.get("baselines") or {}).items():
-            if scores and scores.get(f"{key}_by_step"):
-                curves[name] = scores[f"{key}_by_step"]
+            if scores and scores.get(key):
+                curves[name] = list(scores[key])
     return curves
 
 

@@ -8,7 +8,7 @@ import tomllib
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -33,6 +33,7 @@ from slipstream.config.train import upgrade_plan
 from slipstream.reporting.run_rows import FINISHED, RUNNING, looks_like_run, read_row
 from slipstream.reporting.runs import show_run
 from slipstream.reporting.wording import choose_layout, sort_key
+from slipstream.runs.summary import RunSummary, Scores
 
 FILES = {
     "report.html": "Report",
@@ -67,7 +68,7 @@ def show(request: Request) -> Response:
         url=quote(name),
         details=details,
         summary=summary,
-        comparison=_compare(summary) if row["state"] == FINISHED else None,
+        comparison=_compare(cast(RunSummary, summary)) if row["state"] == FINISHED else None,
         plan=_describe_plan(folder),
         config=paths.read_text(folder / "config.toml"),
         files=[(file, title) for file, title in FILES.items() if _has_file(folder, file)],
@@ -88,14 +89,14 @@ def _list_parts(name: str, folder: Path) -> list[dict[str, str]]:
     return [{"name": path.name, "url": quote(f"{name}/{path.name}")} for path in inner]
 
 
-def _compare(summary: dict[str, Any]) -> dict[str, Any] | None:
+def _compare(summary: RunSummary) -> dict[str, Any] | None:
     """Return the metrics of the model and the baselines, the best first."""
     try:
         layout = choose_layout(summary)
         columns = layout.columns
-        results = [("model", summary)]
-        if summary.get("ensemble"):
-            results.append(("ensemble", summary["ensemble"]))
+        results: list[tuple[str, Scores]] = [("model", summary)]
+        if ensemble := summary.get("ensemble"):
+            results.append(("ensemble", ensemble))
         results += [
             (name, metrics) for name, metrics in (summary.get("baselines") or {}).items() if metrics
         ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib.util
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
@@ -30,6 +30,7 @@ from slipstream.reporting import wording
 from slipstream.reporting.run_rows import FINISHED, RUNNING, looks_like_run, read_row
 from slipstream.reporting.runs import show_run
 from slipstream.runs import studies
+from slipstream.runs.summary import SearchSummary
 
 SPACE = "tune.space"
 
@@ -176,7 +177,7 @@ def show(request: Request) -> Response:
     if not is_search(folder, job):
         return RedirectResponse(f"/run/{quote(name)}", 303)
     details = show_run(folder)
-    summary = details["summary"] or {}
+    summary = cast(SearchSummary, details["summary"] or {})
     return render(
         request,
         "search.html",
@@ -199,7 +200,7 @@ def show(request: Request) -> Response:
     )
 
 
-def _list_retrained(summary: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_retrained(summary: SearchSummary) -> list[dict[str, Any]]:
     """Return the retrained settings with the mean of their seeds, the chosen one first."""
     try:
         return [
@@ -225,7 +226,7 @@ def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
     ]
 
 
-def _list_findings(summary: dict[str, Any]) -> list[str]:
+def _list_findings(summary: SearchSummary) -> list[str]:
     try:
         return [str(finding) for finding in wording.describe_search(summary)]
     except DAMAGE_ERRORS:

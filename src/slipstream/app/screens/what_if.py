@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -31,6 +31,7 @@ from slipstream.reporting.run_rows import looks_like_run, make_row, rank, read_f
 from slipstream.reporting.runs import format_against
 from slipstream.reporting.wording import format_metric
 from slipstream.runs import to_json, write_text
+from slipstream.runs.summary import RunSummary
 
 KIND = "model.kind"
 BUDGET = ("train.epochs",)
@@ -280,7 +281,7 @@ def _read_try(workspace: Workspace, folder: Path) -> dict[str, Any] | None:
         if (known := _read.get(folder)) and known[0] == changed_ns:
             return known[1]
     files = read_files(folder)
-    row, summary = make_row(files), files.summary
+    row, summary = make_row(files), cast(RunSummary | None, files.summary)
     if summary is None or files.damage:
         return None
     result = {

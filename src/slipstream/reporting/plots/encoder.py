@@ -13,11 +13,12 @@ from markupsafe import Markup
 from slipstream.events import Event
 from slipstream.reporting.charts import FAINT, INK, MODEL, Chart, Scale, cover, get_colour, shorten
 from slipstream.reporting.plots import training
+from slipstream.runs.summary import RunSummary
 
 MAX_COLUMNS, MAX_EXAMPLES = 3, 6
 
 
-def draw_figures(folder: Path, summary: dict[str, Any], events: Sequence[Event]) -> dict[str, Any]:
+def draw_figures(folder: Path, summary: RunSummary, events: Sequence[Event]) -> dict[str, Any]:
     """Draw every plot of the report, by its name in the template."""
     return {
         **training.draw_training(summary, events),
@@ -56,7 +57,7 @@ def _draw_window(table: pa.Table, name: str) -> tuple[str, Markup]:
     return f"{name} · {shorten(series)} · mean error {error:.3g}", chart.render()
 
 
-def _draw_by_distance(summary: dict[str, Any]) -> Markup:
+def _draw_by_distance(summary: RunSummary) -> Markup:
     """Draw the error over the distance to the nearest visible row."""
     curves = {
         name: [

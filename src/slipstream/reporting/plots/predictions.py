@@ -4,7 +4,7 @@ and their distribution, and how a classifier confuses classes."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from slipstream.reporting.wording import (
     format_moment,
     format_time,
 )
+from slipstream.runs.summary import ByStep, Metrics, RunSummary
 
 MAX_NUMBERS = 40_000
 """Numbers in all zoomable plots together, five or six bytes each"""
@@ -292,13 +293,14 @@ def lay_end_to_end(predictions: Predictions, windows: Array, series: int) -> Arr
     return np.asarray(owned[np.searchsorted(first, chain_windows(first, length))])
 
 
-def draw_by_step(summary: dict[str, Any]) -> Markup:
+def draw_by_step(summary: RunSummary) -> Markup:
     """Draw the error over the rows ahead, of the model and the baselines."""
     headline = choose_layout(summary).headline
+    key: ByStep = "log_loss_by_step" if summary.get("classes") else "mae_by_step"
     curves = {
-        name: result[f"{headline.key}_by_step"]
+        name: result[key]
         for name, result in summary["baselines"].items()
-        if result and result.get(f"{headline.key}_by_step")
+        if result and result.get(key)
     }
     curves["model"] = [step[headline.key] for step in summary["detail"]["test"]["per_step"]]
     steps = np.arange(1, len(curves["model"]) + 1)
@@ -312,7 +314,7 @@ def draw_by_step(summary: dict[str, Any]) -> Markup:
     return chart.render()
 
 
-def draw_by_series(per_series: dict[str, dict[str, float]], unit: str) -> Markup:
+def draw_by_series(per_series: Mapping[str, Metrics], unit: str) -> Markup:
     """Draw the mean absolute error of the worst series."""
     known = {name: mae for name, row in per_series.items() if (mae := row["mae"]) is not None}
     worst = sorted(known.items(), key=lambda item: -item[1])[:MAX_BARS]
@@ -377,7 +379,7 @@ def _count(values: Any, edges: Any) -> Any:
     return np.bincount(places, minlength=len(edges) - 1)
 
 
-def draw_classes(summary: dict[str, Any]) -> dict[str, Any]:
+def draw_classes(summary: RunSummary) -> dict[str, Any]:
     """Draw the plots of a classifier, by their names in the template."""
     detail = summary["detail"]["test"]
     worst = [window for window in detail["worst"] if window["inputs"]]
@@ -423,7 +425,7 @@ def _shade_matrix(names: Sequence[str], shares: Any) -> Markup:
     return chart.render()
 
 
-def _draw_reliability(bins: Sequence[dict[str, float]]) -> Markup:
+def _draw_reliability(bins: Sequence[Mapping[str, Any]]) -> Markup:
     """Draw how often the predicted class was right over its probability."""
     full = [bin_ for bin_ in bins if bin_["count"]]
     total = sum(bin_["count"] for bin_ in full)
@@ -443,21 +445,22 @@ def _draw_reliability(bins: Sequence[dict[str, float]]) -> Markup:
     return chart.render()
 
 
-def draw_accuracy_by_series(per_series: dict[str, dict[str, float]]) -> Markup:
+def draw_accuracy_by_series(per_series: Mapping[str, Metrics]) -> Markup:
     """Draw the accuracy of the worst series."""
-    worst = sorted(per_series, key=lambda name: per_series[name]["accuracy"])[:MAX_BARS]
-    shares = [(name, per_series[name]["accuracy"]) for name in worst]
+    known = {name: row["accuracy"] for name, row in per_series.items()}
+    shares = [(name, share) for name, share in known.items() if share is not None]
+    shares = sorted(shares, key=lambda pair: pair[1])[:MAX_BARS]
     return render_bars([(name, share, f"{100 * share:.1f} %") for name, share in shares], limit=1.0)
 
 
-def _describe_mistake(window: dict[str, Any]) -> str:
+def _describe_mistake(window: Mapping[str, Any]) -> str:
     return (
         f"{shorten(window['series'], 40)} · {format_time(window)} · label {window['label']} "
         f"({100 * window['p_label']:.1f} %), predicted {window['predicted']}"
     )
 
 
-def _draw_mistake(window: dict[str, Any]) -> Markup:
+def _draw_mistake(window: Mapping[str, Any]) -> Markup:
     """Draw the inputs of a misclassified window, each scaled to its own range."""
     inputs = list(window["inputs"].items())[:MAX_LINES]
     rows = max(len(values) for _, values in inputs)

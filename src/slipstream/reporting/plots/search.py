@@ -24,6 +24,7 @@ from slipstream.reporting.charts import (
     render_bars,
 )
 from slipstream.reporting.wording import format_value, get_chosen, shorten_names
+from slipstream.runs.summary import SearchSummary
 
 Trial = Mapping[str, Any]
 BEST = ORANGE
@@ -91,10 +92,11 @@ def _shorten_label(name: str) -> str:
 
 
 def draw_all(
-    summary: Mapping[str, Any], trials: Sequence[Trial], *, metric: str, curves: str
+    summary: SearchSummary, trials: Sequence[Trial], *, metric: str, curves: str
 ) -> dict[str, Any]:
     """Draw every plot, by its name in the template; `curves` labels the x-axis of the curves."""
-    axes, best = list_axes(summary["space"]), get_chosen(summary)["trial"]
+    axes, chosen = list_axes(summary["space"]), get_chosen(summary)["trial"]
+    best = -1 if chosen is None else chosen  # the config without a search is no trial
     finished = select_finished(trials)
     plots: dict[str, Any] = {
         "history": draw_history(trials, metric),
@@ -291,7 +293,7 @@ def _list_heights(settings: Sequence[SettingAxis], score: SettingAxis, trial: Tr
     return [*heights, score.get_height(trial["value"])]
 
 
-def draw_retrained(summary: Mapping[str, Any], trials: Sequence[Trial], metric: str) -> Markup:
+def draw_retrained(summary: SearchSummary, trials: Sequence[Trial], metric: str) -> Markup:
     """Draw the loss of every seed, beside the score in the search."""
     scores = {result["trial"]: result["value"] for result in trials}
     rows = summary["retrained"][::-1]

@@ -36,8 +36,9 @@ from slipstream.reporting.charts import (
     shorten,
 )
 from slipstream.reporting.wording import choose_layout
+from slipstream.runs.summary import DataSummary, LaneSummary, RunSummary, Scores
 
-Lanes = Sequence[Mapping[str, Any]]
+Lanes = Sequence[LaneSummary]
 """The lanes of a summary"""
 SETS = {
     "train": (BLUE, "training"),
@@ -65,7 +66,7 @@ MACHINE: dict[str, tuple[float, str, str]] = {
 """Unit, title and colour of each plotted sample"""
 
 
-def draw_training(summary: dict[str, Any], events: Sequence[Event]) -> dict[str, Any]:
+def draw_training(summary: RunSummary, events: Sequence[Event]) -> dict[str, Any]:
     """Draw the plots that every kind of run has: losses, learning rate, time and machine."""
     if summary.get("members"):  # an ensemble trains nothing
         return {}
@@ -204,19 +205,20 @@ def _draw_rates(events: Sequence[Event]) -> Markup | None:
     return chart.render()
 
 
-def _draw_seeds(summary: dict[str, Any]) -> Markup:
+def _draw_seeds(summary: RunSummary) -> Markup:
     """Draw the test error of every seed, with their mean, the ensemble and the baselines."""
     lanes = [lane for lane in summary["lanes"] if lane["metrics"]]
     headline = choose_layout(summary).headline
-    spread = summary["spread"][headline.key]
-    low, high = spread["mean"] - spread["sd"], spread["mean"] + spread["sd"]
-    levels = {"ensemble": summary["ensemble"]} if summary["ensemble"] else {}
-    levels |= {name: result for name, result in summary["baselines"].items() if result}
-    errors = {name: headline.read(result) for name, result in levels.items()}
+    spread = (summary["spread"] or {})[headline.key]
+    deviation = spread["sd"] or 0.0
+    low, high = spread["mean"] - deviation, spread["mean"] + deviation
+    levels: dict[str, Scores | None] = {"ensemble": summary["ensemble"], **summary["baselines"]}
     errors = {  # those that are near enough to share the plot
         name: error
-        for name, error in errors.items()
-        if error is not None and low - 4 * (high - low) < error < high + 4 * (high - low)
+        for name, result in levels.items()
+        if result
+        and (error := headline.read(result)) is not None
+        and low - 4 * (high - low) < error < high + 4 * (high - low)
     }
     values = [headline.read(lane) for lane in lanes]
     x = number_places([str(lane["seed"]) for lane in lanes])
@@ -235,32 +237,38 @@ def _draw_seeds(summary: dict[str, Any]) -> Markup:
     return chart.render()
 
 
-def _draw_folds(summary: dict[str, Any]) -> Markup:
+def _draw_folds(summary: RunSummary) -> Markup:
     """Draw the test error by fold, with the baselines fitted to the same folds."""
-    by_fold, headline = summary["folds"], choose_layout(summary).headline
+    by_fold, headline = summary["folds"] or [], choose_layout(summary).headline
+
+    def read(scores: Scores | None) -> float:
+        value = None if scores is None else headline.read(scores)
+        return math.nan if value is None else value
+
     curves = {
-        name: [headline.read(fold["baselines"][name]) for fold in by_fold]
+        name: [read(fold["baselines"][name]) for fold in by_fold]
         for name, baseline in summary["baselines"].items()
         if baseline
     }
     remaining: Lanes = []
     if summary["ensemble"]:
-        curves["ensemble"] = [headline.read(fold["ensemble"]) for fold in by_fold]
+        curves["ensemble"] = [read(fold["ensemble"]) for fold in by_fold]
         remaining = [lane for lane in summary["lanes"] if lane["metrics"] and not lane["best"]]
-    curves["model"] = [headline.read(fold) for fold in by_fold]
+    curves["model"] = [read(fold) for fold in by_fold]
     values = [error for errors in curves.values() for error in errors]
-    values += [headline.read(lane) for lane in remaining]
-    x = number_places([fold["label"].split(" to ")[0] for fold in by_fold], limit=5)
+    values += [read(lane) for lane in remaining]
+    x = number_places([(fold["label"] or "").split(" to ")[0] for fold in by_fold], limit=5)
     y = cover(values, zero=headline.key == "mae")  # log-losses may differ little
     chart = Chart(x, y, "test block from", f"test {headline.heading}")
     chart.dots(
-        [lane["fold"] - 1 for lane in remaining], [headline.read(lane) for lane in remaining], FAINT
+        [(lane["fold"] or 1) - 1 for lane in remaining], [read(lane) for lane in remaining], FAINT
     )
     for name, errors in curves.items():
         width = 2.4 if name == "model" else 1.4
         chart.line(range(len(errors)), errors, get_colour(name), width=width, label=name)
         chart.dots(range(len(errors)), errors, get_colour(name), size=3 * width)
-    chart.hline(statistics.fmean(curves["model"]), MODEL, dash="2 3")
+    if math.isfinite(mean := statistics.fmean(curves["model"])):
+        chart.hline(mean, MODEL, dash="2 3")
     return chart.render()
 
 
@@ -364,7 +372,7 @@ def draw_history(history: Sequence[Epoch]) -> str:
     return render_svg([chart], width=480)
 
 
-def draw_timelines(data: dict[str, Any]) -> Markup | None:
+def draw_timelines(data: DataSummary) -> Markup | None:
     """Draw one row for each series, or fold, with the sets in their colours."""
     rows = data.get("timelines")
     if not rows:
@@ -374,7 +382,7 @@ def draw_timelines(data: dict[str, Any]) -> Markup | None:
     x = Scale(low, high if high > low else low + 1.0, dates=data["dates"])
     ticks = tuple((float(-n), shorten(row["name"], 22)) for n, row in enumerate(rows))
     y = Scale(0.5 - len(rows), 0.5, ticks=ticks)
-    label = "" if data["dates"] else data["time"] if data["range"] else "row"
+    label = "" if data["dates"] else data["time"] or "" if data["range"] else "row"
     chart = Chart(x, y, label, "", 22 * len(rows) + 8, x_ticks=5)
     shortest = MIN_WIDTH * (x.high - x.low)
     for name, (colour, text) in SETS.items():

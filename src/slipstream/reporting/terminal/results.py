@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich import box
@@ -43,12 +43,19 @@ from slipstream.reporting.wording import (
     format_step,
     format_value,
 )
+from slipstream.runs.summary import (
+    ProbeSummary,
+    RunSummary,
+    SearchSummary,
+    SearchTest,
+    get_metrics,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
-def print_training(summary: dict[str, Any], console: Console) -> None:
+def print_training(summary: RunSummary, console: Console) -> None:
     layout = choose_layout(summary)
     windows = summary["windows"][layout.subset]
     title = f"{summary['name']}: {layout.description}, {format_count(windows, 'window')}"
@@ -90,7 +97,7 @@ def print_training(summary: dict[str, Any], console: Console) -> None:
     print_text(console, f"run: {escape_to_line(summary['run'])}")
 
 
-def print_ensemble(summary: dict[str, Any], console: Console) -> None:
+def print_ensemble(summary: RunSummary, console: Console) -> None:
     layout = choose_layout(summary)
     title = (
         f"{summary['name']}: {layout.description}, "
@@ -125,12 +132,12 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
     _print_notes(result, console)
 
 
-def _print_quantiles(result: dict[str, Any], console: Console) -> None:
+def _print_quantiles(result: Mapping[str, Any], console: Console) -> None:
     if line := wording.describe_quantiles(result):
         print_text(console, line)
 
 
-def _print_filter(result: dict[str, Any], console: Console) -> None:
+def _print_filter(result: Mapping[str, Any], console: Console) -> None:
     if line := streaming.describe_filter(result):
         print_text(console, line)
 
@@ -148,7 +155,7 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
     return table
 
 
-def _list_beside(result: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def _list_beside(result: dict[str, Any]) -> list[tuple[str, Any]]:
     """List an ensemble's members, and the baselines that have metrics, by the name of their row."""
     baselines = [
         (f"baseline {name}", scores) for name, scores in result["baselines"].items() if scores
@@ -254,7 +261,7 @@ def _print_sizes(sizes: dict[str, int], console: Console) -> None:
     print_text(console, text)
 
 
-def print_probe(summary: dict[str, Any], console: Console) -> None:
+def print_probe(summary: ProbeSummary, console: Console) -> None:
     windows = summary["windows"]
     title = (
         f"{summary['name']}: test set, {format_count(windows['test'], 'window')}; "
@@ -272,12 +279,12 @@ def print_probe(summary: dict[str, Any], console: Console) -> None:
     print_text(console, f"run: {escape_to_line(summary['run'])}")
 
 
-def _print_notes(result: dict[str, Any], console: Console) -> None:
+def _print_notes(result: Mapping[str, Any], console: Console) -> None:
     for note in result["notes"]:
         print_text(console, f"note: {note}")
 
 
-def print_search(summary: dict[str, Any], console: Console) -> None:
+def print_search(summary: SearchSummary, console: Console) -> None:
     """Print the best settings, their errors, the verdict and the paths."""
     console.print(_build_settings(summary))
     if summary["retrained"]:
@@ -298,7 +305,7 @@ def print_search(summary: dict[str, Any], console: Console) -> None:
     )
 
 
-def _build_settings(summary: dict[str, Any]) -> TextTable:
+def _build_settings(summary: SearchSummary) -> TextTable:
     best = wording.get_chosen(summary)
     count = sum(summary["trials"].values())
     title = (
@@ -307,7 +314,7 @@ def _build_settings(summary: dict[str, Any]) -> TextTable:
     )
     table = TextTable("setting", "best", title=title)
     table.add_column("space")
-    for name, value in best["params"].items():
+    for name, value in (best["params"] or {}).items():
         entry = summary["space"][name]
         if isinstance(entry, dict):
             space = " to ".join(format_value(entry[end]) for end in ("low", "high"))
@@ -318,7 +325,7 @@ def _build_settings(summary: dict[str, Any]) -> TextTable:
     return table
 
 
-def _build_retrained(summary: dict[str, Any]) -> TextTable:
+def _build_retrained(summary: SearchSummary) -> TextTable:
     num_seeds = len(summary["retrained"][0]["losses"])
     title = f"retrained from {num_seeds} other seeds: validation {summary['metric']}"
     table = TextTable("", "mean ± sd", "by seed", title=title)
@@ -332,7 +339,7 @@ def _build_retrained(summary: dict[str, Any]) -> TextTable:
     return table
 
 
-def _build_tests(summary: dict[str, Any]) -> TextTable:
+def _build_tests(summary: SearchSummary) -> TextTable:
     first = next(test for test in summary["test"].values() if test["metrics"])
     metrics = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
     if not first["scaled"]:
@@ -343,18 +350,19 @@ def _build_tests(summary: dict[str, Any]) -> TextTable:
         table.add_row(name, *cells, style="bold" if name == "best" else None)
     for name, baseline in first["baselines"].items():
         if baseline:
-            errors = baseline["metrics"]["test"]
+            errors = get_metrics(baseline)["test"]
             table.add_row(name, *(format_number(errors[key]) for key in metrics.values()))
     return table
 
 
-def _format_over_seeds(test: dict[str, Any], key: str) -> str:
+def _format_over_seeds(test: SearchTest, key: str) -> str:
     """Format mean and deviation over the seeds, or the value of the only seed with a model."""
-    if not test["metrics"]:
+    metrics, spreads = test["metrics"], test["spread"]
+    if not metrics:
         return "no finite loss"
-    if not test["spread"]:
-        return f"{format_number(test['metrics']['test'][key])}, one seed"
-    spread = test["spread"][key]
+    if not spreads:
+        return f"{format_number(metrics['test'][key])}, one seed"
+    spread = spreads[key]
     return f"{format_number(spread['mean'])} ± {format_number(spread['sd'])}"
 
 
