@@ -15,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from slipstream.base import machine
 from slipstream.base.errors import Command
 from slipstream.runs.files import to_json
 from slipstream.runs.folder import Run
@@ -87,6 +86,8 @@ def start_follower(run: Run, settings: FollowSettings) -> None:
                 stderr=log,
                 start_new_session=True,
             )
+        from slipstream.base import machine  # imports psutil, which a server does not
+
         machine.disown_process(process)
     except OSError as error:
         run.warn(f"follow.to = {settings.to}: the follower cannot start ({error})")
