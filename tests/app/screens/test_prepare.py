@@ -14,7 +14,7 @@ from slipstream import config as configs
 from slipstream.app.jobs import FOLDER
 from slipstream.config.prepare import STEPS
 from tests.app.conftest import start_site
-from tests.conftest import mostly_slow, slow
+from tests.conftest import mostly_slow
 
 ROWS = 400
 ODD = ["<script>alert(1)</script>", '"onload="x', "ü & ' `", "[x]", " padded ", "x" * 10_000]
