@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from slipstream import UserError
+from slipstream import config as configs
 from slipstream.data import dataset as datasets
 from tests.conftest import real_file, small_config, small_dataset, waves
 
@@ -160,3 +161,12 @@ def test_quantiles_whose_columns_would_have_one_name_are_refused():
 def test_names_that_clash_with_nothing_are_fine(names, data):
     dataset = small_dataset(small_config(data=data), waves().rename_columns(names))
     assert names[-1] in (*dataset.signature.inputs, *dataset.signature.targets)
+
+
+def test_the_fingerprint_of_data_stays_so_that_earlier_runs_can_be_resumed():
+    """Its moments are whole numbers, which every machine computes alike."""
+    table = pa.table({"a": [0.0, 2.0] * 60, "b": [4.0, 4.0, 8.0, 8.0] * 30})
+    split = {"train": 0.6, "val": 0.2, "test": 0.2}
+    config = configs.load({"data": {"context": 6, "horizon": 2, "targets": ["a"], "split": split}})
+    wanted = "b2b2b70219ab7f8d20729fb35c39eed1f05aa445a3f7d510fe2a994b7e02e94a"
+    assert datasets.load_dataset(config, table).compute_fingerprint() == wanted
