@@ -21,15 +21,11 @@ pytestmark = pytest.mark.ui
 
 SHARED = (
     *("ETTh1.csv", "beijing_pm25.csv", "sp500_2000.csv", "lg_hg2_1hz.parquet", "illness.csv"),
-    *("m4_hourly_train.csv", "m4_hourly_test.csv"),
+    *("m4_hourly_train.csv", "m4_hourly_test.csv", "archive/ArrowHead_TEST.ts"),
+    *("archive/ItalyPowerDemand_TRAIN.ts", "archive/JapaneseVowels_TEST.ts"),
 )
-UNREADABLE = {
-    "archive/ArrowHead_TRAIN.tsv": "line 1 should name the columns",
-    "archive/ArrowHead_TEST.ts": 'unsupported format ".ts"',
-    "archive/ItalyPowerDemand_TRAIN.ts": 'unsupported format ".ts"',
-    "archive/JapaneseVowels_TEST.ts": 'unsupported format ".ts"',
-}
-"""Files of archives, and what is said about them"""
+NAMELESS = "archive/ArrowHead_TRAIN.tsv"
+"""A series per row, without names of the columns"""
 SETTLED = re.compile(r"^(Ready\.|Not all|\d+ settings? ha)")
 FORMS = ("/new", "/search/new", "/pretrain")
 
@@ -38,7 +34,7 @@ FORMS = ("/new", "/search/new", "/pretrain")
 def shared_app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     write_oddities(folder)
-    for name in (*SHARED, *UNREADABLE):
+    for name in (*SHARED, NAMELESS):
         if (REAL / name).exists():
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(REAL / name, folder / name)
@@ -127,11 +123,18 @@ def test_every_screen_opens_on_a_real_file(watched, shared_app, name):
     assert is_ready(watched, shared_app, name)
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_every_screen_says_why_a_real_file_cannot_be_read(watched, shared_app, name):
-    if not (shared_app.folder / name).exists():
-        pytest.skip(f"{name} is not here; point SLIPSTREAM_DATA to the folder that holds it")
-    open_screens(watched, shared_app, name, UNREADABLE[name])
+def test_rows_without_names_are_refused_with_the_setting_and_proposed_as_series(
+    watched, shared_app
+):
+    if not (REAL / NAMELESS).exists():
+        pytest.skip(f"{NAMELESS} is not here")
+    link = quote(NAMELESS)
+    watched.goto(f"{shared_app.root}/data?file={link}")
+    expect(watched.locator("#problem")).to_contain_text("line 1 should name the columns")
+    expect(watched.locator("#problem")).to_contain_text('data.layout = "wide"')
+    watched.goto(f"{shared_app.root}/new?data={link}")
+    expect(watched.locator("#ready")).to_have_text(SETTLED)
+    expect(watched.locator("#findings")).to_contain_text("36 rows")
 
 
 @pytest.mark.parametrize("name", ODDITIES)
