@@ -311,7 +311,7 @@ class WorkerProcess:
             raise
 
     def _send_task(self) -> None:
-        with suppress(BrokenPipeError):
+        with suppress(BrokenPipeError, ValueError):  # it died; its reader may have closed the pipe
             assert self.process.stdin is not None
             self.process.stdin.write(format_task(self.task) + "\n")
             self.process.stdin.flush()
