@@ -15,6 +15,7 @@ from slipstream.config.data import (
 from slipstream.config.errors import ConfigError, find_step
 from slipstream.config.loading import (
     format_setting,
+    get_setting,
     from_json_values,
     list_differences,
     list_fixed_settings,
@@ -66,6 +67,7 @@ __all__ = [
     "find_matches",
     "find_step",
     "format_setting",
+    "get_setting",
     "from_json_values",
     "list_differences",
     "list_fixed_settings",

@@ -101,12 +101,17 @@ def replace_settings(
         if key.isdecimal():
             _replace_entry(config, result, path, int(key), value)
             continue
-        inner = result
+        inner: Any = result
         for name in path:
+            if isinstance(inner, list):
+                inner = _get_step(inner, name, dotted)
+                continue
             if not inner.get(name):  # also a number that stands for all columns, 0
                 inner[name] = {}
+            if path[:2] == ["data", "prepare"] and isinstance(inner[name], (list, tuple)):
+                inner[name] = [dict(step) for step in inner[name]]
             inner = inner[name]
-            if not isinstance(inner, dict):
+            if not isinstance(inner, (dict, list)):
                 where = ".".join(path)
                 raise UserError(
                     f"{where} is {format_value(inner)} for all; give a table for {dotted}"
@@ -121,6 +126,28 @@ def replace_settings(
     if not reset_engine:
         _keep_notes(config, changed)
     return changed
+
+
+def _get_step(steps: list[dict[str, Any]], number: str, dotted: str) -> dict[str, Any]:
+    """Return the settings of a step of `data.prepare` by its number."""
+    if not number.isdecimal() or int(number) >= len(steps):
+        raise UserError(f"{dotted}: data.prepare has {len(steps)} steps, numbered from 0")
+    return steps[int(number)]
+
+
+def get_setting(config: Config, dotted: str) -> Any:
+    """Return the value of a setting, `model.hidden.0` and `data.prepare.0.rows` among them."""
+    value: Any = config
+    for name in dotted.split("."):
+        if isinstance(value, (tuple, list)):
+            value = value[int(name)] if name.isdecimal() and int(name) < len(value) else None
+        elif isinstance(value, Mapping):
+            value = value.get(name)
+        elif name.isdecimal() and isinstance(value, int):  # one width for all layers
+            continue
+        else:
+            value = getattr(value, name, None)
+    return value
 
 
 def _keep_notes(old: Config, new: Config) -> None:

@@ -24,7 +24,7 @@ INCOMPARABLE = {
     "data.where": "the windows that trials are scored on",
     "data.prepare": "the rows that windows are made of",
     "data.stride": "the windows that trials are scored on",
-    "data.channels": "the windows",
+    "data.channels": "the score; set tune.metric",
     "train.objective": "the task",
     "train.state": "the state that windows begin with",
     "train.init_from": "how the data are scaled",
@@ -97,7 +97,9 @@ def make_space(config: Config) -> dict[str, Any]:
     for name, entry in space.items():
         _refuse_unknown(name, config)
         change = INCOMPARABLE.get(name)
-        if change and not (name == "train.batch" and "auto" not in _list_values(entry)):
+        is_fixed = name == "train.batch" and "auto" not in _list_values(entry)
+        is_scored = name == "data.channels" and config.tune.metric != "loss"
+        if change and not is_fixed and not is_scored:
             fix = "" if ";" in change else "; remove it"
             raise UserError(
                 f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}',
@@ -156,12 +158,23 @@ def _list_values(entry: Any) -> tuple[Any, ...]:
 
 def _refuse_unknown(name: str, config: Config) -> None:
     known, base = _list_names(config), _strip_index(name)
+    if _is_of_step(name, config):
+        return
     if base not in {*known, "seed"} and not name.startswith(("model.options.", "augment.jitter.")):
         nearest = find_nearest(base, known)
         hint = f'; did you mean "{nearest}"?' if nearest else ""
         raise UserError(
             f'tune.space has "{name}", which is not a setting{hint}', setting="tune.space"
         )
+
+
+def _is_of_step(name: str, config: Config) -> bool:
+    """Whether it is a setting of a step: `data.prepare.0.rows`."""
+    section, _, rest = name.partition(".prepare.")
+    number, _, key = rest.partition(".")
+    if section != "data" or not number.isdecimal() or int(number) >= len(config.data.prepare):
+        return False
+    return key in type(config.data.prepare[int(number)]).model_fields and key != "step"
 
 
 def _list_names(config: Config) -> list[str]:
@@ -221,6 +234,23 @@ def apply_params(config: Config, space: Mapping[str, Any], params: Mapping[str, 
         if not isinstance(entry := space[name], Range):
             settings[name] = entry[to_params(entry).index(value)]
     return configs.replace_settings(config, {"train.metric": config.tune.metric, **settings})
+
+
+def read_params(config: Config, space: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the params of the config itself, or None where a value of it is not in the space."""
+    params: dict[str, Any] = {}
+    for name, entry in space.items():
+        value = configs.get_setting(config, name)
+        if isinstance(entry, Range):
+            if not isinstance(value, (int, float)) or not entry.contains(value):
+                return None
+            params[name] = value if entry.is_integer else float(value)
+        else:
+            (text,) = to_params([value])
+            if text not in to_params(entry):
+                return None
+            params[name] = text
+    return params
 
 
 def describe_space(space: Mapping[str, Any]) -> dict[str, Any]:

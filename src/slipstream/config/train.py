@@ -408,6 +408,12 @@ class Range(Section):
     def is_integer(self) -> bool:
         return all(isinstance(n, int) for n in (self.low, self.high, self.step or 1))
 
+    def contains(self, value: float) -> bool:
+        """Whether a value is between the bounds and a whole number of steps from the lower one."""
+        step = self.step or (1 if self.is_integer else None)
+        steps = 0.0 if step is None else (value - self.low) / step
+        return self.low <= value <= self.high and math.isclose(steps, round(steps), abs_tol=1e-9)
+
 
 class Tune(Section):
     """A search over settings: `slipstream tune`."""

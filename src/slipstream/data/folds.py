@@ -56,11 +56,17 @@ def divide_training(
     """Return the folds of a search, train and val windows only.
 
     The last fold is the split itself. Every fold before it validates on the block of the same
-    length before the next fold's, and trains on earlier rows. No fold has a test window.
+    length before the next fold's, and trains on earlier rows; where the split divides whole series,
+    it validates on as many other series and trains on the rest. No fold has a test window.
     """
     train, val = starts["train"], starts["val"]
     if count == 1:
         return ({"train": train, "val": val},)
+    owners = [torch.bucketize(part, offsets, right=True) - 1 for part in (train, val)]
+    trained, validated = (owner.unique() for owner in owners)
+    if not bool(torch.isin(trained, validated).any()):
+        folds = _rotate_series(starts, owners, trained, len(validated), count)
+        return (*folds, {"train": train, "val": val})
     candidates = torch.cat([train, val]).unique()
     owner = torch.bucketize(candidates, offsets, right=True) - 1
     whose = torch.bucketize(val, offsets, right=True) - 1
@@ -88,6 +94,29 @@ def divide_training(
                 )
         folds.append(fold)
     return (*folds, {"train": train, "val": val})
+
+
+def _rotate_series(
+    starts: dict[str, Tensor], owners: list[Tensor], trained: Tensor, size: int, count: int
+) -> list[dict[str, Tensor]]:
+    """Return the folds before the split itself: each validates on `size` series of the training
+    set, spread evenly over it, and trains on all others that are not tested."""
+    stride = len(trained) // size
+    if len(trained) < count or stride < count - 1:
+        size, stride = max(len(trained) // count, 1), count
+    if len(trained) < count:
+        raise UserError(
+            f"tune.folds = {count}: the training set has {len(trained)} series, and each fold "
+            "validates on series of its own; reduce tune.folds",
+            setting="tune.folds",
+        )
+    folds = []
+    for number in range(count - 1):
+        group = trained[number::stride][:size]
+        is_held = torch.isin(owners[0], group)
+        rest = torch.cat([starts["train"][~is_held], starts["val"]]).sort().values
+        folds.append({"train": rest, "val": starts["train"][is_held]})
+    return folds
 
 
 def select_known_rows(

@@ -206,10 +206,9 @@ def load_portable(
     run: str | Path, *, overrides: Collection[str] = (), ensemble: bool | None = None
 ) -> PortableRun:
     """Load a run; `ensemble` chooses between the mean and the best of repeats or members."""
-    opened = runs.open_run(run)
+    opened, owner = runs.find_model_run(runs.open_run(run))
     content = read_mixture(opened)
     if content is None:
-        opened, owner = runs.find_model_run(opened)
         member, hashes = _load_member(opened, opened.folder.name, overrides, ensemble)
         description = f"{owner}: {member.description}" if owner else member.description
         widths = member.half_widths
@@ -217,6 +216,14 @@ def load_portable(
     members = []
     hashes = {ENSEMBLE_FILE: compute_sha256(opened.folder / ENSEMBLE_FILE)}
     for number, described in enumerate(content["members"], start=1):
+        if baseline := described.get("baseline"):
+            raise UserError(
+                f"{opened.folder}: its member {described['name']} is the baseline {baseline}, which "
+                "runs in PyTorch only; use "
+                + Command("predict")
+                + ", or one model without baselines: "
+                + Command("auto", prefer="fast")
+            )
         inner = f"{MEMBERS}/{number}"
         folder = Run(opened.folder / inner)
         member, files = _load_member(folder, described["name"], overrides, None)
@@ -232,7 +239,7 @@ def load_portable(
     reach = mixture.reach[MODEL if ensemble is False else ENSEMBLE]
     return PortableRun(
         run=opened,
-        owner="",
+        owner=owner,
         members=tuple(members),
         weights=weights,
         half_widths=_to_arrays(reach, targets),

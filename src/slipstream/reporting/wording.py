@@ -710,6 +710,8 @@ def _describe_gain(comparison: SearchComparison) -> str:
     return {
         "better": f"Better than the defaults: {change} ({interval}).",
         "worse": f"Worse than the defaults: {change} ({interval}). Keep the defaults.",
+        "no better trial": "No trial was better than the config as given, which is chosen: "
+        f"{_describe_error(comparison, format_number(_get_spreads(comparison)[1]['mean']))}.",
         "no difference shown": f"No difference shown: {change}, within seed noise ({interval}). "
         "More seeds (tune.retrain_seeds) would resolve smaller differences.",
     }[comparison["verdict"]]
@@ -753,8 +755,10 @@ def _describe_failure(comparison: SearchComparison) -> str:
 
 def get_chosen(summary: SearchSummary) -> ChosenSettings:
     """Return the trial that best.toml comes from: chosen among the retrained, else the best."""
-    chosen = (row for row in summary["retrained"] if row["chosen"])
-    return next(chosen, summary["best"])
+    chosen = next((row for row in summary["retrained"] if row["chosen"]), summary["best"])
+    if chosen["trial"] is not None:
+        return chosen
+    return {**chosen, "trial": summary.get("given"), "params": chosen["params"] or {}}
 
 
 def list_states(counts: Mapping[str, int]) -> str:

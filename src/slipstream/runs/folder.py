@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from slipstream import events
 from slipstream.base.errors import Option, ResumableError, UserError
-from slipstream.base.run_names import find_run
+from slipstream.base.run_names import ENSEMBLE_FILE, find_run
 from slipstream.base.storage import MANIFEST, compute_sha256
 from slipstream.base.text import mask_argument
 from slipstream.events import Event
@@ -220,7 +220,9 @@ def find_model_run(run: Run) -> tuple[Run, str]:
     """Return the run whose model is used, and a description where it is not `run` itself: for a
     search, the best settings, retrained or as the best trial left them."""
     inner = run.folder / "retrained" / "best", run.folder / "best"
-    if run.model.exists() or not any((folder / "model").exists() for folder in inner):
+    has_own = run.model.exists() or (run.folder / ENSEMBLE_FILE).exists()
+    files = ("model", ENSEMBLE_FILE)
+    if has_own or not any((folder / name).exists() for folder in inner for name in files):
         return run, ""
     if (inner[0] / "metrics.json").exists():
         return Run(inner[0], run.watch), "the search's best settings, retrained"

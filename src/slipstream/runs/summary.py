@@ -347,6 +347,33 @@ class SearchComparison(TypedDict):
     verdict: str
 
 
+class LeaderboardRow(TypedDict):
+    """Something that `slipstream auto` has tried."""
+
+    name: str
+    kind: str
+    what: str
+    """Its settings in a few words"""
+    val: float | None
+    """The mean over the validation blocks, in the search's metric; None where it has failed"""
+    val_sd: float | None
+    """The standard deviation over the blocks"""
+    test: float | None
+    """The metric that models are compared by, on the test set; of members and baselines"""
+    train_s: float | None
+    parameters: int | None
+    weight: float
+    """In the ensemble; 0 for others"""
+    state: str
+    stopped: str | None
+    """Why its training ended"""
+
+
+class MemberWeight(TypedDict):
+    name: str
+    weight: float
+
+
 class SearchSummary(RunOrigin, total=False):
     """The summary of a search: its metrics.json."""
 
@@ -355,6 +382,8 @@ class SearchSummary(RunOrigin, total=False):
     metric: str
     trials: Mapping[str, int]
     """The number of trials by state"""
+    given: int | None
+    """The trial with the given config, where the space has it"""
     best: ChosenSettings
     best_config: str
     search_s: float
@@ -374,6 +403,13 @@ class SearchSummary(RunOrigin, total=False):
     """What the search has yet to do"""
     seconds: float
     time: Mapping[str, float]
+    prefer: str
+    """Of `slipstream auto`, as all that follow"""
+    leaderboard: list[LeaderboardRow]
+    ensemble: list[MemberWeight]
+    verdict: str
+    interrupted: bool
+    """Whether a signal ended the search before its time"""
 
 
 class SeedMetrics(TypedDict):

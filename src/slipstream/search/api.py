@@ -25,9 +25,12 @@ from slipstream.engine.planning import MAX_LANES
 from slipstream.events import SearchEnd, SearchStart, Start
 from slipstream.runs import Run, studies
 from slipstream.runs.watching import start_follower
+from slipstream.search import auto as autos
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget
-from slipstream.search.packs import DatasetCache, PackScheduler
+from slipstream.search.candidates import AUTO_FILE, AutoBudget, AutoPlan, AutoSearch, prepare_auto
+from slipstream.search.packs import DatasetCache, PackScheduler, TrialSource
+from slipstream.search.portfolio import Prefer
 from slipstream.search.retraining import fill_places
 from slipstream.search.storage import STATE_NAMES
 from slipstream.search.study import TimedStudy, count_trials
@@ -41,6 +44,8 @@ from slipstream.search.workers import (
 )
 from slipstream.training.request import RunRequest
 
+DEFAULT_MINUTES = 5.0
+"""Of `slipstream auto`"""
 MIN_PARALLEL = 8
 """With `tune.parallel = "auto"` the least; on a CPU with fewer cores also the most"""
 
@@ -52,6 +57,16 @@ class SearchRequest(RunRequest):
     kinds: ClassVar[tuple[str, ...]] = ("search",)
 
     storage: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoRequest(SearchRequest):
+    """A search for the best model; `slipstream.auto` documents the fields."""
+
+    minutes: float | None = None
+    """None: five minutes, or those of the search to resume"""
+    prefer: Prefer = "best"
+    refit: bool = False
 
 
 def tune(*arguments: Any, **options: Any) -> FinishedSearch:
@@ -80,6 +95,23 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         request.permit_classes(settings)
     else:
         raise UserError("give a config, or a search to resume")
+    plan: AutoPlan | None = None
+    datasets: DatasetCache | None = None
+    if run is not None:
+        plan = AutoPlan.read(run.folder)
+        if isinstance(request, AutoRequest) and plan is None:
+            raise UserError(
+                f"{run.folder}: is a search, not one of auto; resume with: "
+                + studies.suggest_resume(run.folder, None)
+            )
+    elif isinstance(request, AutoRequest):
+        settings, plan, datasets = prepare_auto(
+            settings,
+            data,
+            minutes=request.minutes or DEFAULT_MINUTES,
+            prefer=request.prefer,
+            refit=request.refit,
+        )
     spaces.check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first
     launcher = make_launcher(
@@ -89,11 +121,13 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         on=request.on,
     )
     timer.end("start-up")
-    datasets = DatasetCache(settings, data)
+    datasets = datasets or DatasetCache(settings, data)
     datasets.get(settings)  # report problems with the data before a folder is created
     timer.end("data")
     if run is None:
         files = {"config.toml": runs.format_config(settings)}
+        if plan is not None:
+            files[AUTO_FILE] = plan.to_json()
         run = runs.create_run(
             settings.name,
             out=settings.out,
@@ -103,7 +137,8 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         )
     with runs.lock_run(run), _explain_resume(run, launcher):
         start_follower(run, settings.follow)
-        return _search(run, launcher, datasets, timer, resumed=request.resume is not None)
+        resumed = request.resume is not None
+        return _search(run, launcher, datasets, timer, resumed=resumed, plan=plan)
 
 
 def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
@@ -112,6 +147,8 @@ def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
         raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
     earlier = runs.load_config(run)
     settings = configs.load(request.config or earlier, request.settings)
+    if isinstance(request, AutoRequest) and request.minutes is not None:
+        settings = configs.replace_settings(settings, {"tune.minutes": request.minutes})
     settings = resolve_context(settings, request.data)
     differences = configs.list_differences(earlier, settings)
     if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
@@ -135,6 +172,7 @@ def _search(
     timer: PhaseTimer,
     *,
     resumed: bool,
+    plan: AutoPlan | None,
 ) -> FinishedSearch:
     """Run the trials, unless an earlier part of the search has finished them, and conclude."""
     config, data = launcher.config, datasets.get(launcher.config)
@@ -143,7 +181,8 @@ def _search(
     study = launcher.open_study(run)
     if launcher.storage is not None:
         sharing.join_study(study.study, config, data.fingerprint)
-    budget = SearchBudget.of(config, runs.sum_parts(run), timer.started_at)
+    budget_class = SearchBudget if plan is None else AutoBudget
+    budget = budget_class.of(config, runs.sum_parts(run), timer.started_at)
     run.append(
         SearchStart(
             is_resumed=resumed,
@@ -160,12 +199,16 @@ def _search(
         )
     )
     check_logged(run)
-    search = launcher.make_search(run, study, datasets, budget)
-    source = fill_places(search, device.type) if launcher.is_alone else search
+    search = launcher.make_search(run, study, datasets, budget, plan)
+    source: TrialSource = search
+    if launcher.is_alone and plan is None:
+        source = fill_places(search, device.type)
     scheduler = PackScheduler(run, datasets, source, parallel=parallel)
     try:
         with monitor.Monitor(run, device, on=config.engine.monitor):
             result = _find_result(run, config)
+            if isinstance(search, AutoSearch):
+                return autos.run_auto(search, scheduler, launcher, result, timer, resumed=resumed)
             result = result or launcher.run(search, scheduler, resumed=resumed)
             timer.end("searching")
             return finish_search(search, scheduler, result, timer)

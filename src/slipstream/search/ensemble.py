@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
@@ -52,8 +53,8 @@ from slipstream.runs.summary import (
 )
 from slipstream.scoring import ensemble as ensembles
 from slipstream.scoring import summary as summaries
-from slipstream.scoring.baselines import fit_baselines
-from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
+from slipstream.scoring.baselines import fit_baselines, save_baselines
+from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import MeanScores
 from slipstream.scoring.predict import (
     accumulate_side_by_side,
@@ -64,6 +65,7 @@ from slipstream.scoring.predict import (
 from slipstream.scoring.summary import BaselineSums, merge_sums, summarize_sums
 from slipstream.training.overview import summarize_data
 from slipstream.training.request import FinishedRun
+from slipstream.training.trained_lanes import LoadedData
 
 SAME_SETTINGS = (
     *("data.split", "data.where", "data.id", "data.task", "data.label_rows"),
@@ -244,16 +246,28 @@ def list_folds(
     ]
 
 
+class KnownParts(NamedTuple):
+    """What an ensemble need not compute, because a search has."""
+
+    weights: Sequence[float] | None = None
+    """The members' weights"""
+    baselines: Mapping[str, Baseline] | None = None
+    """Fitted to the training windows of the reference"""
+
+
+NOTHING_KNOWN = KnownParts()
+
+
 def score_folds(
-    run: Run, config: Config, folds: Sequence[JointFold], series: Series
+    run: Run, config: Config, folds: Sequence[JointFold], series: Series, known: KnownParts
 ) -> list[FoldScores]:
     """Score every fold, and write the ensemble's predictions for the test sets."""
     with open_table_writer(run.folder / summaries.PREDICTIONS) as write:
-        return [_score_fold(fold, len(folds) > 1, series, config, write) for fold in folds]
+        return [_score_fold(fold, len(folds) > 1, series, config, write, known) for fold in folds]
 
 
 def _score_fold(
-    fold: JointFold, numbered: bool, series: Series, config: Config, write: Write
+    fold: JointFold, numbered: bool, series: Series, config: Config, write: Write, known: KnownParts
 ) -> FoldScores:
     dataset, predictors = fold.dataset, fold.predictors
     metric = summaries.get_comparison_metric(config)
@@ -271,8 +285,8 @@ def _score_fold(
     best = 0
     for place, value in enumerate(values):
         best = place if statistics.is_better(value, values[best], metric) else best
-    weights = errors.fit(metric)
-    positions = {MODEL: best, ENSEMBLE: len(predictors)}
+    weights = errors.fit(metric) if known.weights is None else list(known.weights)
+    positions = {MODEL: best, ENSEMBLE: len(predictors) if len(predictors) > 1 else 0}
 
     def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
         table = build_table(row[-1], dataset, half_widths[ENSEMBLE])
@@ -290,7 +304,7 @@ def _score_fold(
     if window_filter:
         rows = summaries.join_unfiltered(rows, window_filter, [])
     train = accumulate_side_by_side(rows, dataset)
-    fitted = fit_baselines(fold.reference, _make_loader(fold.reference, series))
+    fitted = known.baselines or fit_baselines(fold.reference, _make_loader(fold.reference, series))
     reach = ensembles.to_reach(scores.half_widths, dataset.scaler, signature.targets)
     mixture = FoldMixture(fold.label, weights, best, reach)
     baselines = summaries.score_baselines(dataset, load_chunks, fitted)
@@ -405,6 +419,7 @@ def ensemble(
     results: list[RunSummary] = []
 
     def fill(run: Run) -> None:
+        copy_members(run, loaded)
         results.append(_build(run, config, loaded, datasets, reference))
 
     created = runs.create_locked(
@@ -458,29 +473,33 @@ def _load_members(
 
 
 def _build(
-    run: Run, config: Config, members: Sequence[Member], datasets: Sequence[Dataset], reference: int
+    run: Run,
+    config: Config,
+    members: Sequence[Member],
+    datasets: Sequence[Dataset],
+    reference: int,
+    known: KnownParts = NOTHING_KNOWN,
 ) -> RunSummary:
-    """Fill the folder with the members, the predictions and the baselines; return the summary."""
+    """Fill the folder with the predictions and the baselines of its members; return the summary."""
     first = members[reference]
     dataset, predictors = bind_members(members, datasets, reference)
     dataset = note_left_out(members, datasets, dataset, reference, SETS)
-    copy_members(run, members)
     with first.plan.flags():
         run.append(Scoring(what=f"{len(members)} runs and the baselines"))
         assert dataset.memory is not None
         series = dataset.memory.series.to(first.plan.device)
         folds = list_folds(dataset, datasets[reference], predictors)
-        scored = score_folds(run, config, folds, series)
-    portable.save_mixture(
-        run,
-        reference,
-        [describe_member(member) | {"data": _read_fingerprint(member)} for member in members],
-        [fold.mixture for fold in scored],
-    )
+        scored = score_folds(run, config, folds, series, known)
+    parameters = sum(checkpoint.count_parameters(member.run) for member in members)
+    if len(members) == 1:
+        _save_alone(run, first, scored)
+    else:
+        _save_mixture(run, reference, members, scored)
     summaries.save_scored_baselines(run, [fold.baselines for fold in scored])
     runs.write_json(run.folder / "plan.json", first.plan.to_dict())
     summary, detail = summarize_ensemble(run, config, dataset, members, scored)
-    parameters = sum(checkpoint.count_parameters(member.run) for member in members)
+    if len(members) == 1:
+        del summary["members"]
     return {
         **summary,
         "parameters": parameters,
@@ -489,6 +508,28 @@ def _build(
         **runs.describe_origin(),
         "detail": detail,
     }
+
+
+def _save_mixture(
+    run: Run, reference: int, members: Sequence[Member], scored: Sequence[FoldScores]
+) -> None:
+    described = [
+        {**describe_member(member), "data": _read_fingerprint(member)}
+        | ({"baseline": member.baseline} if member.baseline else {})
+        for member in members
+    ]
+    portable.save_mixture(run, reference, described, [fold.mixture for fold in scored])
+
+
+def _save_alone(run: Run, member: Member, scored: Sequence[FoldScores]) -> None:
+    """Make the folder that of an ordinary run of one model, with its intervals."""
+    shutil.move(member.run.model, run.model)
+    shutil.rmtree(run.folder / portable.MEMBERS)
+    (fold,) = scored
+    model, signature, scaler = checkpoint.load_model(run, member.config, torch.device("cpu"))
+    widths = fold.scores.half_widths
+    record = ensembles.FoldRecord(None, [model.state_dict()], 0, {MODEL: widths[MODEL]})
+    ensembles.save_lanes(run, [record], scaler, signature.targets, MODEL)
 
 
 def _read_fingerprint(member: Member) -> str | None:
@@ -504,3 +545,82 @@ def copy_members(run: Run, members: Sequence[Member]) -> None:
         for name in (member.run.model.name, LANES_FOLDER):
             if (member.run.folder / name).exists():
                 shutil.copytree(member.run.folder / name, to / name)
+
+
+class NewMember(NamedTuple):
+    """A member that is no run yet: its config and its weights, or a baseline."""
+
+    name: str
+    config: Config
+    weights: Mapping[str, Tensor]
+    weight: float
+    baseline: tuple[str, Baseline] | None = None
+    """Its name and what was fitted"""
+
+
+def build_from_weights(
+    folder: Path,
+    name: str,
+    members: Sequence[NewMember],
+    data: Sequence[LoadedData],
+    fitted: Mapping[str, Mapping[str, Baseline]],
+    *,
+    watch: Callable[[Event], None] | None,
+) -> RunSummary:
+    """Write an ensemble of models that a search has trained, and return its summary.
+
+    `data` are those of each member, `fitted` the baselines by the `[data]` that they were fitted
+    to, as JSON.
+    """
+    began = time.perf_counter()
+    contexts = [member.config.data.context for member in members]
+    reference = max(range(len(members)), key=lambda i: contexts[i])
+    first = members[reference]
+    config = configs.replace_settings(first.config, {"name": name})
+    comment = COMMENT.format(count=len(members), name=first.name)
+    results: list[RunSummary] = []
+    known = KnownParts(
+        [member.weight for member in members], fitted.get(config.data.model_dump_json())
+    )
+
+    def fill(run: Run) -> None:
+        loaded = []
+        for number, (member, own) in enumerate(zip(members, data, strict=True), start=1):
+            place = _write_member(run.folder / portable.MEMBERS / str(number), member, own)
+            options: dict[str, Any] = {"overrides": (), "allow_code": True}
+            baseline = member.baseline and member.baseline[0]
+            options |= {"baseline": baseline}
+            loaded.append(load_member(place, member.name, member.config, **options))
+        datasets = [own.dataset for own in data]
+        results.append(_build(run, config, loaded, datasets, reference, known))
+
+    created = runs.create_locked(
+        name,
+        out=config.out,
+        files={"config.toml": runs.format_config(config, comment)},
+        folder=folder,
+        watch=watch,
+        fill=fill,
+    )
+    with created as run:
+        (result,) = results
+        detail = result.pop("detail")
+        result |= {"run": str(run.folder), "seconds": time.perf_counter() - began}
+        runs.write_metrics(run, result | {"detail": detail})
+        run.append(End(seconds=result["seconds"]))
+    return result
+
+
+def _write_member(folder: Path, member: NewMember, data: LoadedData) -> Run:
+    """Write what evaluate and predict need of a member."""
+    folder.mkdir(parents=True)
+    text = runs.format_config(member.config)
+    (folder / "config.toml").write_text(text, encoding="utf-8")
+    dataset = data.dataset
+    origin = {"config": text, "data": data.fingerprint, "streamed": False}
+    run = Run(folder, origin=origin | {"left_out": dataset.left_out})
+    checkpoint.save_model(run, member.weights, dataset.signature, dataset.scaler, dataset.limits)
+    if member.baseline is not None:
+        name, baseline = member.baseline
+        save_baselines(run, [{name: baseline}])
+    return run

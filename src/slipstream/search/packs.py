@@ -171,8 +171,8 @@ class TrialSource(Protocol):
         """Take the mean validation loss of an epoch; return why the trial has to stop, or ""."""
         return ""
 
-    def finish_fold(self, trial: TrialRun, fold: int) -> None:
-        """Take the result of one fold."""
+    def finish_fold(self, trial: TrialRun, fold: int, ended: LaneResult, data: TrialData) -> None:
+        """Take the result of one fold, with its lane and the data that it was trained on."""
         return
 
     def finish(self, trial: TrialRun) -> None:
@@ -270,7 +270,7 @@ class TrialPool:
         return withdrawn
 
 
-MAX_DATASETS = 4
+MAX_DATASETS = 8
 Starts = dict[str, Tensor]
 """The first rows of the windows, by set ("train", "val")"""
 
@@ -289,6 +289,8 @@ class TrialData:
     fingerprint: str
     encoder: EncoderMatch | None
     """The pre-trained encoder that models start from, if there is one"""
+    first_rows: tuple[int, ...] = (0,)
+    """By fold: the first row of its copy of the series"""
 
     @property
     def init(self) -> Mapping[str, Tensor]:
@@ -300,7 +302,7 @@ class TrialData:
         if num_folds == len(self.folds):
             return self
         (*_, split) = self.folds
-        return replace(self, folds=(split,), first_fold=split)
+        return replace(self, folds=(split,), first_fold=split, first_rows=(0,))
 
     def make_plan(self, config: Config) -> tuple[Plan, LaneMode]:
         """Plan a pack of models with this config."""
@@ -358,6 +360,7 @@ class DatasetCache:
             earlier[0].starts if earlier else last,
             dataset.compute_fingerprint(),
             init,
+            (*first_rows[1:], 0),
         )
 
 
@@ -692,7 +695,7 @@ class TrialPack:
         trial, fold = _get_owner(ended)
         is_last = trial.finish_fold(fold, ended)
         if not trial.is_final:
-            self.pool.source.finish_fold(trial, fold)
+            self.pool.source.finish_fold(trial, fold, ended, self.data)
         if ended.rows:
             trial.trained = self._describe_lane(ended)
         if is_last:

@@ -22,13 +22,21 @@ from slipstream.base import machine
 from slipstream.base.errors import DivergedError
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
+from slipstream.engine.lanes import LaneResult
 from slipstream.engine.planning import LANES_PER_STEP
 from slipstream.events import Retrained
 from slipstream.runs import Run
 from slipstream.runs.summary import RunSummary
 from slipstream.scoring.summary import BaselineSums
 from slipstream.search.budget import SearchBudget
-from slipstream.search.packs import NOT_STARTED, DatasetCache, PackScheduler, TrialRun, TrialSource
+from slipstream.search.packs import (
+    NOT_STARTED,
+    DatasetCache,
+    PackScheduler,
+    TrialData,
+    TrialRun,
+    TrialSource,
+)
 from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import TimedStudy, rank_trials
 from slipstream.search.trials import LANE, OptunaSearch
@@ -148,9 +156,14 @@ class Retraining(TrialSource):
         return spaces.apply_params(self.config, self.study.space, trial.params)
 
     def rank(self) -> list[RetrainedConfig]:
-        """Return the results: the chosen trial first, the default last."""
+        """Return the results, the chosen settings first, which may be the given ones, and these
+        once more as the last."""
+        default = self.results[DEFAULT]
         trials = [result for trial, result in self.results.items() if trial != DEFAULT]
-        return [*sorted(trials, key=lambda result: result.rank), self.results[DEFAULT]]
+        trials = sorted(trials, key=lambda result: result.rank)
+        if default.losses and (not trials or default.rank <= trials[0].rank):
+            return [default, *trials, default]
+        return [*trials, default]
 
     def ask(self) -> TrialRun | None:
         return self._start(self.pending[0]) if self.pending and not self.is_late() else None
@@ -258,8 +271,8 @@ class FilledSearch(TrialSource):
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         return self._choose(trial.number).report(trial, epoch, loss)
 
-    def finish_fold(self, trial: TrialRun, fold: int) -> None:
-        self._choose(trial.number).finish_fold(trial, fold)
+    def finish_fold(self, trial: TrialRun, fold: int, ended: LaneResult, data: TrialData) -> None:
+        self._choose(trial.number).finish_fold(trial, fold, ended, data)
 
     def finish(self, trial: TrialRun) -> None:
         self._choose(trial.number).finish(trial)
@@ -313,6 +326,9 @@ def run_tests(
     chosen, default = retrained[0], retrained[-1]
     baselines: dict[str, list[BaselineSums]] = {}
     for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
+        if name == "default" and chosen is default:  # no trial was better
+            summaries[name] = summaries["best"]
+            continue
         settings: dict[str, Any] = {
             "name": f"{config.name}-{name}",
             "seed": get_first_seed(config),

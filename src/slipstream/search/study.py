@@ -37,6 +37,8 @@ from slipstream.search.database import HEARTBEAT
 from slipstream.search.storage import CUT_OFF, JOURNAL, NOTES, Journal, name_state
 
 PRUNED = "pruned"
+GIVEN = "slipstream.given"
+"""The user attribute of the trial with the given config"""
 REASSIGNED = "reassigned to another worker, because this one had sent no heartbeat for too long"
 LOST = "the worker that trained it disappeared, and so did the next one"
 
@@ -117,6 +119,16 @@ class TimedStudy:
             trial = self.study.ask(self.distributions)
             self.flush()
             return trial
+
+    def enqueue_given(self, config: Config) -> None:
+        """Have the search begin with the given config, where its space has it; a grid has it by
+        itself."""
+        given = spaces.read_params(config, self.space)
+        if given is None or config.tune.sampler == "grid" or self.get_trials():
+            return
+        with self.measure_time():
+            self.study.enqueue_trial(given, user_attrs={GIVEN: True})
+            self.flush()
 
     def flush(self) -> None:
         """Have the disk store a new study, trial or result, so that a power failure loses none."""

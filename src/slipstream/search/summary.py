@@ -35,6 +35,7 @@ from slipstream.search.packs import PACK_FAILED, PackScheduler
 from slipstream.search.retraining import DEFAULT, FilledSearch, RetrainedConfig, Retraining
 from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
 from slipstream.search.study import (
+    GIVEN,
     compute_importances,
     describe_trial,
     get_score,
@@ -51,6 +52,8 @@ TEST_KEYS = (
 """What the summary contains of each test run"""
 RETRAINING_PENDING = "the best trials have yet to be retrained"
 TEST_PENDING = "the test runs have yet to finish"
+NO_BETTER_TRIAL = "no better trial"
+"""The verdict where the given config was the best of what was retrained"""
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def finish_search(
         if isinstance(source, FilledSearch):
             again = source.retraining
         again.is_late = lambda: limit is not None and limit.is_late(plan, costs)
-        retrained = retraining.retrain_best(again, ranked[: plan.num_trials], scheduler)
+        candidates = [trial for trial in ranked if not trial.user_attrs.get(GIVEN)]
+        retrained = retraining.retrain_best(again, candidates[: plan.num_trials], scheduler)
         timer.end("retraining")
         chosen = retrained[0].config
         write(retrained, {}, TEST_PENDING)
@@ -177,8 +181,8 @@ def describe_limits(
     """Yield a sentence for everything that `tune.minutes` cut short."""
     tune, ranked = config.tune, rank_trials(trials)
     chosen = retrained[0].trial if retrained else ranked[0].number
-    trial = next(candidate for candidate in ranked if candidate.number == chosen)
-    if get_state(trial) == CUT_OFF:
+    trial = next((candidate for candidate in ranked if candidate.number == chosen), None)
+    if trial is not None and get_state(trial) == CUT_OFF:
         epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
         remark = "" if get_state(ranked[0]) != CUT_OFF else "; no trial was complete"
         yield f"{OUT_OF_TIME}: trial {chosen} was cut off after {epochs}{remark}"
@@ -222,6 +226,13 @@ def summarize(
 ) -> SearchSummary:
     best = rank_trials(trials)[0]
     params = {trial.number: trial.params for trial in trials}  # numbers may have gaps
+    given = next((trial for trial in trials if trial.user_attrs.get(GIVEN)), None)
+    if given is not None:
+        params[DEFAULT] = given.params
+    is_given = len(retrained) > 1 and retrained[0] is retrained[-1]
+    comparison = compare_tests(tests) if len(tests) > 1 else None
+    if comparison is not None and is_given:
+        comparison["verdict"] = NO_BETTER_TRIAL
     states = [get_state(trial) for trial in trials]
     counts = {name: states.count(name) for name in STATE_NAMES.values()}
     counts |= {CUT_OFF: states.count(CUT_OFF)} if CUT_OFF in states else {}
@@ -231,6 +242,7 @@ def summarize(
         "name": config.name,
         "metric": config.tune.metric,
         "trials": counts,
+        "given": None if given is None else given.number,
         "best": {"trial": best.number, "value": get_score(best), "params": best.params},
         "best_config": str(run.folder / "best.toml"),
         "search_s": search_s,
@@ -248,13 +260,13 @@ def summarize(
                 "sd": statistics.compute_deviation(result.losses),
                 "chosen": result is retrained[0],
             }
-            for result in retrained
+            for result in (retrained[:-1] if is_given else retrained)
         ],
         "test": {
             name: cast(SearchTest, {key: test.get(key) for key in TEST_KEYS})
             for name, test in tests.items()
         },
-        "comparison": compare_tests(tests) if len(tests) > 1 else None,
+        "comparison": comparison,
         "findings": [*_describe_packs(run), *_describe_failures(retrained, tests)],
     }
 
@@ -276,9 +288,11 @@ def _describe_failures(
     """Yield a sentence for settings that did not reach a finite loss from every seed."""
     if not retrained:
         return
-    for name, result in (("best", retrained[0]), ("default", retrained[-1])):
+    parts = (("best", retrained[0]), ("default", retrained[-1]))
+    for name, result in parts[:1] if retrained[0] is retrained[-1] else parts:
         chosen = f"the chosen settings (trial {result.trial})"
-        problem = chosen if name == "best" else "the config without a search"
+        is_trial = name == "best" and result.trial != DEFAULT
+        problem = chosen if is_trial else "the config without a search"
         problem += " did not reach a finite loss"
         failed, num_seeds = result.num_failed, len(result.losses)
         if failed:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from slipstream import config as configs
 from slipstream import runs
@@ -13,12 +13,13 @@ from slipstream.base.errors import UserError
 from slipstream.config import Config, Range
 from slipstream.config import search_space as spaces
 from slipstream.engine import checkpoint
+from slipstream.engine.lanes import LaneResult
 from slipstream.engine.recovery import refuse_oversized
 from slipstream.events import Fallback, TrialEnd
 from slipstream.runs import Run
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget, TrainingCosts
-from slipstream.search.packs import NOT_STARTED, DatasetCache, TrialRun, TrialSource
+from slipstream.search.packs import NOT_STARTED, DatasetCache, TrialData, TrialRun, TrialSource
 from slipstream.search.sharing import StudyMembership
 from slipstream.search.storage import OUT_OF_TIME, name_state
 from slipstream.search.study import (
@@ -91,7 +92,7 @@ class OptunaSearch(TrialSource):
             if not has_retry and sharing.count_started(trials) >= self.num_trials:
                 self.is_exhausted = self.membership is None
                 return None
-            trial = self.study.ask()
+            trial = self._ask_study(trials)
             if self.membership is not None:
                 self.membership.claim(trial)
                 if sharing.exceeds_limit(trial, self.study.get_trials(), self.num_trials):
@@ -107,6 +108,10 @@ class OptunaSearch(TrialSource):
         while self.interrupted:
             self.fail(self.interrupted.pop(), OUT_OF_TIME)
         return None
+
+    def _ask_study(self, trials: Sequence[FrozenTrial]) -> Trial:
+        """Return a new trial, or one that waits; `trials` are those of the study."""
+        return self.study.ask()
 
     def _make_run(self, number: int, params: Mapping[str, Any], is_final: bool = False) -> TrialRun:
         config = spaces.apply_params(self.config, self.study.space, params)
@@ -147,7 +152,7 @@ class OptunaSearch(TrialSource):
             return OUT_OF_TIME
         return reason
 
-    def finish_fold(self, trial: TrialRun, fold: int) -> None:
+    def finish_fold(self, trial: TrialRun, fold: int, ended: LaneResult, data: TrialData) -> None:
         loss = trial.fold_results[fold].loss
         if self.config.tune.pruner != "wilcoxon" or not math.isfinite(loss):
             return

@@ -46,6 +46,7 @@ from slipstream.runs.studies import is_journal
 from slipstream.search import database, sharing
 from slipstream.search import storage as storages
 from slipstream.search.budget import ModelCosts, SearchBudget
+from slipstream.search.candidates import AutoBudget, AutoPlan, AutoSearch
 from slipstream.search.database import HEARTBEAT
 from slipstream.search.packs import DatasetCache, PackScheduler
 from slipstream.search.sharing import StudyMembership
@@ -150,12 +151,17 @@ def run_worker(task: SearchTask, watch: Callable[[Event], None] | None) -> None:
             membership = StudyMembership(study, sharing.read_worker_id(run))
             if any(membership.owns(trial) for trial in study.get_trials()):
                 study.study.sampler.reseed_rng()  # else it would sample the same trials again
-            budget = SearchBudget.of(
-                config, task.spent_s, time.perf_counter(), setup_s=task.setup_s
-            )
-            search = OptunaSearch(
-                config, study, run, DatasetCache(config), membership, budget=budget
-            )
+            plan = AutoPlan.read(folder.parent.parent)
+            datasets, clock = DatasetCache(config), time.perf_counter()
+            options = {"setup_s": task.setup_s}
+            search: OptunaSearch
+            if plan is None:
+                budget = SearchBudget.of(config, task.spent_s, clock, **options)
+                search = OptunaSearch(config, study, run, datasets, membership, budget=budget)
+            else:
+                budget = AutoBudget.of(config, task.spent_s, clock, **options)
+                search = AutoSearch(config, study, run, datasets, membership, budget=budget)
+                search.start_auto(plan)
             scheduler = PackScheduler(run, search.datasets, search, parallel=task.parallel)
             run_search(search, scheduler, resumed=True)
         except StorageInternalError as error:
@@ -305,7 +311,9 @@ class Launcher:
                 + f", or {studies.ENV_VARIABLE} in the environment"
             )
         offset = self._get_seed_offset(run)
-        return open_study(self.config, run.folder, url, name, seed_offset=offset)
+        study = open_study(self.config, run.folder, url, name, seed_offset=offset)
+        study.enqueue_given(self.config)
+        return study
 
     @property
     def is_alone(self) -> bool:
@@ -313,13 +321,22 @@ class Launcher:
         return self.num_workers == 1 and self.cluster is None
 
     def make_search(
-        self, run: Run, study: TimedStudy, datasets: DatasetCache, budget: SearchBudget
+        self,
+        run: Run,
+        study: TimedStudy,
+        datasets: DatasetCache,
+        budget: SearchBudget,
+        plan: AutoPlan | None = None,
     ) -> OptunaSearch:
-        """Return the search as this process takes part in it."""
+        """Return the search as this process takes part in it; with a plan, that of `auto`."""
         membership = None
         if self.is_alone and self.get_storage_url(run) is not None:
             membership = StudyMembership(study, sharing.read_worker_id(run))
-        return OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
+        if plan is None:
+            return OptunaSearch(self.config, study, run, datasets, membership, budget=budget)
+        search = AutoSearch(self.config, study, run, datasets, membership, budget=budget)
+        search.start_auto(plan)
+        return search
 
     def run(self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool) -> SearchEnd:
         """Run the search until no trial is left; return the event of its end."""

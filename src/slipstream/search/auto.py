@@ -1,0 +1,512 @@
+"""`slipstream.auto`: the best model that a few minutes can buy.
+
+The search of `tune`, with a portfolio of candidates, several validation blocks and a combination
+on top. `run_auto` runs the trials of an `AutoSearch`, selects the ensemble, retrains its members
+from fresh seeds, tests it once and writes the leaderboard.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+from optuna.trial import FrozenTrial
+from safetensors.torch import load_file
+from torch import Tensor
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.base import statistics
+from slipstream.base.errors import Interrupted
+from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
+from slipstream.config import Config
+from slipstream.config import search_space as spaces
+from slipstream.events import End, RetrainingStart, SearchEnd
+from slipstream.runs import Run
+from slipstream.runs.summary import LeaderboardRow, RunSummary, SearchSummary
+from slipstream.scoring.summary import get_metric
+from slipstream.search import ensemble, retraining, sharing
+from slipstream.search import summary as summaries
+from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
+from slipstream.search.candidates import (
+    BASELINE_NAMES,
+    CANDIDATES,
+    AutoSearch,
+    BaselineCandidate,
+    add_baselines,
+    name_trial,
+    parse_name,
+)
+from slipstream.search.library import (
+    MAX_MEMBERS,
+    Combination,
+    Library,
+)
+from slipstream.search.packs import PackScheduler, TrialRun
+from slipstream.search.portfolio import Prefer
+from slipstream.search.retraining import DEFAULT, Retraining
+from slipstream.search.study import (
+    GIVEN,
+    TimedStudy,
+    compute_importances,
+    describe_trial,
+    get_score,
+    get_state,
+    rank_trials,
+)
+from slipstream.search.summary import FinishedSearch
+from slipstream.search.trials import OptunaSearch
+from slipstream.training.trained_lanes import LoadedData
+
+
+class TrialsRunner(Protocol):
+    """What runs the trials: the launcher of the workers, or this process."""
+
+    def run(
+        self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool
+    ) -> SearchEnd: ...
+
+
+def run_auto(
+    search: AutoSearch,
+    scheduler: PackScheduler,
+    runner: TrialsRunner,
+    result: SearchEnd | None,
+    timer: PhaseTimer,
+    *,
+    resumed: bool,
+) -> FinishedSearch:
+    """Fit the baselines, run the trials and conclude; a signal ends the trials, and the answer is
+    what they have found so far."""
+    baselines = add_baselines(search)
+    interrupted = False
+    if result is None:
+        try:
+            result = runner.run(search, scheduler, resumed=resumed)
+        except Interrupted:
+            if not search.library.rank():
+                raise
+            interrupted = True
+            seconds = time.perf_counter() - search.started_at
+            result = SearchEnd(
+                seconds=seconds, optuna_s=search.study.spent_s, packs=scheduler.num_packs, limits={}
+            )
+            scheduler.close()
+    search.restore_candidates()
+    timer.end("searching")
+    return finish_auto(search, scheduler, result, timer, baselines, interrupted=interrupted)
+
+
+class MemberTraining(Retraining):
+    """Trains the members of an ensemble from fresh seeds: some candidates more than once, the given
+    config only where it is a member."""
+
+    def __init__(
+        self, run: Run, config: Config, study: TimedStudy, seeds: Mapping[int, int]
+    ) -> None:
+        self.num_seeds = dict(seeds)
+        """By trial"""
+        self.weights: dict[tuple[int, int], dict[str, Tensor]] = {}
+        """By trial and seed, of what this process has trained"""
+        super().__init__(run, config, study)
+
+    def _add(self, trial: int, config: Config) -> None:
+        if trial == DEFAULT:
+            return
+        super()._add(trial, config)
+        count, kept = self.num_seeds.get(trial, 0), []
+        for number in self.pending:
+            owner, seed = self._parse(number)
+            if owner != trial or self.seeds.index(seed) < count:
+                kept.append(number)
+        self.pending = kept
+
+    def finish(self, trial: TrialRun) -> None:
+        self.weights[self._parse(trial.number)] = dict(trial.weights)
+        super().finish(trial)
+
+
+class AutoMember(NamedTuple):
+    """A model of the answer."""
+
+    name: str
+    """That of its candidate"""
+    config: Config
+    weight: float
+    weights: Mapping[str, Tensor]
+    baseline: BaselineCandidate | None = None
+    train_s: float = 0.0
+
+
+def finish_auto(
+    search: AutoSearch,
+    scheduler: PackScheduler,
+    search_result: SearchEnd,
+    timer: PhaseTimer,
+    baselines: Mapping[str, BaselineCandidate],
+    *,
+    interrupted: bool = False,
+) -> FinishedSearch:
+    """Select what predicts best, retrain it, test it once, and write the leaderboard."""
+    run, config, study, plan = search.run, search.config, search.study, search.plan
+    budget = search.budget
+    trials = sharing.select_counted(study.get_trials())
+    runs.remove_manifest(run)
+    runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
+    if not rank_trials(trials) and not search.library.rank():
+        raise summaries._make_no_result_error(run, trials)
+    choice = choose(search.library, plan.prefer, trials, baselines)
+    costs = search.costs.estimate_model() or ModelCosts(0.0)
+    seeds = {} if interrupted else plan_seeds(choice.weights, budget, costs, plan.prefer)
+    if seeds:
+        run.append(RetrainingStart(num_trials=len(seeds), num_seeds=max(seeds.values())))
+    members = train_members(search, scheduler, choice, seeds, baselines)
+    timer.end("retraining")
+    result = build_answer(search, members, baselines)
+    timer.end("scoring")
+    chosen = members[0].config
+    summary = summarize(search, trials, search_result, choice, members, result, baselines)
+    runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
+    summary["interrupted"] = interrupted
+    summary["seconds"] = budget.elapsed_s
+    before = {EARLIER: budget.spent_s} if budget.spent_s else {}
+    summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
+    runs.write_metrics(run, summary)
+    if not interrupted:
+        runs.remove(run.folder / CANDIDATES)
+    runs.remove(run.folder / retraining.LANES)
+    run.append(End(seconds=summary["seconds"]))
+    return FinishedSearch(run.folder, chosen, summary, study.study)
+
+
+def choose(
+    library: Library,
+    prefer: Prefer,
+    trials: Sequence[FrozenTrial],
+    baselines: Mapping[str, BaselineCandidate],
+) -> Combination:
+    """Return the ensemble, or the one model where it is not better or not wanted."""
+    usable = {name_trial(trial.number) for trial in trials}
+    if prefer == "best":
+        usable |= {name for name in baselines if name not in BASELINE_NAMES}
+    found = library.combine([name for name in library.rank() if name in usable])
+    assert found is not None
+    if prefer == "best" and found.is_better:
+        return found
+    single = choose_single(library, [name for name in library.rank() if name in usable], trials)
+    loss = library.compute_loss(single)
+    return Combination({single: 1.0}, loss, loss, found.gain)
+
+
+def choose_single(library: Library, names: Sequence[str], trials: Sequence[FrozenTrial]) -> str:
+    """Return the best candidate; the given config where no other is better beyond its noise."""
+    best = names[0]
+    given = next((trial for trial in trials if trial.user_attrs.get(GIVEN)), None)
+    name = None if given is None else name_trial(given.number)
+    if name is None or name not in names or name == best or name not in library.errors:
+        return best
+    gain = library.compute_loss(name) - library.compute_loss(best)
+    return best if gain > library.compute_noise(name, best) else name
+
+
+def plan_seeds(
+    weights: Mapping[str, float], budget: SearchBudget, costs: ModelCosts, prefer: Prefer
+) -> dict[int, int]:
+    """Return how many fresh models of each candidate there is time for, the heaviest first: eight
+    models in all, of one candidate alone too, unless a single model is wanted."""
+    shares = {
+        number: share for name, share in weights.items() if (number := parse_name(name)) is not None
+    }
+    fixed = len(weights) - len(shares)
+    most = 1 if prefer != "best" else MAX_MEMBERS - fixed
+    if not math.isinf(budget.total_s):
+        each_s = MARGIN * costs.train_s
+        scored_s = MARGIN * costs.score_s * MAX_MEMBERS
+        most = min(most, int((budget.left_s - scored_s) / max(each_s, 1e-9)))
+    seeds: dict[int, int] = {}
+    order = sorted(shares, key=lambda number: -shares[number])
+    for number in order[: max(most, 0)]:
+        seeds[number] = 1
+    while seeds and sum(seeds.values()) < most and len(seeds) == len(shares):
+        number = max(seeds, key=lambda trial: shares[trial] / seeds[trial])
+        seeds[number] += 1
+    return seeds
+
+
+def train_members(
+    search: AutoSearch,
+    scheduler: PackScheduler,
+    choice: Combination,
+    seeds: Mapping[int, int],
+    baselines: Mapping[str, BaselineCandidate],
+) -> list[AutoMember]:
+    """Return the models of the answer: retrained ones, and those of the search where there was no
+    time, the heaviest first."""
+    run, config, study, budget = search.run, search.config, search.study, search.budget
+    trials = {trial.number: trial for trial in study.get_trials()}
+    again: MemberTraining | None = None
+    if seeds:
+        most = max(seeds.values())
+        update = {"retrain": len(seeds), "retrain_seeds": most, "folds": None}
+        limited = config.model_copy(update={"tune": config.tune.model_copy(update=update)})
+        again = MemberTraining(run, limited, study, seeds)
+        costs = search.costs.estimate_model() or ModelCosts(0.0)
+        scored_s = MARGIN * costs.score_s * MAX_MEMBERS
+        again.is_late = lambda: budget.left_s <= scored_s
+        retraining.retrain_best(again, [trials[number] for number in seeds], scheduler)
+    members: list[AutoMember] = []
+    last = search.plan.facts.folds - 1
+    for name, weight in choice.weights.items():
+        number = parse_name(name)
+        if number is None:
+            candidate = baselines[name]
+            members.append(AutoMember(name, candidate.config, weight, {}, candidate))
+            continue
+        settings = spaces.apply_params(config, study.space, trials[number].params)
+        own: list[Mapping[str, Tensor]] = []
+        if again is not None and number in again.results:
+            own = list(_select_fresh(search, again, number))
+        if not own:
+            own = [load_file(search.find_path(number, last))]
+        notes = trials[number].user_attrs.get(summaries.NOTES, {})
+        for weights in own:
+            members.append(
+                AutoMember(
+                    name, settings, weight / len(own), weights, None, notes.get("seconds", 0.0)
+                )
+            )
+    return members
+
+
+def _select_fresh(
+    search: AutoSearch, again: MemberTraining, number: int
+) -> Iterator[Mapping[str, Tensor]]:
+    """Yield the weights of the models that were trained again; not those that the time has cut off
+    so early that the search's own model is better."""
+    trial = search.study.get_trials()[number]
+    known = get_score(trial) or math.inf
+    notes = again.results[number]
+    for (owner, seed), weights in again.weights.items():
+        event = again.known.get((owner, seed))
+        if owner != number or event is None or not weights:
+            continue
+        is_cut = event.stopped is not None and retraining.OUT_OF_TIME in event.stopped
+        if event.loss is not None and math.isfinite(event.loss):
+            if not is_cut or event.loss <= 1.02 * known or not notes:
+                yield weights
+
+
+def build_answer(
+    search: AutoSearch, members: Sequence[AutoMember], baselines: Mapping[str, BaselineCandidate]
+) -> RunSummary:
+    """Write the run that predicts, retrained/best, and return its summary."""
+    folder = search.run.folder / "retrained" / "best"
+    runs.remove(folder)
+    name = f"{search.config.name}-best"
+    entries = [
+        ensemble.NewMember(
+            member.name,
+            configs.replace_settings(member.config, {"name": name}),
+            member.weights,
+            member.weight,
+            None
+            if member.baseline is None
+            else (member.name.removesuffix(" long"), member.baseline.baseline),
+        )
+        for member in members
+    ]
+    datasets = [search.datasets.get(entry.config) for entry in entries]
+    loaded = [LoadedData(data.dataset, data.fingerprint, data.encoder) for data in datasets]
+    fitted = {
+        candidate.config.data.model_dump_json(): {
+            other.name.removesuffix(" long"): other.baseline
+            for other in baselines.values()
+            if other.config is candidate.config
+        }
+        for candidate in baselines.values()
+    }
+    return ensemble.build_from_weights(
+        folder, name, entries, loaded, fitted, watch=search.run.watch
+    )
+
+
+def summarize(
+    search: AutoSearch,
+    trials: Sequence[FrozenTrial],
+    search_result: SearchEnd,
+    choice: Combination,
+    members: Sequence[AutoMember],
+    result: RunSummary,
+    baselines: Mapping[str, BaselineCandidate],
+) -> SearchSummary:
+    """Return the summary: that of the model, of the search, and the leaderboard."""
+    run, config = search.run, search.config
+    ranked = rank_trials(trials)
+    best = ranked[0]
+    states = [get_state(trial) for trial in trials]
+    counts = {name: states.count(name) for name in summaries.STATE_NAMES.values()}
+    if summaries.CUT_OFF in states:
+        counts |= {summaries.CUT_OFF: states.count(summaries.CUT_OFF)}
+    search_s, optuna_s = search_result.seconds, search_result.optuna_s or 0.0
+    given = next((trial for trial in trials if trial.user_attrs.get(GIVEN)), None)
+    rows = make_leaderboard(search, trials, choice, members, result, baselines)
+    own = {key: value for key, value in result.items() if key != "detail"}
+    summary: dict[str, Any] = {
+        **own,
+        "run": str(run.folder),
+        "name": config.name,
+        "metric": config.tune.metric,
+        "trials": counts,
+        "given": None if given is None else given.number,
+        "best": {"trial": best.number, "value": get_score(best), "params": best.params},
+        "best_config": str(run.folder / "best.toml"),
+        "search_s": search_s,
+        "trials_per_hour": 3600 * len(states) / max(search_s, 1e-9),
+        "optuna_s": optuna_s,
+        "optuna_share": optuna_s / max(search_s, 1e-9),
+        "packs": search_result.packs,
+        "retrained": [],
+        "test": {"best": {key: result.get(key) for key in summaries.TEST_KEYS}},
+        "comparison": None,
+        "findings": list(describe_findings(search, choice, members)),
+        "space": spaces.describe_space(search.study.space),
+        "importances": compute_importances(search.study.study),
+        "pending": None,
+        "prefer": search.plan.prefer,
+        "leaderboard": rows,
+        "ensemble": [{"name": name, "weight": weight} for name, weight in choice.weights.items()],
+    }
+    summary["verdict"] = describe_verdict(result, rows)
+    summary |= runs.describe_origin()
+    return cast(SearchSummary, summary)
+
+
+def describe_findings(
+    search: AutoSearch, choice: Combination, members: Sequence[AutoMember]
+) -> Iterator[str]:
+    """Yield sentences on how the answer was chosen."""
+    blocks = len(search.library.blocks)
+    judged = "one validation block" if blocks == 1 else f"{blocks} validation blocks"
+    if len(choice.weights) > 1:
+        yield (
+            f"an ensemble of {len(members)} models from {len(choice.weights)} candidates, "
+            f"{100 * choice.gain:.1f} % better than one model on validation windows that neither "
+            f"was selected by ({judged})"
+        )
+    elif search.plan.prefer == "best":
+        yield (
+            "no ensemble: it was not better than one model on validation windows that neither was "
+            f"selected by ({judged})"
+        )
+
+
+def make_leaderboard(
+    search: AutoSearch,
+    trials: Sequence[FrozenTrial],
+    choice: Combination,
+    members: Sequence[AutoMember],
+    result: RunSummary,
+    baselines: Mapping[str, BaselineCandidate],
+) -> list[LeaderboardRow]:
+    """Return a row for everything that was tried, the best first, then what failed."""
+    library, metric = search.library, result["judged_by"]
+    tested: dict[str, list[float]] = {}
+    for member, scores in zip(members, result.get("members") or [result], strict=False):
+        tested.setdefault(member.name, []).append(get_metric(scores, "test", metric))
+    for name, scores in (result.get("baselines") or {}).items():
+        if scores:
+            tested.setdefault(name, [get_metric(scores, "test", metric)])
+    by_name = {name_trial(trial.number): trial for trial in trials}
+    parameters = {
+        member.name: sum(tensor.numel() for tensor in member.weights.values()) for member in members
+    }
+    rows: list[LeaderboardRow] = []
+    for name in library.rank():
+        trial = by_name.get(name)
+        losses = library.losses[name]
+        notes = {} if trial is None else trial.user_attrs.get(summaries.NOTES, {})
+        kind = name.removesuffix(" long") if trial is None else trial.params["model.kind"]
+        fitted = baselines.get(name)
+        found = tested.get(name)
+        rows.append(
+            {
+                "name": name,
+                "kind": kind,
+                "what": describe_candidate(trial, fitted),
+                "val": library.compute_loss(name),
+                "val_sd": statistics.compute_deviation(losses) if len(losses) > 1 else None,
+                "test": sum(found) / len(found) if found else None,
+                "train_s": notes.get("seconds") or (fitted.seconds if fitted else None),
+                "parameters": parameters.get(name) or None,
+                "weight": choice.weights.get(name, 0.0),
+                "state": "baseline" if trial is None else get_state(trial),
+                "stopped": notes.get("stopped"),
+            }
+        )
+    known = {row["name"] for row in rows}
+    for name, trial in by_name.items():
+        if name not in known:
+            notes = trial.user_attrs.get(summaries.NOTES, {})
+            rows.append(
+                {
+                    "name": name,
+                    "kind": trial.params.get("model.kind", "?"),
+                    "what": describe_candidate(trial, None),
+                    "val": None,
+                    "val_sd": None,
+                    "test": None,
+                    "train_s": notes.get("seconds"),
+                    "parameters": None,
+                    "weight": 0.0,
+                    "state": get_state(trial),
+                    "stopped": notes.get("stopped"),
+                }
+            )
+    return rows
+
+
+def describe_candidate(trial: FrozenTrial | None, fitted: BaselineCandidate | None) -> str:
+    """Return the settings of a candidate in a few words."""
+    if trial is None:
+        return fitted.baseline.description if fitted else "a baseline"
+    params = trial.params
+    if trial.user_attrs.get(GIVEN):
+        return "the config as given"
+    parts = [f"{params['data.context']} rows"]
+    if params["model.patch"] > 1:
+        parts.append(f"patches of {params['model.patch']}")
+    if params["model.normalize"] != "none":
+        parts.append(f"normalize {params['model.normalize']}")
+    parts.append(params["train.loss"])
+    if params["model.kind"] != "linear":
+        parts.append(f"{params['model.layers']} x {params['model.hidden']}")
+    return ", ".join(parts)
+
+
+def describe_verdict(result: RunSummary, rows: Sequence[LeaderboardRow]) -> str:
+    """State the error on the test set, beside the best baseline and the best single model."""
+    from slipstream.reporting.terminal.results import format_number
+
+    metric = "balanced_accuracy" if "log_loss" in (result["metrics"] or {})["test"] else "mae"
+    own = (result["metrics"] or {})["test"][metric]
+    is_class = metric == "balanced_accuracy"
+    label = "balanced accuracy" if is_class else "mean absolute error"
+    known = {
+        name: scores["metrics"]["test"][metric]
+        for name, scores in (result.get("baselines") or {}).items()
+        if scores and scores.get("metrics")
+    }
+    text = f"{format_number(own)} {label} on the test set"
+    best = (max if is_class else min)(known, key=lambda name: known[name], default=None)
+    if best is not None and own is not None and known[best]:
+        change = 100 * (own - known[best]) / abs(known[best])
+        word = "above" if change > 0 else "below"
+        text += f", {abs(change):.0f} % {word} {best} ({format_number(known[best])})"
+    singles = [member for member in result.get("members") or () if member["weight"] > 0]
+    if len(singles) > 1:
+        values = [member["metrics"]["test"][metric] for member in singles if member["metrics"]]
+        best_value = (max if is_class else min)(value for value in values if value is not None)
+        text += f"; the best of its members alone {format_number(best_value)}"
+    return text + "."

@@ -1,0 +1,386 @@
+"""The candidates of `slipstream auto`: what is tried, and the search that proposes it and keeps the
+candidates' errors on the validation blocks."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from optuna.trial import FrozenTrial, Trial, TrialState
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.base.errors import UserError
+from slipstream.config import Config
+from slipstream.config import search_space as spaces
+from slipstream.data.dataset import Dataset
+from slipstream.data.folds import Fold
+from slipstream.data.windows import Series, WindowChunk
+from slipstream.engine.lanes import LaneResult
+from slipstream.engine.planning import make_plan
+from slipstream.scoring.baselines import fit_baselines
+from slipstream.scoring.batch import Baseline
+from slipstream.scoring.ensemble import build_predictor
+from slipstream.search import portfolio
+from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
+from slipstream.search.library import (
+    MAX_MEMBERS,
+    BlockWindows,
+    Library,
+    compute_errors,
+    find_block_starts,
+    make_library,
+)
+from slipstream.search.packs import DatasetCache, TrialData, TrialRun
+from slipstream.search.portfolio import Facts, Params, Prefer
+from slipstream.search.study import (
+    PRUNED,
+    rank_trials,
+)
+from slipstream.search.trials import OptunaSearch
+
+AUTO_FILE = "auto.json"
+"""What a folder of `slipstream auto` has beside that of a search: the candidates"""
+CANDIDATES = "candidates"
+"""The folder of the candidates' weights, until the members are chosen"""
+MAX_FOLDS = {"cuda": 3, "cpu": 2}
+"""Validation blocks, where the rows allow it"""
+MAX_TRIALS = 100_000
+PARALLEL = {"cuda": 24, "cpu": 1}
+MAX_PARENTS = 6
+"""The best candidates whose neighbours are searched"""
+RESERVED_SHARE = 0.35
+"""Of the whole time, for the members' training and the test at most"""
+BASELINE_NAMES = ("repeat", "majority")
+"""Baselines that are shown and never combined: they know nothing"""
+
+
+@dataclass(frozen=True)
+class AutoPlan:
+    """What `slipstream auto` tries, and what it is to answer with."""
+
+    prefer: Prefer
+    refit: bool
+    candidates: list[Params]
+    facts: Facts
+
+    FIELDS: ClassVar = ("prefer", "refit", "candidates", "facts")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def read(cls, folder: Path) -> AutoPlan | None:
+        """Return the plan of a folder; None where it is not one of `slipstream auto`."""
+        path = folder / AUTO_FILE
+        if not path.exists():
+            return None
+        content = runs.read_json(path)
+        facts = content["facts"] | {"contexts": tuple(content["facts"]["contexts"])}
+        return cls(**(content | {"facts": Facts(**facts)}))
+
+
+def prepare_auto(
+    config: Config, data: Any, *, minutes: float, prefer: Prefer, refit: bool
+) -> tuple[Config, AutoPlan, DatasetCache]:
+    """Return the config of the search, its plan, and the data that were loaded for it."""
+    config = _adapt_config(config, minutes)
+    if config.data.split.walk_forward is not None:
+        raise UserError(
+            "slipstream auto judges by blocks of its own inside the training period; "
+            "data.split.walk_forward is for train and tune: give another split",
+            setting="data.split",
+        )
+    config, cache = _choose_folds(config, data)
+    base = cache.get(config)
+    dataset, device = base.dataset, base.series.values.device.type
+    contexts = [int(config.data.context)]
+    for length in portfolio.list_contexts(config, dataset):
+        changed = configs.replace_settings(config, {"data.context": length, "model.patch": 1})
+        with suppress(UserError):  # too long for these rows
+            found = cache.get(changed).dataset.num_windows
+            if all(found[name] == dataset.num_windows[name] for name in ("val", "test")):
+                contexts.append(length)
+    folds = config.tune.folds or 1
+    facts = Facts.of(config, dataset, contexts, device, folds)
+    candidates = portfolio.make_candidates(config, facts, prefer)
+    given = portfolio.read_given(config)
+    space = portfolio.make_space(given, candidates, facts)
+    tune = {"space": space, "parallel": PARALLEL[device]}
+    config = config.model_copy(update={"tune": config.tune.model_copy(update=tune)})
+    cache.config = config
+    return config, AutoPlan(prefer, refit, candidates, facts), cache
+
+
+def _adapt_config(config: Config, minutes: float) -> Config:
+    """Return the config with what a search needs: one model per trial, a score that all losses
+    share."""
+    has_own_score = config.data.task == "classify" or config.train.loss == "quantile"
+    metric = "loss" if has_own_score else config.tune.metric
+    if metric == "loss" and not has_own_score:
+        metric = "mae" if config.train.loss in ("mae", "huber") else "mse"
+    tune: dict[str, Any] = {
+        "tune.minutes": minutes,
+        "tune.metric": metric,
+        "tune.trials": MAX_TRIALS,
+        "tune.pruner": "median",
+        "tune.startup_trials": 8,
+        "tune.warmup_epochs": 4,
+        "tune.space": {},
+        "train.repeats": 1,
+        "train.minutes": None,
+        "train.state": "windows",
+        "train.patience": portfolio.PATIENCE
+        if config.train.patience == "off"
+        else config.train.patience,
+    }
+    if config.train.batch == "auto":
+        tune["train.batch"] = 256
+    return configs.replace_settings(config, tune)
+
+
+def _choose_folds(config: Config, data: Any) -> tuple[Config, DatasetCache]:
+    """Return the config with as many validation blocks as the rows allow."""
+    device = make_plan(config, data_bytes=0, lanes=True).device.type
+    for count in range(MAX_FOLDS[device], 1, -1):
+        changed = configs.replace_settings(config, {"tune.folds": count})
+        cache = DatasetCache(changed, data)
+        try:
+            loaded = cache.get(changed)
+        except UserError as error:
+            if error.setting != "tune.folds":
+                raise
+            continue
+        if len(loaded.folds[0]["train"]) >= len(loaded.folds[-1]["train"]) / 4:
+            return changed, cache
+    alone = configs.replace_settings(config, {"tune.folds": None})
+    return alone, DatasetCache(alone, data)
+
+
+@dataclass(frozen=True)
+class AutoBudget(SearchBudget):
+    """The time of `slipstream auto`: its end retrains and tests an ensemble."""
+
+    num_members: int = MAX_MEMBERS
+
+    def compute_reserve_s(self, costs: ModelCosts | None) -> float:
+        most_s = RESERVED_SHARE * (self.total_s - self.overhead_s)
+        if costs is None:
+            return most_s
+        return min(MARGIN * self.num_members * (costs.train_s + costs.score_s), most_s)
+
+
+class AutoSearch(OptunaSearch):
+    """A search that proposes the portfolio, then neighbours of its best candidates, and keeps the
+    candidates' errors."""
+
+    plan: AutoPlan
+    library: Library
+    weights_folder: Path
+
+    def start_auto(self, plan: AutoPlan) -> None:
+        """Prepare the library of errors, with what an earlier part of the search has left."""
+        self.plan = plan
+        self.weights_folder = self.run.folder / CANDIDATES
+        self.weights_folder.mkdir(exist_ok=True)
+        longest = configs.replace_settings(
+            self.config, {"data.context": max(plan.facts.contexts), "model.patch": 1}
+        )
+        data = self.datasets.get(longest)
+        blocks = []
+        for fold, first_row in zip(data.folds, data.first_rows, strict=True):
+            blocks.append(fold["val"].cpu() - first_row + data.dataset.signature.lead)
+        device = data.series.values.device
+        self.library = make_library(blocks, data.dataset, self.config.tune.metric, device)
+        self.restore_candidates()
+
+    def restore_candidates(self) -> None:
+        """Compute the errors of candidates that another process, or an earlier one, has trained."""
+        for path in self._find_weights():
+            number, fold = map(int, path.stem.split("-")[:2])
+            losses = self.library.losses.get(name_trial(number))
+            if losses is None or not math.isfinite(losses[fold]):
+                self._restore(path, number, fold)
+
+    def _find_weights(self) -> list[Path]:
+        """List the weights of candidates, those of workers too."""
+        own = self.run.folder.glob(f"{CANDIDATES}/*.safetensors")
+        return sorted([*own, *self.run.folder.glob(f"workers/*/{CANDIDATES}/*.safetensors")])
+
+    def _restore(self, path: Path, number: int, fold: int) -> None:
+        """Compute the errors of a candidate that was trained before."""
+        trials = self.study.get_trials()
+        if number >= len(trials) or trials[number].state != TrialState.COMPLETE:
+            return
+        with suppress(UserError, OSError, ValueError, RuntimeError):  # it counts as untrained
+            config = spaces.apply_params(self.config, self.study.space, trials[number].params)
+            self._keep(name_trial(number), config, fold, load_file(path), self.datasets.get(config))
+
+    def _ask_study(self, trials: Sequence[FrozenTrial]) -> Trial:
+        """Propose the next of the portfolio, or a neighbour of one of the best."""
+        if not any(trial.state == TrialState.WAITING for trial in trials):
+            with self.study.measure_time():
+                self.study.study.enqueue_trial(self._propose(trials))
+        return self.study.ask()
+
+    def _propose(self, trials: Sequence[FrozenTrial]) -> Params:
+        space = self.study.space
+        tried = [trial.params for trial in trials]
+        tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
+        for params in self.plan.candidates:
+            if params not in tried and portfolio.is_in_space(params, space):
+                return params
+        generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
+        ranked = [trial for trial in rank_trials(trials) if trial.state == TrialState.COMPLETE]
+        names = self.library.rank()
+        order = [name_trial(trial.number) for trial in ranked]
+        best = [name for name in names if name in order][:MAX_PARENTS]
+        parents = [ranked[order.index(name)].params for name in best] or [
+            *(trial.params for trial in ranked[:MAX_PARENTS]),
+            *(self.plan.candidates if not ranked else ()),
+        ]
+        while True:
+            place = min(int(generator.expovariate(0.5)), len(parents) - 1)
+            given = self.plan.prefer
+            params = portfolio.change_params(
+                parents[place], self.plan.facts, self.config, generator, given
+            )
+            if params not in tried and portfolio.is_in_space(params, space):
+                return params
+
+    def finish_fold(self, trial: TrialRun, fold: int, ended: LaneResult, data: TrialData) -> None:
+        super().finish_fold(trial, fold, ended, data)
+        result = trial.fold_results[fold]
+        if result.stopped == PRUNED or not math.isfinite(result.loss):
+            return
+        self._keep(name_trial(trial.number), trial.config, fold, ended.weights, data)
+        host = {name: tensor.detach().cpu().contiguous() for name, tensor in ended.weights.items()}
+        with runs.replace_atomically(self._get_path(trial.number, fold)) as temporary:
+            save_file(host, temporary)
+
+    def find_path(self, number: int, fold: int) -> Path:
+        """Return the weights of a candidate, whichever process has trained it."""
+        name = f"{number}-{fold}.safetensors"
+        return next(path for path in self._find_weights() if path.name == name)
+
+    def _get_path(self, number: int, fold: int) -> Path:
+        return self.weights_folder / f"{number}-{fold}.safetensors"
+
+    def _keep(
+        self,
+        name: str,
+        config: Config,
+        fold: int,
+        weights: Mapping[str, Tensor],
+        data: TrialData,
+    ) -> None:
+        """Keep the errors of a model on a validation block."""
+        plan = make_plan(config, data_bytes=0, training=False)
+        predict = build_predictor(weights, config, data.dataset, plan)
+        windows = BlockWindows(
+            data.series,
+            data.folds[fold]["val"].to(data.series.values.device),
+            data.first_rows[fold],
+        )
+        anchors = self.library.blocks[fold].anchors
+        starts = find_block_starts(windows, anchors, data.dataset.signature)
+        sizes = get_sizes(data.dataset)
+        self.library.add(name, fold, compute_errors(predict, windows, starts, data.dataset, sizes))
+
+    def finish(self, trial: TrialRun) -> None:
+        super().finish(trial)
+        name = name_trial(trial.number)
+        losses = self.library.losses.get(name)
+        if losses is not None and not all(map(math.isfinite, losses)):
+            self.library.forget(name)
+        if name not in self.library.errors:
+            for fold in range(trial.num_folds):
+                self._get_path(trial.number, fold).unlink(missing_ok=True)
+
+    def fail(self, trial: TrialRun, reason: str) -> None:
+        super().fail(trial, reason)
+        self.library.forget(name_trial(trial.number))
+
+    def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
+        return False  # the weights are saved anyway
+
+
+def name_trial(number: int) -> str:
+    return f"trial {number}"
+
+
+def parse_name(name: str) -> int | None:
+    """Return the number of a trial; None for a baseline."""
+    return int(name.removeprefix("trial ")) if name.startswith("trial ") else None
+
+
+def get_sizes(dataset: Dataset) -> Tensor | None:
+    """Return the factors from scaled units to standard deviations, [C]; None for classes."""
+    signature, scaler = dataset.signature, dataset.scaler
+    if signature.classes:
+        return None
+    return torch.tensor(
+        [scaler.size[name] / scaler.deviation[name] for name in signature.targets],
+        device=None,
+    )
+
+
+class BaselineCandidate(NamedTuple):
+    """A baseline that may become a member: its config for the windows, and its fitted state."""
+
+    name: str
+    config: Config
+    baseline: Baseline
+    seconds: float
+
+
+def _load_chunk(
+    series: Series, starts: Mapping[str, Tensor], ids: Tensor, set_name: str
+) -> Iterator[WindowChunk]:
+    yield WindowChunk(series, starts[set_name], 0, ids, None)
+
+
+def add_baselines(search: AutoSearch) -> dict[str, BaselineCandidate]:
+    """Fit the baselines on every block's training windows and keep their errors; return those of
+    the split itself by name."""
+    result: dict[str, BaselineCandidate] = {}
+    given = search.config
+    contexts = {int(given.data.context): "", max(search.plan.facts.contexts): " long"}
+    for context, suffix in contexts.items():
+        config = configs.replace_settings(given, {"data.context": context, "model.patch": 1})
+        if search.plan.facts.is_forecast and search.plan.facts.targets == search.plan.facts.inputs:
+            config = configs.replace_settings(config, {"data.channels": "independent"})
+        data = search.datasets.get(config)
+        device = data.series.values.device
+        sizes = get_sizes(data.dataset)
+        for number, fold in enumerate(data.folds):
+            began = time.perf_counter()
+            starts = {name: rows.to(device) for name, rows in fold.items()}
+            dataset = data.dataset.select_fold(Fold("", starts))
+            ids = torch.arange(len(data.dataset.index.series_names))
+
+            fitted = fit_baselines(dataset, partial(_load_chunk, data.series, starts, ids))
+            seconds = time.perf_counter() - began
+            windows = BlockWindows(data.series, starts["val"], data.first_rows[number])
+            anchors = search.library.blocks[number].anchors
+            wanted = find_block_starts(windows, anchors, data.dataset.signature)
+            for name, baseline in fitted.items():
+                if baseline.predict is None or (suffix and name not in ("ridge", "gbm")):
+                    continue
+                errors = compute_errors(baseline.predict, windows, wanted, data.dataset, sizes)
+                if not bool(errors.isfinite().all()):
+                    continue
+                search.library.add(name + suffix, number, errors)
+                result[name + suffix] = BaselineCandidate(name + suffix, config, baseline, seconds)
+    return result

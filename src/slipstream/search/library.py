@@ -1,0 +1,334 @@
+"""The errors of every candidate on the validation blocks, and the ensemble selected from them.
+
+Greedy selection with replacement (Caruana et al. 2004): starting from the best candidates, the
+one whose addition lowers the mean error most is added again and again; how often each was added
+is its weight. A weighted mean of predictions has the weighted mean of their errors, so errors are
+all that is kept; for classes it is the probability of the true class.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slipstream.base import machine
+from slipstream.config import Signature
+from slipstream.data.dataset import Dataset
+from slipstream.data.windows import Series, WindowChunk
+from slipstream.scoring.batch import PredictionBatch, Predictor
+from slipstream.scoring.predict import predict_batches
+
+MAX_MEMBERS = 8
+"""The members of an ensemble at most"""
+MAX_ROUNDS = 24
+"""Additions of the greedy selection"""
+FIRST_MEMBERS = 2
+"""The best candidates that a selection starts from: one alone may be the luckiest"""
+MAX_KEPT = 48
+"""Candidates whose errors are kept: those with the lowest errors"""
+MEMORY_SHARE = 0.25
+"""The share of the device's free memory that kept errors may take"""
+MAX_NUMBERS = {"cuda": 4_000_000, "cpu": 300_000}
+"""Errors of one candidate and block that a selection reads: more take time and change nothing"""
+MIN_PROBABILITY = 1e-7
+"""The lowest probability that a true class counts with"""
+NEWEST_WEIGHT = 2.0
+"""The weight of the newest validation block, relative to that of the oldest"""
+MIN_GAIN = 2e-3
+"""The relative gain out of sample from which an ensemble is taken instead of one model"""
+NUM_PARTS = 4
+"""The parts of a single validation block that a selection is tested on in turn"""
+
+
+class Block(NamedTuple):
+    """The windows of one validation block whose errors are kept."""
+
+    anchors: Tensor
+    """The first target row of each window, in the rows of the table"""
+    weight: float
+
+
+class Combination(NamedTuple):
+    """Candidates with their weights, and how good they are together."""
+
+    weights: dict[str, float]
+    """By candidate, in descending order"""
+    loss: float
+    """On the validation blocks, which it was selected by"""
+    single_loss: float
+    """Of the best candidate alone there"""
+    gain: float
+    """Relative to the best candidate alone, on validation windows that neither was selected by"""
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the ensemble is better than its best member where it was not selected."""
+        return len(self.weights) > 1 and self.gain > MIN_GAIN
+
+
+@dataclass
+class Library:
+    """The candidates' errors by validation block, the oldest block first."""
+
+    blocks: list[Block]
+    metric: str
+    """"mse", "mae", "quantile" or "classes": what makes a loss of errors"""
+    quantiles: tuple[float, ...] = ()
+    errors: dict[str, list[Tensor | None]] = field(default_factory=dict)
+    """By candidate and block: [numbers], or for quantiles [numbers, Q]"""
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    """By candidate and block; kept where the errors are not"""
+
+    @property
+    def weights(self) -> list[float]:
+        total = sum(block.weight for block in self.blocks)
+        return [block.weight / total for block in self.blocks]
+
+    def add(self, name: str, number: int, errors: Tensor) -> None:
+        """Keep the errors of a candidate on one block."""
+        self.errors.setdefault(name, [None] * len(self.blocks))[number] = errors
+        losses = self.losses.setdefault(name, [math.nan] * len(self.blocks))
+        losses[number] = float(self._reduce(errors))
+        if all(map(math.isfinite, losses)):
+            self._drop_worst()
+
+    def _drop_worst(self) -> None:
+        """Forget the errors of candidates that are not among the best."""
+        ranked = [name for name in self.rank() if name in self.errors]
+        for name in ranked[MAX_KEPT:]:
+            del self.errors[name]
+
+    def forget(self, name: str) -> None:
+        """Forget a candidate altogether."""
+        self.errors.pop(name, None)
+        self.losses.pop(name, None)
+
+    def compute_loss(self, name: str) -> float:
+        """Return the mean over the blocks, the newest counting most."""
+        return math.fsum(map(lambda a, b: a * b, self.weights, self.losses[name]))
+
+    def rank(self) -> list[str]:
+        """Return the candidates that every block has, the best first."""
+        complete = [name for name, losses in self.losses.items() if all(map(math.isfinite, losses))]
+        return sorted(complete, key=self.compute_loss)
+
+    def compute_noise(self, first: str, second: str) -> float:
+        """Return the standard error of the difference of two candidates' losses, over blocks and
+        parts of blocks."""
+        if first not in self.errors or second not in self.errors:
+            return 0.0
+        differences = []
+        for one, two in zip(self.errors[first], self.errors[second], strict=True):
+            assert one is not None
+            assert two is not None
+            for parts in zip(one.tensor_split(NUM_PARTS), two.tensor_split(NUM_PARTS), strict=True):
+                if len(parts[0]):
+                    differences.append(float(self._reduce(parts[0]) - self._reduce(parts[1])))
+        count = len(differences)
+        mean = math.fsum(differences) / count
+        variance = math.fsum((value - mean) ** 2 for value in differences) / max(count - 1, 1)
+        return math.sqrt(variance / count)
+
+    def _reduce(self, errors: Tensor) -> Tensor:
+        """Return the loss of errors, [..., numbers] or with quantiles [..., numbers, Q]."""
+        match self.metric:
+            case "mse":
+                return errors.square().mean(dim=-1)
+            case "mae":
+                return errors.abs().mean(dim=-1)
+            case "classes":
+                return -errors.clamp(min=MIN_PROBABILITY).log().mean(dim=-1)
+        levels = errors.new_tensor(self.quantiles)  # an error is prediction - truth
+        return torch.maximum(-levels * errors, (1 - levels) * errors).mean(dim=(-1, -2))
+
+    def combine(
+        self, names: Sequence[str] | None = None, *, max_members: int = MAX_MEMBERS
+    ) -> Combination | None:
+        """Select the ensemble of the kept candidates, and test the selection out of sample; None
+        without any."""
+        kept = [
+            name for name in self.rank() if name in self.errors and (names is None or name in names)
+        ]
+        if not kept:
+            return None
+        blocks = self._stack(kept)
+        chosen, loss = self._select(blocks, self.weights, len(kept), max_members)
+        total = sum(chosen.values())
+        weights = {
+            kept[position]: count / total
+            for position, count in sorted(chosen.items(), key=lambda pair: -pair[1])
+        }
+        gain = self._test_selection(blocks, len(kept), max_members)
+        return Combination(weights, loss, self.compute_loss(kept[0]), gain)
+
+    def _stack(self, names: Sequence[str]) -> list[Tensor]:
+        """Return the errors of these candidates by block, [candidates, numbers, ...]; of more
+        numbers than a selection needs, an even sample."""
+        blocks = []
+        for number in range(len(self.blocks)):
+            parts = [self.errors[name][number] for name in names]
+            first = parts[0]
+            assert first is not None
+            stride = -(-first.numel() // MAX_NUMBERS[first.device.type])
+            stride += stride > 1 and stride % 2 == 0  # an odd one meets every step ahead
+            blocks.append(torch.stack([part[::stride] for part in parts if part is not None]))
+        return blocks
+
+    def _select(
+        self, blocks: Sequence[Tensor], weights: Sequence[float], count: int, max_members: int
+    ) -> tuple[dict[int, int], float]:
+        """Return how often each candidate was added, and the loss of the mean."""
+
+        def compute(sums: Sequence[Tensor], size: int) -> Tensor:
+            losses = [self._reduce(part / size) for part in sums]
+            return sum(weight * loss for weight, loss in zip(weights, losses, strict=True))  # type: ignore[return-value]
+
+        alone = compute(blocks, 1)
+        start = alone.argsort()[: min(FIRST_MEMBERS, count)].tolist()
+        best: tuple[dict[int, int], float] = ({start[0]: 1}, float(alone[start[0]]))
+        chosen = dict.fromkeys(start, 1)
+        sums = [part[start].sum(dim=0) for part in blocks]
+        for size in range(len(start), MAX_ROUNDS + 1):
+            loss = float(compute([part[None] for part in sums], size))
+            if loss < best[1]:
+                best = (dict(chosen), loss)
+            trial = torch.stack(
+                [
+                    compute(
+                        [
+                            total[None] + part[position, None]
+                            for total, part in zip(sums, blocks, strict=True)
+                        ],
+                        size + 1,
+                    )[0]
+                    for position in range(count)
+                ]
+            )
+            if len(chosen) >= max_members:
+                allowed = torch.full_like(trial, math.inf)
+                allowed[list(chosen)] = 0.0
+                trial = trial + allowed
+            position = int(trial.argmin())
+            chosen[position] = chosen.get(position, 0) + 1
+            sums = [total + part[position] for total, part in zip(sums, blocks, strict=True)]
+        return best
+
+    def _test_selection(self, blocks: Sequence[Tensor], count: int, max_members: int) -> float:
+        """Return the relative gain of an ensemble over one model, both selected without the block
+        that they are compared on; of a single block, without a part of it."""
+        if count < 2:
+            return 0.0
+        weights = self.weights
+        parts = list(zip(blocks, weights, strict=True))
+        if len(blocks) == 1:
+            parts = [(part, 1.0) for part in blocks[0].tensor_split(NUM_PARTS, dim=1)]
+            parts = [(part, weight) for part, weight in parts if part.shape[1]]
+        if len(parts) < 2:
+            return 0.0
+        single = together = 0.0
+        for held, (test, weight) in enumerate(parts):
+            rest = [part for position, part in enumerate(parts) if position != held]
+            others, shares = [part for part, _ in rest], [share for _, share in rest]
+            chosen, _ = self._select(others, shares, count, max_members)
+            alone = sum(
+                share * self._reduce(part) for part, share in zip(others, shares, strict=True)
+            )
+            assert isinstance(alone, Tensor)
+            size = sum(chosen.values())
+            mean = sum(times * test[position] for position, times in chosen.items()) / size
+            assert isinstance(mean, Tensor)
+            single += weight * float(self._reduce(test[int(alone.argmin())]))
+            together += weight * float(self._reduce(mean))
+        return (single - together) / single if single > 0 else 0.0
+
+
+def make_library(
+    blocks: Sequence[Tensor], dataset: Dataset, metric: str, device: torch.device
+) -> Library:
+    """Return an empty library; `blocks` are the first target rows of the validation windows that
+    every candidate has. Where the errors of all kept candidates would take too much memory, the
+    oldest windows of each block are left out."""
+    signature = dataset.signature
+    if signature.classes:
+        metric = "classes"
+    elif signature.quantiles:
+        metric = "quantile"
+    numbers = (
+        signature.steps_out * max(len(signature.targets), 1) * max(len(signature.quantiles), 1)
+    )
+    free = get_free_memory(device)
+    most = max(int(MEMORY_SHARE * free / (4 * numbers * MAX_KEPT * len(blocks))), 1)
+    shares = torch.linspace(1.0, NEWEST_WEIGHT, len(blocks)).tolist()
+    newest = [anchors.sort().values[-most:] for anchors in blocks]
+    kept = [Block(anchors, share) for anchors, share in zip(newest, shares, strict=True)]
+    return Library(kept, metric, tuple(signature.quantiles))
+
+
+def get_free_memory(device: torch.device) -> int:
+    """Return the free memory of a device, in bytes."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    return machine.get_available_memory()
+
+
+class BlockWindows(NamedTuple):
+    """The windows of one block in the rows of a data set's copy on the device."""
+
+    series: Series
+    starts: Tensor
+    """The first context rows of validation windows"""
+    first_row: int
+    """Of the copy of the table that they are in"""
+
+
+def find_block_starts(windows: BlockWindows, anchors: Tensor, signature: Signature) -> Tensor:
+    """Return the starts of the windows with these first target rows."""
+    starts = windows.starts.sort().values
+    wanted = anchors.to(starts.device) - signature.lead + windows.first_row
+    places = torch.searchsorted(starts, wanted).clamp(max=len(starts) - 1)
+    if not bool((starts[places] == wanted).all()):
+        raise ValueError("a candidate lacks validation windows that others have")
+    return wanted
+
+
+def compute_errors(
+    predict: Predictor,
+    windows: BlockWindows,
+    starts: Tensor,
+    dataset: Dataset,
+    sizes: Tensor | None,
+) -> Tensor:
+    """Return the errors of a predictor on windows as a library keeps them; `sizes` [C] turns scaled
+    units into standard deviations."""
+    ids = torch.arange(len(windows.series.offsets) - 1)
+    chunk = WindowChunk(windows.series, starts, 0, ids, None)
+    signature = dataset.signature
+    parts = [_read(batch, signature, sizes) for batch in predict_batches(predict, [chunk])]
+    return torch.cat(parts)
+
+
+def _read(batch: PredictionBatch, signature: Signature, sizes: Tensor | None) -> Tensor:
+    assert batch.truth is not None
+    if signature.classes:
+        likely = torch.softmax(batch.prediction.float(), dim=-1)
+        return likely.gather(-1, batch.truth.long()[..., None]).flatten()
+    if signature.quantiles:
+        errors = batch.prediction - batch.truth[..., None]
+        errors = errors if batch.factor is None else errors / batch.factor[..., None]
+        return (errors if sizes is None else errors * sizes[:, None]).flatten(0, 2)
+    errors = batch.errors(())
+    return (errors if sizes is None else errors * sizes.to(errors.device)).flatten()
+
+
+def list_names(weights: Mapping[str, float]) -> str:
+    """Format the members of a combination for a sentence."""
+    return ", ".join(f"{name} ({weight:.0%})" for name, weight in weights.items())
+
+
+Score = Callable[[str], float]

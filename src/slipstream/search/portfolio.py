@@ -1,0 +1,453 @@
+"""The candidates of `slipstream auto`: a dozen strong and different configs, then changes of those
+that work best.
+
+The portfolio was chosen by measurements: benchmarks/portfolio.py, its record in
+benchmarks/records. Contexts, patches, batch sizes and epochs follow from the rows, the season and
+the horizon.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from slipstream.config import Config, Range
+from slipstream.config import search_space as spaces
+from slipstream.config.model import SPECS
+from slipstream.data.dataset import Dataset
+
+Prefer = Literal["best", "fast", "small"]
+Params = dict[str, Any]
+
+SMALL_WIDTH = 32
+"""The widest layer of a model for a microcontroller"""
+MAX_STEPS, MIN_EPOCHS, MAX_EPOCHS = 2500, 6, 60
+"""Updates of one candidate, roughly, and the bounds of its epochs"""
+STEPS_PER_EPOCH = 48
+"""Updates of an epoch that the batch size aims at"""
+FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
+"""The throughput of a candidate's training, roughly"""
+TRIAL_SHARE = 0.12
+"""The share of the whole time that one candidate may take with all its folds"""
+PATIENCE = 6
+NAMES = (
+    *("model.kind", "data.context", "model.normalize", "train.loss", "model.patch"),
+    *("model.hidden", "model.layers", "model.dropout", "model.pool", "train.lr", "train.batch"),
+    *("train.epochs", "train.weight_decay", "data.channels"),
+)
+"""The settings that candidates differ in"""
+LRS = {"transformer": 1e-3, "linear": 2e-3, "lstm": 2e-3, "gru": 2e-3}
+DEFAULT_LR = 1e-3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the candidates depend on."""
+
+    device: str
+    windows: int
+    """Training windows of the split"""
+    contexts: tuple[int, ...]
+    """The lengths of context that all data allow, the shortest first; the given one among them"""
+    steps_out: int
+    inputs: int
+    targets: int
+    is_forecast: bool
+    """The targets' past is known, so that predictions can be relative to it"""
+    classes: int
+    minutes: float
+    folds: int
+
+    @classmethod
+    def of(
+        cls, config: Config, dataset: Dataset, contexts: Sequence[int], device: str, folds: int
+    ) -> Facts:
+        signature = dataset.signature
+        return cls(
+            device=device,
+            windows=dataset.num_windows["train"],
+            contexts=tuple(sorted(contexts)),
+            steps_out=signature.steps_out,
+            inputs=len(signature.inputs),
+            targets=len(signature.targets),
+            is_forecast=bool(signature.horizon and signature.shared and not signature.classes),
+            classes=len(signature.classes),
+            minutes=config.tune.minutes or 5.0,
+            folds=folds,
+        )
+
+
+def list_contexts(config: Config, dataset: Dataset) -> list[int]:
+    """Return the lengths of context to try, besides the given one."""
+    data, season = config.data, dataset.period
+    given = int(data.context)
+    signature = dataset.signature
+    if signature.classes and not signature.horizon and dataset.num_windows["train"] < 100_000:
+        longer: list[int] = []  # a window is what is classified
+        return longer
+    if data.split.by or data.split.folders:  # a longer context has fewer windows
+        return [length for length in (given // 2, given // 4) if length >= 16]
+    horizon = max(data.horizon, 1)
+    if not data.horizon:
+        wanted = [given // 2, 2 * given, 4 * given]
+    else:
+        week = 14 * season if season else 4 * horizon
+        middle = max(min(week, 512), 2 * horizon, 16)
+        wanted = [max(horizon, season or 0, 16), middle, 2 * middle]
+    return sorted({_round(length) for length in wanted if length >= 8} - {given})
+
+
+def _round(length: int) -> int:
+    """Return a length that patches divide."""
+    step = 16 if length >= 64 else 8 if length >= 32 else 4
+    return max(length // step * step, step)
+
+
+def choose_patch(context: int, wanted: int) -> int:
+    """Return the rows of a patch: the largest divisor of the context up to `wanted`."""
+    return max(size for size in range(1, wanted + 1) if context % size == 0)
+
+
+def count_flops(params: Params, facts: Facts) -> float:
+    """Return the operations of one pass over the training windows, roughly."""
+    context, hidden, layers = params["data.context"], params["model.hidden"], params["model.layers"]
+    independent = params["data.channels"] == "independent"
+    sequences, inputs = (facts.targets, 1) if independent else (1, facts.inputs)
+    outputs = facts.steps_out * (1 if independent else facts.targets) * max(facts.classes, 1)
+    tokens = context / params["model.patch"]
+    match params["model.kind"]:
+        case "linear":
+            size = context * inputs * outputs
+        case "transformer":
+            size = tokens * layers * (12 * hidden**2 + 2 * tokens * hidden) + hidden * outputs
+        case "lstm" | "gru":
+            size = tokens * layers * 8 * hidden**2 + hidden * outputs
+        case "tcn":
+            size = tokens * layers * 6 * hidden**2 + hidden * outputs
+        case _:
+            size = context * inputs * hidden + layers * hidden**2 + hidden * outputs
+    return 6.0 * size * sequences * facts.windows
+
+
+def make_candidates(config: Config, facts: Facts, prefer: Prefer) -> list[Params]:
+    """Return the portfolio, the most promising and the cheapest first."""
+    if facts.classes:
+        rows = _list_classifiers(facts)
+    elif facts.is_forecast:
+        rows = _list_forecasters(config, facts)
+    else:
+        rows = _list_estimators(config, facts)
+    if prefer == "small":
+        rows = [_shrink(row) for row in rows if row["model.kind"] != "transformer"]
+    candidates: list[Params] = []
+    for row in rows:
+        params = complete_params(row, config, facts)
+        if params["model.kind"] in SPECS and params not in candidates:
+            candidates.append(params)
+    if facts.device == "cpu":
+        candidates.sort(key=lambda params: count_flops(params, facts))
+    return candidates
+
+
+def _shrink(row: Params) -> Params:
+    return row | {"model.hidden": min(row["model.hidden"], SMALL_WIDTH), "model.layers": 1}
+
+
+def _make(kind: str, context: int, **values: Any) -> Params:
+    names = {name.rpartition(".")[2]: name for name in NAMES}
+    return {"model.kind": kind, "data.context": context} | {
+        names[name]: value for name, value in values.items()
+    }
+
+
+def _list_forecasters(config: Config, facts: Facts) -> list[Params]:
+    contexts = facts.contexts
+    short, long = contexts[0], contexts[-1]
+    middle = contexts[len(contexts) // 2]
+    free = config.train.loss != "quantile"
+    mse, mae, huber = ("mse", "mae", "huber") if free else ("quantile",) * 3
+    apart, joint = "independent", "together"
+    if facts.targets == 1 and facts.inputs == 1:
+        apart = joint
+    many = facts.windows > 5_000
+    wide = 128 if many else 64
+    return [
+        _make("linear", middle, normalize="last", loss=mae, channels=apart, hidden=64),
+        _make("mlp", middle, normalize="last", loss=mse, channels=apart, hidden=256, dropout=0.2),
+        _make(
+            *("transformer", middle),
+            normalize="last",
+            loss=mse,
+            channels=apart,
+            hidden=64,
+            dropout=0.2,
+            pool="flatten",
+        ),
+        _make("nhits", middle, normalize="window", loss=mae, channels=apart, hidden=256),
+        _make(
+            *("transformer", middle),
+            normalize="window",
+            loss=mae,
+            channels=apart,
+            hidden=wide,
+            dropout=0.2,
+            pool="flatten",
+        ),
+        _make(
+            *("lstm", middle),
+            normalize="last",
+            loss=mse,
+            channels=apart,
+            hidden=128,
+            layers=1,
+            pool="flatten",
+        ),
+        _make("mlp", middle, normalize="window", loss=mae, channels=apart, hidden=512, dropout=0.3),
+        _make(
+            *("gru", middle),
+            normalize="window",
+            loss=huber,
+            channels=apart,
+            hidden=128,
+            layers=1,
+            pool="flatten",
+        ),
+        _make(
+            *("tcn", middle),
+            normalize="last",
+            loss=huber,
+            channels=apart,
+            hidden=64,
+            layers=3,
+            pool="flatten",
+        ),
+        _make("nhits", long, normalize="last", loss=mse, channels=apart, hidden=256),
+        _make("linear", long, normalize="window", loss=mse, channels=apart, hidden=64),
+        _make(
+            *("transformer", long),
+            normalize="last",
+            loss=huber,
+            channels=apart,
+            hidden=64,
+            dropout=0.3,
+            pool="flatten",
+        ),
+        _make("mlp", short, normalize="last", loss=huber, channels=joint, hidden=256, dropout=0.3),
+        _make(
+            *("gru", short),
+            normalize="last",
+            loss=mse,
+            channels=joint,
+            hidden=64,
+            layers=1,
+            pool="last",
+        ),
+    ]
+
+
+def _list_estimators(config: Config, facts: Facts) -> list[Params]:
+    contexts = facts.contexts
+    long, short = contexts[-1], contexts[0]
+    free = config.train.loss != "quantile"
+    mse, mae = ("mse", "mae") if free else ("quantile",) * 2
+    common: Params = {"normalize": "none"}
+    return [
+        _make("mlp", long, loss=mse, hidden=256, dropout=0.1, **common),
+        _make("lstm", long, loss=mae, hidden=64, layers=1, dropout=0.0, **common),
+        _make("gru", long, loss=mae, hidden=64, layers=1, dropout=0.0, **common),
+        _make("lstm", long, loss=mse, hidden=128, layers=1, dropout=0.0, **common),
+        _make("tcn", long, loss=mae, hidden=64, layers=3, dropout=0.1, **common),
+        _make("transformer", long, loss=mse, hidden=64, dropout=0.1, pool="mean", **common),
+        _make("lstm", short, loss=mae, hidden=64, layers=2, dropout=0.1, **common),
+        _make("gru", short, loss=mse, hidden=128, layers=1, dropout=0.0, **common),
+        _make("mlp", short, loss=mae, hidden=256, layers=3, dropout=0.1, **common),
+        _make("nhits", long, loss=mae, hidden=128, **common),
+        _make("lstm", long, loss=mae, hidden=32, layers=1, dropout=0.0, lr=5e-3, **common),
+        _make("linear", long, loss=mse, hidden=64, **common),
+    ]
+
+
+def _list_classifiers(facts: Facts) -> list[Params]:
+    context = facts.contexts[-1]
+    few = facts.windows < 500
+    drop = 0.3 if few else 0.1
+    hidden = 64 if few else 128
+    return [
+        _make("mlp", context, hidden=256, dropout=drop, normalize="none"),
+        _make("tcn", context, hidden=hidden, layers=4, dropout=drop, pool="mean", patch=1),
+        _make("lstm", context, hidden=hidden, layers=1, dropout=drop, pool="mean", patch=4),
+        _make("gru", context, hidden=hidden, layers=1, dropout=drop, pool="last", patch=4),
+        _make("transformer", context, hidden=64, dropout=drop, pool="mean", patch=8),
+        _make("tcn", context, hidden=hidden, layers=4, dropout=drop, pool="mean", patch=1, lr=3e-3),
+        _make("mlp", context, hidden=512, dropout=0.5, normalize="window"),
+        _make(
+            "tcn",
+            context,
+            hidden=32,
+            layers=5,
+            dropout=drop,
+            pool="mean",
+            normalize="window",
+            patch=1,
+        ),
+        _make("linear", context, hidden=64, normalize="none"),
+        _make("gru", context, hidden=128, layers=2, dropout=0.3, pool="mean", patch=2),
+        _make("transformer", context, hidden=128, dropout=0.3, pool="mean", patch=4),
+        _make("lstm", context, hidden=128, layers=2, dropout=0.3, pool="attention", patch=2),
+    ]
+
+
+def complete_params(row: Params, config: Config, facts: Facts) -> Params:
+    """Return all settings of a candidate: what is not given follows from the others."""
+    kind, context = row["model.kind"], row["data.context"]
+    sequential = kind in SPECS and SPECS[kind].is_sequential
+    wanted = row.get("model.patch", 16 if facts.is_forecast else 10)
+    patch = choose_patch(context, wanted) if sequential and context >= 32 else 1
+    channels = row.get("data.channels", "together")
+    batch = 2 ** round(math.log2(max(facts.windows / STEPS_PER_EPOCH, 1)))
+    batch = min(max(batch, 8 if facts.windows < 1_000 else 32), 512)
+    params: Params = {
+        "model.kind": kind,
+        "data.context": context,
+        "model.normalize": row.get("model.normalize", "none"),
+        "train.loss": row.get("train.loss", config.train.loss),
+        "model.patch": patch,
+        "model.hidden": row.get("model.hidden", 128),
+        "model.layers": row.get("model.layers", 2),
+        "model.dropout": row.get("model.dropout", 0.1),
+        "model.pool": row.get("model.pool", "last") if sequential else "last",
+        "train.lr": row.get("train.lr", LRS.get(kind, DEFAULT_LR)),
+        "train.batch": row.get("train.batch", batch),
+        "train.weight_decay": row.get("train.weight_decay", 1e-4),
+        "data.channels": channels,
+    }
+    return params | {"train.epochs": row.get("train.epochs", count_epochs(params, facts))}
+
+
+def count_epochs(params: Params, facts: Facts) -> int:
+    """Return the epochs of a candidate: as many as its updates need, within its time."""
+    steps = -(-facts.windows // params["train.batch"])
+    wanted = min(max(round(MAX_STEPS / steps), MIN_EPOCHS), MAX_EPOCHS)
+    epoch_s = facts.folds * count_flops(params, facts) / FLOPS_PER_S[facts.device]
+    fitting = TRIAL_SHARE * 60 * facts.minutes / max(epoch_s, 1e-9)
+    return max(min(wanted, int(fitting)), 1)
+
+
+def make_space(given: Params, candidates: Sequence[Params], facts: Facts) -> dict[str, Any]:
+    """Return the space that has the given config, the portfolio and everything near them."""
+    ranges: dict[str, Any] = {
+        "train.lr": Range(low=1e-5, high=1e-1, log=True),
+        "train.weight_decay": Range(low=1e-7, high=1.0, log=True),
+        "model.dropout": Range(low=0.0, high=0.9),
+        "train.epochs": Range(low=1, high=100_000),
+    }
+    further: dict[str, tuple[Any, ...]] = {
+        "model.hidden": (16, 32, 64, 128, 256, 512),
+        "model.layers": (1, 2, 3, 4, 5),
+        "data.context": facts.contexts,
+        "train.batch": (8, 16, 32, 64, 128, 256, 512, 1024),
+        "model.patch": tuple(
+            {
+                choose_patch(length, size)
+                for length in facts.contexts
+                for size in (1, 2, 4, 8, 10, 16)
+            }
+        ),
+    }
+    space: dict[str, Any] = {}
+    for name in NAMES:
+        if name in ranges:
+            space[name] = ranges[name]
+            continue
+        values = {given[name], *(row[name] for row in candidates), *further.get(name, ())}
+        space[name] = tuple(sorted(values, key=str))
+    return space
+
+
+def read_given(config: Config) -> Params:
+    """Return the settings of a config by the names that candidates have."""
+    values = {}
+    for name in NAMES:
+        section, _, key = name.partition(".")
+        values[name] = getattr(getattr(config, section), key)
+    return values
+
+
+def change_params(
+    parent: Mapping[str, Any],
+    facts: Facts,
+    config: Config,
+    generator: random.Random,
+    prefer: Prefer,
+) -> Params:
+    """Return a candidate near another one: one to three of its settings change."""
+    params = dict(parent)
+    kind = params["model.kind"]
+    spec = SPECS.get(kind)
+    changes = ["train.lr", "train.weight_decay", "train.batch"]
+    if spec is not None and spec.has_hidden:
+        changes += ["model.hidden", "model.dropout", "model.dropout", "model.layers"]
+    if len(facts.contexts) > 1:
+        changes += ["data.context"]
+    if spec is not None and spec.is_sequential:
+        changes += ["model.patch", "model.pool"]
+    if facts.is_forecast:
+        changes += ["model.normalize"]
+        if facts.inputs > 1:
+            changes += ["data.channels"]
+    if not facts.classes and config.train.loss != "quantile":
+        changes += ["train.loss"]
+    for name in generator.sample(changes, generator.choice((1, 2, 2, 3))):
+        params[name] = _change(name, params, facts, generator, prefer)
+    if params["data.context"] % params["model.patch"]:
+        params["model.patch"] = choose_patch(params["data.context"], 16)
+    if kind == "transformer" and params["model.hidden"] % config.model.heads:
+        params["model.hidden"] = parent["model.hidden"]
+    return params | {"train.epochs": count_epochs(params, facts)}
+
+
+def _change(
+    name: str, params: Params, facts: Facts, generator: random.Random, prefer: Prefer
+) -> Any:
+    value = params[name]
+    match name:
+        case "train.lr":
+            return min(max(value * math.exp(generator.gauss(0.0, 0.7)), 1e-5), 1e-1)
+        case "train.weight_decay":
+            return generator.choice((1e-6, 1e-4, 1e-3, 1e-2, 1e-1))
+        case "model.dropout":
+            return round(min(max(value + generator.choice((-0.2, -0.1, 0.1, 0.2)), 0.0), 0.7), 2)
+        case "model.hidden":
+            most = SMALL_WIDTH if prefer == "small" else 512
+            return min(max(int(value * generator.choice((0.5, 2))), 16), most)
+        case "model.layers":
+            return 1 if prefer == "small" else min(max(value + generator.choice((-1, 1)), 1), 5)
+        case "train.batch":
+            return min(max(int(value * generator.choice((0.5, 2))), 8), 1024)
+        case "data.context":
+            return generator.choice(facts.contexts)
+        case "model.patch":
+            return choose_patch(params["data.context"], generator.choice((1, 4, 8, 10, 16)))
+        case "model.pool":
+            return generator.choice(("last", "mean", "flatten"))
+        case "model.normalize":
+            return generator.choice(("last", "window"))
+        case "data.channels":
+            return "together" if value == "independent" else "independent"
+        case "train.loss":
+            return generator.choice(("mse", "mae", "huber"))
+    raise AssertionError(name)
+
+
+def is_in_space(params: Mapping[str, Any], space: Mapping[str, Any]) -> bool:
+    """Whether every setting is a value of the space."""
+    for name, entry in space.items():
+        if isinstance(entry, Range):
+            if not entry.low <= params[name] <= entry.high:
+                return False
+        elif params[name] not in spaces.to_params(entry):
+            return False
+    return True
