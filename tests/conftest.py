@@ -37,7 +37,7 @@ INVENTED = (
     *("tests.ui.test_compare", "tests.ui.test_pages"),
 )
 """Tests that write events of their own making to logs"""
-KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn")
+KINDS = ("lstm", "gru", "transformer", "mlp", "linear", "tcn", "nhits")
 
 
 def pytest_configure() -> None:

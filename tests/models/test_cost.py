@@ -12,6 +12,7 @@ from tests.conftest import small_config, small_dataset
 SHAPES = {
     "mlp": {"model": {"kind": "mlp", "layers": 2}},
     "linear": {"model": {"kind": "linear"}},
+    "nhits": {"model": {"kind": "nhits", "layers": 2}, "data": {"horizon": 9}},
     "tcn": {"model": {"kind": "tcn", "layers": 2}},
     "tcn, patches": {"model": {"kind": "tcn", "patch": 4, "pool": "flatten"}},
     "transformer": {"model": {"kind": "transformer", "pool": "attention"}},

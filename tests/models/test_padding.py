@@ -23,6 +23,7 @@ VARIANTS = {
     "gru, mean": {"kind": "gru", "pool": "mean"},
     "mlp": {"kind": "mlp", "pool": "flatten"},
     "linear": {"kind": "linear"},
+    "nhits": {"kind": "nhits"},
     "tcn": {"kind": "tcn", "kernel_size": 2},
     "tcn, attention, patches": {"kind": "tcn", "pool": "attention", "patch": 2},
     "tcn, flat": {"kind": "tcn", "pool": "flatten"},

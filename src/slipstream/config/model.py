@@ -49,6 +49,8 @@ class ModelSpec:
     """All of its layers are equally wide"""
     can_pad: bool = True
     """Units of zero weights change nothing, so models of several widths can train in one pack"""
+    takes_steps: bool = False
+    """Its network is made with `steps`, the number of rows that it predicts"""
     knows_positions: bool = False
     """Its encoder has weights for each position in the context"""
     settings: tuple[str, ...] = ()
@@ -116,6 +118,14 @@ SPECS = {
         search=("kernel_size",),
         calls_per_layer=12,
     ),
+    "nhits": ModelSpec(
+        network="slipstream.models.nhits:NHiTS",
+        kind="slipstream.models.kinds.nhits:NHiTSKind",
+        takes_steps=True,
+        settings=("activation", "stacks"),
+        search=("stacks",),
+        calls_per_layer=8,
+    ),
     "mlp": replace(FEED_FORWARD, settings=("activation",)),
     "linear": replace(FEED_FORWARD, has_hidden=False),
 }
@@ -167,9 +177,9 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of activations dropped between layers during training."""
     patch: Count = 1
-    """Rows per token, for every kind but mlp and linear: 16 means 16 times fewer time steps."""
+    """Rows per token, for every kind but nhits, mlp and linear: 16 means 16 times fewer time steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
-    """How a sequence is reduced to one vector, for every kind but mlp and linear."""
+    """How a sequence is reduced to one vector, for every kind but nhits, mlp and linear."""
     normalize: Literal["none", "last", "window"] = "none"
     """Per window: `"last"` subtracts the last row; `"window"` subtracts the mean and divides by the
     standard deviation. Undone on the output."""
@@ -180,7 +190,10 @@ class Model(Section):
     expansion: Annotated[int, Field(ge=1, le=64)] = 2
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
     activation: Literal["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"] = "relu"
-    """MLP: the function after each hidden layer."""
+    """MLP and N-HiTS: the function after each hidden layer."""
+    stacks: Annotated[int, Field(ge=1, le=16)] = 3
+    """N-HiTS: the number of stacks, each an MLP of `layers` layers. The last one reads every row of
+    the window, each one before it groups of 4 times as many rows: 16, 4 and 1."""
     kernel_size: Annotated[int, Field(ge=1, le=1_024)] = 3
     """TCN: tokens that a convolution reads. Layer n reads them 2^n tokens apart, so that the last
     token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""

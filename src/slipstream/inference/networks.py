@@ -122,10 +122,12 @@ def _forward(model: PortableModel, inputs: Array, static: Array | None) -> Array
 def compute_outputs(model: PortableModel, inputs: Array, static: Array | None) -> Array:
     """Return the network's raw outputs [B, H, C, Q] for sequences [T, B, F]."""
     weights, settings, signature = model.weights, model.config.model, model.signature
-    features = load_kind(settings).encode(weights, settings, np.ascontiguousarray(inputs))
+    kind = load_kind(settings)
+    features = kind.encode(weights, settings, np.ascontiguousarray(inputs))
     if settings.spec.is_sequential:
         features = pool_tokens(weights, settings, features)
-    return shape_outputs(apply_head(weights, signature, features, static), signature)
+    outputs = kind.apply_head(weights, settings, signature, features, static)
+    return shape_outputs(outputs, signature)
 
 
 def shape_outputs(flat: Array, signature: Signature) -> Array:

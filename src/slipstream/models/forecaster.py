@@ -63,6 +63,7 @@ class WindowPredictor(nn.Module):
         self.steps, self.quantiles = signature.steps_out, signature.outputs
         self.targets, self.shared = signature.model_targets, signature.model_shared
         self.future = len(signature.future)
+        steps = {"steps": self.steps} if model.spec.takes_steps else {}
         self.core = load_network(model)(
             model,
             context=signature.context,
@@ -70,6 +71,7 @@ class WindowPredictor(nn.Module):
             static=signature.static_width,
             outputs=self.steps * self.targets * self.quantiles,
             future=signature.future_shape,
+            **steps,
         )
 
     def forward(

@@ -162,3 +162,25 @@ class OnnxNetwork(NamedTuple):
         """Return the rows of each sequence as one: [T, B, D] to [B, T * D], where T is the
         context."""
         return self.graph.reshape(self.graph.transpose(sequence, 1, 0, 2), 0, -1)
+
+    def apply_head(self, features: str, static: str | None) -> str:
+        """Return the outputs of each sequence, flat, from features [S, D] and static [S, K]."""
+        graph = self.graph
+        joined = features if static is None else graph.concatenate(features, static, axis=-1)
+        out = self.linear(joined, "head.linear")
+        if static is not None and self.has("head.ahead.out"):
+            out = graph.add("Add", out, self._decode_rows_ahead(features, static))
+        return out
+
+    def _decode_rows_ahead(self, features: str, static: str) -> str:
+        """Return the contribution of each row that is known ahead to the outputs, flat."""
+        graph, signature = self.graph, self.signature
+        (rows, columns), width = signature.future_shape, signature.static_width
+        fixed = width - rows * columns
+        future = graph.reshape(graph.slice(static, fixed, width, axis=1), 0, rows, columns)
+        if fixed:
+            features = graph.concatenate(features, graph.slice(static, 0, fixed, axis=1), axis=-1)
+        window = graph.unsqueeze(self.linear(features, "head.ahead.window"), 1)
+        row = self.linear(future, "head.ahead.row")
+        hidden = graph.add("Relu", graph.add("Add", row, window))
+        return graph.reshape(self.linear(hidden, "head.ahead.out"), 0, -1)

@@ -84,7 +84,8 @@ def count_multiply_adds(model: Model, signature: Signature, *, carried: bool = F
     if model.spec.is_sequential and not carried:
         tokens = signature.context // model.patch
     token, head = count_products(model, signature)
-    total = tokens * token + head + load_kind(model).count_token_products(model, tokens)
+    constant = load_kind(model).count_constant_products(model, signature, tokens)
+    total = tokens * token + head + constant
     return total * signature.sequences_per_window
 
 

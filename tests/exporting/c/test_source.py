@@ -48,6 +48,14 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "mean": ({"kind": "tcn", "hidden": 12, "layers": 4, "pool": "mean"}, {}),
     "mlp": ({"kind": "mlp", "hidden": [9, 4, 6], "activation": "gelu"}, {"future": ("a", "b")}),
+    "nhits": (
+        {"kind": "nhits", "hidden": [9, 4], "activation": "silu", "normalize": "last"},
+        {"future": ("a",), "static": ("s",), "context": 37, "horizon": 21},
+    ),
+    "nhits of channels": (
+        {"kind": "nhits", "hidden": [9], "stacks": 2},
+        {"channels": "independent", "targets": ("b", "c"), "shared": 2, "context": 9},
+    ),
     "linear": (
         {"kind": "linear", "normalize": "last", "output_range": [-1.0, 2.0]},
         {"channels": "independent", "targets": ("b", "c"), "shared": 2, "future": ("a",)},

@@ -33,16 +33,17 @@ def models(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     if kind in ("lstm", "gru"):
         model["hidden"] = draw(st.sampled_from([[5], [4, 6], [3, 3, 3]]))
         model["bidirectional"], model["layer_norm"] = draw(st.booleans()), draw(st.booleans())
-    elif kind == "mlp":
+    elif kind in ("mlp", "nhits"):
         model["hidden"] = draw(st.sampled_from([[5], [6, 4]]))
         activations = ["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"]
         model["activation"] = draw(st.sampled_from(activations))
+        model["stacks"] = draw(st.integers(1, 4))
     elif kind != "linear":
         model |= {"hidden": 6, "layers": draw(st.integers(1, 2)), "heads": 2}
         model["positions"] = draw(st.sampled_from(["learned", "sinusoidal"]))
         model["expansion"] = draw(st.integers(1, 2))
         model["kernel_size"] = draw(st.integers(1, 3))
-    if kind not in ("mlp", "linear"):
+    if kind not in ("mlp", "linear", "nhits"):
         model["patch"] = draw(st.sampled_from([1, 1, 2, 4]))
         model["pool"] = draw(st.sampled_from(["last", "mean", "attention", "flatten"]))
     return model

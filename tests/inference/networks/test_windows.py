@@ -28,7 +28,7 @@ ACTIVATIONS = ("relu", "gelu", "silu", "elu", "leaky_relu", "tanh")
 def draw_models(draw):
     """A config's model, and columns that it may have."""
     kind = draw(st.sampled_from(KINDS))
-    recurrent, flat = kind in ("lstm", "gru"), kind in ("mlp", "linear")
+    recurrent, flat = kind in ("lstm", "gru"), kind in ("mlp", "linear", "nhits")
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     sizes = [pick(4, 6) for _ in range(pick(1, 2))] if recurrent or flat else [8] * pick(1, 2)
     model = {
@@ -40,6 +40,7 @@ def draw_models(draw):
         "heads": pick(1, 2),
         "positions": pick("learned", "sinusoidal"),
         "kernel_size": pick(1, 2, 3),
+        "stacks": pick(1, 2, 3),
         "output_range": pick(None, (-0.5, 0.7)),
     }
     if not flat:

@@ -80,25 +80,8 @@ def predict_window(network: OnnxNetwork, inputs: Scaled) -> str:
 def predict_from(network: OnnxNetwork, features: str, static: str | None) -> str:
     """Turn features [S, D] into predictions [S, H, targets of a sequence, Q]."""
     graph, signature = network.graph, network.signature
-    joined = features if static is None else graph.concatenate(features, static, axis=-1)
-    out = network.linear(joined, "head.linear")
-    if static is not None and network.has("head.ahead.out"):
-        out = graph.add("Add", out, _decode_rows_ahead(network, features, static))
+    out = load_kind(network.model).add_head_to_graph(network, features, static)
     return graph.reshape(out, -1, signature.steps_out, signature.model_targets, signature.outputs)
-
-
-def _decode_rows_ahead(network: OnnxNetwork, features: str, static: str) -> str:
-    """Return the contribution of each row that is known ahead to the outputs, flat."""
-    graph, signature = network.graph, network.signature
-    (rows, columns), width = signature.future_shape, signature.static_width
-    fixed = width - rows * columns
-    future = graph.reshape(graph.slice(static, fixed, width, axis=1), 0, rows, columns)
-    if fixed:
-        features = graph.concatenate(features, graph.slice(static, 0, fixed, axis=1), axis=-1)
-    window = graph.unsqueeze(network.linear(features, "head.ahead.window"), 1)
-    row = network.linear(future, "head.ahead.row")
-    hidden = graph.add("Relu", graph.add("Add", row, window))
-    return graph.reshape(network.linear(hidden, "head.ahead.out"), 0, -1)
 
 
 def merge_channels(graph: GraphBuilder, out: str, signature: Signature) -> str:

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from slipstream.config import Model, Signature
-from slipstream.models.numpy_layers import Array, Shape, Weights
+from slipstream.models.numpy_layers import Array, Shape, Weights, apply_head
 
 if TYPE_CHECKING:
     from slipstream.models.c_code import CLayers, ConstArrays, NetworkShape
@@ -81,8 +81,9 @@ class Kind(ABC):
         `ModelSpec.can_pad` have it. The name is split at its dots and comes without "core"."""
         raise NotImplementedError
 
-    def count_token_products(self, model: Model, tokens: int) -> int:
-        """Return the multiply-adds between tokens, which no weight takes part in."""
+    def count_constant_products(self, model: Model, signature: Signature, tokens: int) -> int:
+        """Return the multiply-adds of a sequence of so many tokens that no weight takes part in:
+        between tokens, or with constants."""
         return 0
 
     @abstractmethod
@@ -90,9 +91,25 @@ class Kind(ABC):
         """Return the tokens [T / patch, B, D] of inputs [T, B, F] in numpy; features [B, D] where
         windows are not read as tokens."""
 
+    def apply_head(
+        self,
+        weights: Weights,
+        model: Model,
+        signature: Signature,
+        features: Array,
+        static: Array | None,
+    ) -> Array:
+        """Return the outputs of each sequence, flat, in numpy: from the pooled tokens or features
+        [B, D] and static [B, K]."""
+        return apply_head(weights, signature, features, static)
+
     @abstractmethod
     def add_to_graph(self, network: OnnxNetwork, rows: str) -> str:
         """Add the layers to an ONNX graph: from rows [T, B, F] to what `encode` returns."""
+
+    def add_head_to_graph(self, network: OnnxNetwork, features: str, static: str | None) -> str:
+        """Add the head to an ONNX graph, as `apply_head`."""
+        return network.apply_head(features, static)
 
     def list_graph_states(self, model: Model) -> Iterator[GraphState]:
         """Yield the states of a graph of one row; kinds with a `row_encoder` have it."""

@@ -54,7 +54,7 @@ class TransformerKind(Kind):
     def get_width(self, model: Model, signature: Signature) -> int:
         return model.sizes[0]
 
-    def count_token_products(self, model: Model, tokens: int) -> int:
+    def count_constant_products(self, model: Model, signature: Signature, tokens: int) -> int:
         # scores of all pairs of tokens, and their sums
         return 2 * tokens**2 * sum(model.sizes)
 
