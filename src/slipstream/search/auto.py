@@ -248,14 +248,16 @@ def train_members(
     trials = {trial.number: trial for trial in study.get_trials()}
     again: MemberTraining | None = None
     if seeds:
-        most = max(seeds.values())
+        most = max(2, *seeds.values())  # a config has two at least
         update = {"retrain": len(seeds), "retrain_seeds": most, "folds": None}
         limited = config.model_copy(update={"tune": config.tune.model_copy(update=update)})
         again = MemberTraining(run, limited, study, seeds)
         costs = search.costs.estimate_model() or ModelCosts(0.0)
         scored_s = MARGIN * costs.score_s * MAX_MEMBERS
         again.is_late = lambda: budget.left_s <= scored_s
-        retraining.retrain_best(again, [trials[number] for number in seeds], scheduler)
+        again.set_candidates([trials[number] for number in seeds])
+        scheduler.pool.source = again
+        scheduler.train()
     members: list[AutoMember] = []
     last = search.plan.facts.folds - 1
     for name, weight in choice.weights.items():

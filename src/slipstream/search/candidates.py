@@ -44,6 +44,7 @@ from slipstream.search.library import (
 )
 from slipstream.search.packs import DatasetCache, TrialData, TrialRun
 from slipstream.search.portfolio import Facts, Params, Prefer
+from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import (
     PRUNED,
     rank_trials,
@@ -60,6 +61,8 @@ MAX_TRIALS = 100_000
 PARALLEL = {"cuda": 24, "cpu": 1}
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
+MAX_TRIAL_SHARE = 0.2
+"""Of the whole time, for one candidate at most"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training and the test at most"""
 BASELINE_NAMES = ("repeat", "majority")
@@ -311,6 +314,13 @@ class AutoSearch(OptunaSearch):
     def fail(self, trial: TrialRun, reason: str) -> None:
         super().fail(trial, reason)
         self.library.forget(name_trial(trial.number))
+
+    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
+        reason = super().report(trial, epoch, loss)
+        spent_s = time.perf_counter() - trial.started_at
+        if not reason and spent_s > MAX_TRIAL_SHARE * self.budget.total_s:
+            return OUT_OF_TIME
+        return reason
 
     def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
         return False  # the weights are saved anyway

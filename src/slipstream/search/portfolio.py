@@ -33,6 +33,8 @@ FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
 TRIAL_SHARE = 0.12
 """The share of the whole time that one candidate may take with all its folds"""
 PATIENCE = 6
+MIN_CONTEXTS = 5
+"""A context is at most this part of the training windows of a series"""
 NAMES = (
     *("model.kind", "data.context", "model.normalize", "train.loss", "model.patch"),
     *("model.hidden", "model.layers", "model.dropout", "model.pool", "train.lr", "train.batch"),
@@ -97,7 +99,9 @@ def list_contexts(config: Config, dataset: Dataset) -> list[int]:
         week = 14 * season if season else 4 * horizon
         middle = max(min(week, 512), 2 * horizon, 16)
         wanted = [max(horizon, season or 0, 16), middle, 2 * middle]
-    return sorted({_round(length) for length in wanted if length >= 8} - {given})
+    num_series = max(len(dataset.index.series_names), 1)
+    limit = dataset.num_windows["train"] / num_series / MIN_CONTEXTS
+    return sorted({_round(length) for length in wanted if 8 <= length <= limit} - {given})
 
 
 def _round(length: int) -> int:
