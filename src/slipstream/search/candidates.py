@@ -58,11 +58,11 @@ CANDIDATES = "candidates"
 MAX_FOLDS = {"cuda": 3, "cpu": 2}
 """Validation blocks, where the rows allow it"""
 MAX_TRIALS = 100_000
-PARALLEL = {"cuda": 24, "cpu": 1}
+PARALLEL = {"cuda": 16, "cpu": 1}
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
-MAX_TRIAL_SHARE = 0.2
-"""Of the whole time, for one candidate at most"""
+MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
+"""Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training and the test at most"""
 BASELINE_NAMES = ("repeat", "majority")
@@ -195,6 +195,8 @@ class AutoSearch(OptunaSearch):
     def start_auto(self, plan: AutoPlan) -> None:
         """Prepare the library of errors, with what an earlier part of the search has left."""
         self.plan = plan
+        epochs = [params["train.epochs"] for params in plan.candidates]
+        self.costs.max_epochs = -(-sum(epochs) // max(len(epochs), 1))
         self.weights_folder = self.run.folder / CANDIDATES
         self.weights_folder.mkdir(exist_ok=True)
         longest = configs.replace_settings(
@@ -318,7 +320,8 @@ class AutoSearch(OptunaSearch):
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         reason = super().report(trial, epoch, loss)
         spent_s = time.perf_counter() - trial.started_at
-        if not reason and spent_s > MAX_TRIAL_SHARE * self.budget.total_s:
+        share = MAX_TRIAL_SHARE[self.plan.facts.device]
+        if not reason and spent_s > share * self.budget.total_s:
             return OUT_OF_TIME
         return reason
 

@@ -173,83 +173,38 @@ def _list_forecasters(config: Config, facts: Facts) -> list[Params]:
     middle = contexts[len(contexts) // 2]
     free = config.train.loss != "quantile"
     mse, mae, huber = ("mse", "mae", "huber") if free else ("quantile",) * 3
-    apart, joint = "independent", "together"
-    if facts.targets == 1 and facts.inputs == 1:
-        apart = joint
-    many = facts.windows > 5_000
-    wide = 128 if many else 64
-    return [
-        _make("linear", middle, normalize="last", loss=mae, channels=apart, hidden=64),
-        _make("mlp", middle, normalize="last", loss=mse, channels=apart, hidden=256, dropout=0.2),
+    wide = 128 if facts.windows > 5_000 else 64
+    has_more = facts.inputs > facts.targets
+    # columns that are no targets say more than the level of a window does
+    joint = "none" if has_more else "last"
+    apart: Params = {"channels": "together" if facts.targets == 1 else "independent"}
+    flat: Params = {"pool": "flatten", **apart}
+    rows = [
+        _make("linear", middle, normalize="last", loss=mae, hidden=64, **apart),
+        _make("mlp", middle, normalize="last", loss=mse, hidden=256, dropout=0.2, **apart),
+        _make("transformer", middle, normalize="last", loss=mse, hidden=64, dropout=0.2, **flat),
+        _make("nhits", middle, normalize="window", loss=mae, hidden=256, **apart),
+        _make("gru", short, normalize=joint, loss=mse, hidden=128, layers=1, patch=1),
         _make(
-            *("transformer", middle),
-            normalize="last",
-            loss=mse,
-            channels=apart,
-            hidden=64,
-            dropout=0.2,
-            pool="flatten",
+            "transformer", middle, normalize="window", loss=mae, hidden=wide, dropout=0.2, **flat
         ),
-        _make("nhits", middle, normalize="window", loss=mae, channels=apart, hidden=256),
-        _make(
-            *("transformer", middle),
-            normalize="window",
-            loss=mae,
-            channels=apart,
-            hidden=wide,
-            dropout=0.2,
-            pool="flatten",
-        ),
-        _make(
-            *("lstm", middle),
-            normalize="last",
-            loss=mse,
-            channels=apart,
-            hidden=128,
-            layers=1,
-            pool="flatten",
-        ),
-        _make("mlp", middle, normalize="window", loss=mae, channels=apart, hidden=512, dropout=0.3),
-        _make(
-            *("gru", middle),
-            normalize="window",
-            loss=huber,
-            channels=apart,
-            hidden=128,
-            layers=1,
-            pool="flatten",
-        ),
-        _make(
-            *("tcn", middle),
-            normalize="last",
-            loss=huber,
-            channels=apart,
-            hidden=64,
-            layers=3,
-            pool="flatten",
-        ),
-        _make("nhits", long, normalize="last", loss=mse, channels=apart, hidden=256),
-        _make("linear", long, normalize="window", loss=mse, channels=apart, hidden=64),
-        _make(
-            *("transformer", long),
-            normalize="last",
-            loss=huber,
-            channels=apart,
-            hidden=64,
-            dropout=0.3,
-            pool="flatten",
-        ),
-        _make("mlp", short, normalize="last", loss=huber, channels=joint, hidden=256, dropout=0.3),
-        _make(
-            *("gru", short),
-            normalize="last",
-            loss=mse,
-            channels=joint,
-            hidden=64,
-            layers=1,
-            pool="last",
-        ),
+        _make("lstm", middle, normalize="last", loss=mse, hidden=128, layers=1, **flat),
+        _make("mlp", middle, normalize="window", loss=mae, hidden=512, dropout=0.3, **apart),
+        _make("gru", middle, normalize="window", loss=huber, hidden=128, layers=1, **flat),
+        _make("tcn", middle, normalize="last", loss=huber, hidden=64, layers=3, **flat),
+        _make("nhits", long, normalize="last", loss=mse, hidden=256, **apart),
+        _make("linear", long, normalize="window", loss=mse, hidden=64, **apart),
+        _make("transformer", long, normalize="last", loss=huber, hidden=64, dropout=0.3, **flat),
+        _make("mlp", short, normalize=joint, loss=huber, hidden=256, dropout=0.3),
     ]
+    if has_more:
+        rows[4:4] = [
+            _make("lstm", short, normalize="none", loss=mse, hidden=128, layers=2, patch=1),
+            _make("mlp", short, normalize="none", loss=mse, hidden=256, dropout=0.3),
+            _make("tcn", short, normalize="none", loss=mae, hidden=64, layers=4, patch=1),
+            _make("lstm", middle, normalize="none", loss=mae, hidden=128, layers=1, patch=8),
+        ]
+    return rows
 
 
 def _list_estimators(config: Config, facts: Facts) -> list[Params]:
