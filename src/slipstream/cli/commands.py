@@ -12,12 +12,13 @@ from slipstream.cli.tools import (
     prepare,
     profile,
 )
-from slipstream.cli.training import ensemble, pretrain, train, tune
+from slipstream.cli.training import auto, ensemble, pretrain, train, tune
 
 app = create_app()
 running = (
     inspect,
     prepare,
+    auto,
     train,
     pretrain,
     tune,

@@ -1,4 +1,4 @@
-"""Commands that make runs: train, pretrain, tune, ensemble."""
+"""Commands that make runs: train, pretrain, tune, auto, ensemble."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 
 import typer
 
@@ -43,6 +43,7 @@ from slipstream.cli.startup import import_modules, prepare_device
 from slipstream.events import Epoch, Event
 from slipstream.reporting.terminal.progress import LOADING, SearchDisplay, TrainingDisplay
 from slipstream.reporting.terminal.results import (
+    print_auto,
     print_ensemble,
     print_probe,
     print_report,
@@ -245,6 +246,119 @@ def tune(
             )
             study = run_search(request)
         finish(study.summary, Output(as_json, quiet, print_search), timer)
+
+
+def auto(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="DATA|CONFIG",
+            help="A file, a folder or a pattern of data files, or a TOML file; without one, the "
+            "embedded demo.",
+        ),
+    ] = None,
+    targets: Annotated[
+        str | None,
+        typer.Option(metavar="A,B", help="The columns to predict, of a file without a config."),
+    ] = None,
+    horizon: Annotated[
+        int | None,
+        typer.Option(metavar="ROWS", help="Rows to forecast; 0 estimates the target's last row."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="The time of the whole command; 5 where nothing is said.", min=0.1),
+    ] = None,
+    prefer: Annotated[
+        str,
+        typer.Option(
+            metavar="best|fast|small",
+            help="best: an ensemble where it is better; fast: one model; small: one that a "
+            "microcontroller can run.",
+        ),
+    ] = "best",
+    resume: Resume = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(metavar="N|auto", help="The number of processes; auto: one per GPU."),
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="ray", help="Start the workers on a Ray cluster."),
+    ] = None,
+    allow_code: AllowCode = False,
+    folder: Folder = None,
+    out: Out = None,
+    set_: Set = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Find the best model that a few minutes can buy.
+
+    Many different models train at a time; the best of them are combined, retrained and tested.
+    """
+    with handle_errors(as_json, quiet):
+        refuse_several_folders(folder, resume, out)
+        if prefer not in ("best", "fast", "small"):
+            raise UserError(f'--prefer is "{prefer}"; it should be best, fast or small')
+        overrides, timer = list_overrides(set_, out), PhaseTimer(find_process_start())
+        wanted = tuple(name.strip() for name in (targets or "").split(",") if name.strip())
+        is_config = source is None or source.endswith(".toml")
+        if is_config and (wanted or horizon is not None):
+            raise UserError(
+                "--targets and --horizon are for data files; in a config they are data.targets and "
+                "data.horizon: change them with --set"
+            )
+        if is_config or resume:
+            path = Path(source) if source is not None else None
+            loaded, earlier = load_job(path, resume, overrides, demo="search", kinds=("search",))
+        else:
+            assert source is not None
+            loaded, earlier = _propose(source, wanted, horizon, overrides, quiet), None
+        if loaded and workers is None and on is None:
+            prepare_device(loaded.engine.device)
+        with SearchDisplay(quiet) as display:
+            display.say(LOADING)
+            with import_modules():
+                from slipstream.search.api import AutoRequest, run_search
+
+            has_classes = loaded is not None and loaded.data.task == "classify"
+            request = AutoRequest(
+                config=loaded,
+                overrides=() if loaded else overrides,
+                watch=lambda event: show_event(event, display, has_classes),
+                resume=earlier,
+                folder=folder,
+                workers=_parse_workers(workers),
+                on=_parse_cluster(on),
+                allow_code=allow_code,
+                timer=timer,
+                minutes=minutes,
+                prefer=cast(Any, prefer),
+            )
+            study = run_search(request)
+        finish(study.summary, Output(as_json, quiet, print_auto), timer)
+        if study.summary["interrupted"]:
+            raise SystemExit(128 + signal.SIGINT)
+
+
+def _propose(
+    source: str,
+    targets: tuple[str, ...],
+    horizon: int | None,
+    overrides: tuple[str, ...],
+    quiet: bool,
+) -> Config:
+    """Return the config that inspect proposes for files, and say what it has chosen."""
+    from slipstream.data.table import avoid_pandas
+    from slipstream.tools.inspection import Aim, propose_config
+
+    avoid_pandas()
+    config, findings = propose_config(source, Aim(targets, horizon), overrides)
+    if not quiet:
+        for line in findings.describe_choice(config):
+            print_note(line)
+    return config
 
 
 def ensemble(

@@ -15,8 +15,8 @@ from slipstream.config.data import (
 from slipstream.config.errors import ConfigError, find_step
 from slipstream.config.loading import (
     format_setting,
-    get_setting,
     from_json_values,
+    get_setting,
     list_differences,
     list_fixed_settings,
     list_unused,
@@ -67,8 +67,8 @@ __all__ = [
     "find_matches",
     "find_step",
     "format_setting",
-    "get_setting",
     "from_json_values",
+    "get_setting",
     "list_differences",
     "list_fixed_settings",
     "list_unused",

@@ -348,6 +348,10 @@ class SearchStart(Event):
     """cpu, cuda:0 and so on"""
     done: int
     """Trials that had ended before"""
+    minutes: float | None = None
+    """Time limit of the whole command, of which this part has `left_s` left"""
+    left_s: float | None = None
+    """Seconds that are left of it"""
     is_resumed: bool = field(default=False, metadata={"key": None})
     """Whether the search resumes; the log has no such field, but calls the event "resume\""""
     workers: int | None = None

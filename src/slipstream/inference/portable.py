@@ -218,8 +218,8 @@ def load_portable(
     for number, described in enumerate(content["members"], start=1):
         if baseline := described.get("baseline"):
             raise UserError(
-                f"{opened.folder}: its member {described['name']} is the baseline {baseline}, which "
-                "runs in PyTorch only; use "
+                f"{opened.folder}: its member {described['name']} is the baseline {baseline}, "
+                "which runs in PyTorch only; use "
                 + Command("predict")
                 + ", or one model without baselines: "
                 + Command("auto", prefer="fast")

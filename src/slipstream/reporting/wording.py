@@ -753,6 +753,41 @@ def _describe_failure(comparison: SearchComparison) -> str:
     )
 
 
+def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
+    """State the error of a model on the test set, beside the best baseline and the best of its
+    members: in the data's units, or of several targets in standard deviations."""
+    metrics = (result["metrics"] or {})["test"]
+    is_class = "log_loss" in metrics
+    key = "balanced_accuracy" if is_class else "mae"
+    several = not is_class and len(targets) > 1
+    section: Section = "scaled" if several else "metrics"
+    choose = max if is_class else min
+
+    def read(scores: Scores | None) -> float | None:
+        found = (scores or {}).get(section)
+        return found["test"].get(key) if found else None
+
+    own = read(result)
+    unit = " standard deviations" if several else ""
+    name = "balanced accuracy" if is_class else "mean absolute error"
+    text = f"{format_number(own)}{unit} {name} on the test set"
+    baselines = {
+        name: value
+        for name, scores in (result.get("baselines") or {}).items()
+        if (value := read(scores)) is not None
+    }
+    if baselines and own is not None:
+        best = choose(baselines, key=lambda name: baselines[name])
+        change = 100 * (own - baselines[best]) / max(abs(baselines[best]), 1e-300)
+        side = "above" if change > 0 else "below"
+        text += f", {abs(change):.0f} % {side} {best} ({format_number(baselines[best])})"
+    alone = [read(member) for member in result.get("members") or () if member["weight"] > 0]
+    known = [value for value in alone if value is not None]
+    if len(known) > 1:
+        text += f"; the best of its members alone {format_number(choose(known))}"
+    return text + "."
+
+
 def get_chosen(summary: SearchSummary) -> ChosenSettings:
     """Return the trial that best.toml comes from: chosen among the retrained, else the best."""
     chosen = next((row for row in summary["retrained"] if row["chosen"]), summary["best"])

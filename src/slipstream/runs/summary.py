@@ -408,6 +408,8 @@ class SearchSummary(RunOrigin, total=False):
     leaderboard: list[LeaderboardRow]
     ensemble: list[MemberWeight]
     verdict: str
+    coverage: Mapping[str, float]
+    """The share of the test set's true values inside the interval of each level"""
     interrupted: bool
     """Whether a signal ended the search before its time"""
 

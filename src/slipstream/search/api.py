@@ -193,6 +193,8 @@ def _search(
             windows=data.dataset.num_windows,
             device=str(device),
             done=_count_done(study),
+            minutes=config.tune.minutes,
+            left_s=None if config.tune.minutes is None else budget.total_s - budget.elapsed_s,
             workers=launcher.num_workers,  # a resumed search has the same workers
             on=launcher.cluster,
             storage=launcher.storage and mask_url(launcher.storage),
@@ -213,7 +215,8 @@ def _search(
             timer.end("searching")
             return finish_search(search, scheduler, result, timer)
     except Interrupted as stop:
-        message = f"stopped with {_count_done(study)} of {config.tune.trials} trials done"
+        of_all = "" if plan is not None else f" of {config.tune.trials}"
+        message = f"stopped with {_count_done(study)}{of_all} trials done"
         raise Interrupted(message, signal_number=stop.signal_number) from None
     finally:
         scheduler.close()

@@ -24,8 +24,9 @@ from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.events import End, RetrainingStart, SearchEnd
+from slipstream.reporting import wording
 from slipstream.runs import Run
-from slipstream.runs.summary import LeaderboardRow, RunSummary, SearchSummary
+from slipstream.runs.summary import LeaderboardRow, RunSummary, Scores, SearchSummary
 from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, retraining, sharing
 from slipstream.search import summary as summaries
@@ -47,6 +48,7 @@ from slipstream.search.library import (
 from slipstream.search.packs import PackScheduler, TrialRun
 from slipstream.search.portfolio import Prefer
 from slipstream.search.retraining import DEFAULT, Retraining
+from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
 from slipstream.search.study import (
     GIVEN,
     TimedStudy,
@@ -59,6 +61,9 @@ from slipstream.search.study import (
 from slipstream.search.summary import FinishedSearch
 from slipstream.search.trials import OptunaSearch
 from slipstream.training.trained_lanes import LoadedData
+
+MAX_CUT_LOSS = 1.02
+"""How much worse than the search's own model one may be whose training was cut off"""
 
 
 class TrialsRunner(Protocol):
@@ -150,8 +155,7 @@ def finish_auto(
     interrupted: bool = False,
 ) -> FinishedSearch:
     """Select what predicts best, retrain it, test it once, and write the leaderboard."""
-    run, config, study, plan = search.run, search.config, search.study, search.plan
-    budget = search.budget
+    run, study, plan, budget = search.run, search.study, search.plan, search.budget
     trials = sharing.select_counted(study.get_trials())
     runs.remove_manifest(run)
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
@@ -195,9 +199,14 @@ def choose(
     assert found is not None
     if prefer == "best" and found.is_better:
         return found
-    single = choose_single(library, [name for name in library.rank() if name in usable], trials)
+    names = [name for name in library.rank() if name in usable]
+    single = choose_single(library, names, trials)
     loss = library.compute_loss(single)
-    return Combination({single: 1.0}, loss, loss, found.gain)
+    weights = {single: 1.0}
+    if parse_name(single) is None:  # a baseline: the best model stands beside it
+        other = [name for name in names if parse_name(name) is not None] or names[1:]
+        weights |= dict.fromkeys(other[:1], 0.0)
+    return Combination(weights, loss, loss, found.gain)
 
 
 def choose_single(library: Library, names: Sequence[str], trials: Sequence[FrozenTrial]) -> str:
@@ -217,7 +226,9 @@ def plan_seeds(
     """Return how many fresh models of each candidate there is time for, the heaviest first: eight
     models in all, of one candidate alone too, unless a single model is wanted."""
     shares = {
-        number: share for name, share in weights.items() if (number := parse_name(name)) is not None
+        number: share
+        for name, share in weights.items()
+        if share > 0 and (number := parse_name(name)) is not None
     }
     fixed = len(weights) - len(shares)
     most = 1 if prefer != "best" else MAX_MEMBERS - fixed
@@ -272,13 +283,9 @@ def train_members(
             own = list(_select_fresh(search, again, number))
         if not own:
             own = [load_file(search.find_path(number, last))]
-        notes = trials[number].user_attrs.get(summaries.NOTES, {})
-        for weights in own:
-            members.append(
-                AutoMember(
-                    name, settings, weight / len(own), weights, None, notes.get("seconds", 0.0)
-                )
-            )
+        notes = trials[number].user_attrs.get(NOTES, {})
+        seconds, share = notes.get("seconds", 0.0), weight / len(own)
+        members += [AutoMember(name, settings, share, weights, None, seconds) for weights in own]
     return members
 
 
@@ -289,15 +296,14 @@ def _select_fresh(
     so early that the search's own model is better."""
     trial = search.study.get_trials()[number]
     known = get_score(trial) or math.inf
-    notes = again.results[number]
     for (owner, seed), weights in again.weights.items():
         event = again.known.get((owner, seed))
         if owner != number or event is None or not weights:
             continue
-        is_cut = event.stopped is not None and retraining.OUT_OF_TIME in event.stopped
-        if event.loss is not None and math.isfinite(event.loss):
-            if not is_cut or event.loss <= 1.02 * known or not notes:
-                yield weights
+        is_cut = event.stopped is not None and OUT_OF_TIME in event.stopped
+        is_usable = event.loss is not None and math.isfinite(event.loss)
+        if is_usable and (not is_cut or event.loss <= MAX_CUT_LOSS * known):
+            yield weights
 
 
 def build_answer(
@@ -348,9 +354,9 @@ def summarize(
     ranked = rank_trials(trials)
     best = ranked[0]
     states = [get_state(trial) for trial in trials]
-    counts = {name: states.count(name) for name in summaries.STATE_NAMES.values()}
-    if summaries.CUT_OFF in states:
-        counts |= {summaries.CUT_OFF: states.count(summaries.CUT_OFF)}
+    counts = {name: states.count(name) for name in STATE_NAMES.values()}
+    if CUT_OFF in states:
+        counts |= {CUT_OFF: states.count(CUT_OFF)}
     search_s, optuna_s = search_result.seconds, search_result.optuna_s or 0.0
     given = next((trial for trial in trials if trial.user_attrs.get(GIVEN)), None)
     rows = make_leaderboard(search, trials, choice, members, result, baselines)
@@ -380,7 +386,7 @@ def summarize(
         "leaderboard": rows,
         "ensemble": [{"name": name, "weight": weight} for name, weight in choice.weights.items()],
     }
-    summary["verdict"] = describe_verdict(result, rows)
+    summary["verdict"] = wording.describe_auto(result, search.signature.targets)
     summary |= runs.describe_origin()
     return cast(SearchSummary, summary)
 
@@ -415,11 +421,12 @@ def make_leaderboard(
     """Return a row for everything that was tried, the best first, then what failed."""
     library, metric = search.library, result["judged_by"]
     tested: dict[str, list[float]] = {}
-    for member, scores in zip(members, result.get("members") or [result], strict=False):
+    scored: Sequence[Scores] = result.get("members") or [result]
+    for member, scores in zip(members, scored, strict=True):
         tested.setdefault(member.name, []).append(get_metric(scores, "test", metric))
-    for name, scores in (result.get("baselines") or {}).items():
-        if scores:
-            tested.setdefault(name, [get_metric(scores, "test", metric)])
+    for name, known in (result.get("baselines") or {}).items():
+        if known:
+            tested.setdefault(name, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
     parameters = {
         member.name: sum(tensor.numel() for tensor in member.weights.values()) for member in members
@@ -428,7 +435,7 @@ def make_leaderboard(
     for name in library.rank():
         trial = by_name.get(name)
         losses = library.losses[name]
-        notes = {} if trial is None else trial.user_attrs.get(summaries.NOTES, {})
+        notes = {} if trial is None else trial.user_attrs.get(NOTES, {})
         kind = name.removesuffix(" long") if trial is None else trial.params["model.kind"]
         fitted = baselines.get(name)
         found = tested.get(name)
@@ -447,10 +454,10 @@ def make_leaderboard(
                 "stopped": notes.get("stopped"),
             }
         )
-    known = {row["name"] for row in rows}
+    listed = {row["name"] for row in rows}
     for name, trial in by_name.items():
-        if name not in known:
-            notes = trial.user_attrs.get(summaries.NOTES, {})
+        if name not in listed:
+            notes = trial.user_attrs.get(NOTES, {})
             rows.append(
                 {
                     "name": name,
@@ -485,30 +492,3 @@ def describe_candidate(trial: FrozenTrial | None, fitted: BaselineCandidate | No
     if params["model.kind"] != "linear":
         parts.append(f"{params['model.layers']} x {params['model.hidden']}")
     return ", ".join(parts)
-
-
-def describe_verdict(result: RunSummary, rows: Sequence[LeaderboardRow]) -> str:
-    """State the error on the test set, beside the best baseline and the best single model."""
-    from slipstream.reporting.terminal.results import format_number
-
-    metric = "balanced_accuracy" if "log_loss" in (result["metrics"] or {})["test"] else "mae"
-    own = (result["metrics"] or {})["test"][metric]
-    is_class = metric == "balanced_accuracy"
-    label = "balanced accuracy" if is_class else "mean absolute error"
-    known = {
-        name: scores["metrics"]["test"][metric]
-        for name, scores in (result.get("baselines") or {}).items()
-        if scores and scores.get("metrics")
-    }
-    text = f"{format_number(own)} {label} on the test set"
-    best = (max if is_class else min)(known, key=lambda name: known[name], default=None)
-    if best is not None and own is not None and known[best]:
-        change = 100 * (own - known[best]) / abs(known[best])
-        word = "above" if change > 0 else "below"
-        text += f", {abs(change):.0f} % {word} {best} ({format_number(known[best])})"
-    singles = [member for member in result.get("members") or () if member["weight"] > 0]
-    if len(singles) > 1:
-        values = [member["metrics"]["test"][metric] for member in singles if member["metrics"]]
-        best_value = (max if is_class else min)(value for value in values if value is not None)
-        text += f"; the best of its members alone {format_number(best_value)}"
-    return text + "."

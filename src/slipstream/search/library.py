@@ -9,7 +9,7 @@ all that is kept; for classes it is the probability of the true class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -126,9 +126,12 @@ class Library:
         for one, two in zip(self.errors[first], self.errors[second], strict=True):
             assert one is not None
             assert two is not None
-            for parts in zip(one.tensor_split(NUM_PARTS), two.tensor_split(NUM_PARTS), strict=True):
-                if len(parts[0]):
-                    differences.append(float(self._reduce(parts[0]) - self._reduce(parts[1])))
+            pairs = zip(one.tensor_split(NUM_PARTS), two.tensor_split(NUM_PARTS), strict=True)
+            differences += [
+                float(self._reduce(part) - self._reduce(other))
+                for part, other in pairs
+                if len(part)
+            ]
         count = len(differences)
         mean = math.fsum(differences) / count
         variance = math.fsum((value - mean) ** 2 for value in differences) / max(count - 1, 1)
@@ -324,11 +327,3 @@ def _read(batch: PredictionBatch, signature: Signature, sizes: Tensor | None) ->
         return (errors if sizes is None else errors * sizes[:, None]).flatten(0, 2)
     errors = batch.errors(())
     return (errors if sizes is None else errors * sizes.to(errors.device)).flatten()
-
-
-def list_names(weights: Mapping[str, float]) -> str:
-    """Format the members of a combination for a sentence."""
-    return ", ".join(f"{name} ({weight:.0%})" for name, weight in weights.items())
-
-
-Score = Callable[[str], float]

@@ -133,7 +133,7 @@ def count_flops(params: Params, facts: Facts) -> float:
             size = tokens * layers * 6 * hidden**2 + hidden * outputs
         case _:
             size = context * inputs * hidden + layers * hidden**2 + hidden * outputs
-    return 6.0 * size * sequences * facts.windows
+    return float(6 * size * sequences * facts.windows)
 
 
 def make_candidates(config: Config, facts: Facts, prefer: Prefer) -> list[Params]:
@@ -288,10 +288,10 @@ def complete_params(row: Params, config: Config, facts: Facts) -> Params:
 
 def count_epochs(params: Params, facts: Facts) -> int:
     """Return the epochs of a candidate: as many as its updates need, within its time."""
-    steps = -(-facts.windows // params["train.batch"])
+    steps = -(-facts.windows // int(params["train.batch"]))
     wanted = min(max(round(MAX_STEPS / steps), MIN_EPOCHS), MAX_EPOCHS)
     epoch_s = facts.folds * count_flops(params, facts) / FLOPS_PER_S[facts.device]
-    fitting = TRIAL_SHARE * 60 * facts.minutes / max(epoch_s, 1e-9)
+    fitting: float = TRIAL_SHARE * 60 * facts.minutes / max(epoch_s, 1e-9)
     return max(min(wanted, int(fitting)), 1)
 
 

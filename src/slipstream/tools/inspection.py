@@ -21,15 +21,16 @@ import tomli_w
 
 from slipstream import config as configs
 from slipstream.base import machine
-from slipstream.base.errors import EmptyFileError, EncodingError, UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, Option, UserError
 from slipstream.base.storage import group_by_content, is_url, parse_path
-from slipstream.base.text import format_count, format_number
-from slipstream.config import SIMULATED, Config, Data
+from slipstream.base.text import find_nearest, format_count, format_number
+from slipstream.config import ALL_ROWS, SIMULATED, Config, Data
 from slipstream.data import files
 from slipstream.data.columns import is_text
 from slipstream.data.formats.archive import ARFF, LABEL, TARGET, TS
 from slipstream.data.formats.reader import Batch, OpenTable, ReadOptions, open_table
 from slipstream.data.layout import UNNAMED
+from slipstream.data.roles import SERIES
 from slipstream.data.times import (
     MARGIN,
     NAMES,
@@ -425,6 +426,14 @@ def find_target(names: Sequence[str]) -> str:
     return names[-1]
 
 
+STATES = {"soc", "soh", "rul", "sop", "soe"}
+"""Names of states that a model estimates from what is measured"""
+ESTIMATE_CONTEXT = 300
+"""Rows that an estimate reads, at most"""
+MIN_SHARED_SERIES = 6
+"""Series from which on an estimate is tested on whole series"""
+MAX_LISTED = 12
+"""Columns that a message lists"""
 WIDE_COLUMNS = 20
 """Numbered columns from which on a table may have a series per row"""
 WIDE_ROWS = 500
@@ -538,11 +547,21 @@ class Doubt(NamedTuple):
     message: str
 
 
+class Aim(NamedTuple):
+    """What is to be predicted, as far as a person has said it."""
+
+    targets: tuple[str, ...] = ()
+    horizon: int | None = None
+    """Rows to forecast; 0 estimates the targets at the last row"""
+
+
 class Proposal:
     """A config to begin with, and the reason for each setting that needs one."""
 
-    def __init__(self, survey: Survey, path: str, settings: Mapping[str, Any]) -> None:
-        self.survey, self.path = survey, path
+    def __init__(
+        self, survey: Survey, path: str, settings: Mapping[str, Any], aim: Aim | None = None
+    ) -> None:
+        self.survey, self.path, self.aim = survey, path, aim or Aim()
         self.series = survey.find_series_columns()
         self.reasons: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
@@ -788,16 +807,28 @@ class Proposal:
 
     def _choose_columns(self) -> None:
         columns = self.survey.columns
-        inputs = [name for name, profile in columns.items() if self._is_input(profile)]
+        wanted = self.aim.targets
+        for name in wanted:
+            self._check_target(name)
+        inputs = [
+            name
+            for name, profile in columns.items()
+            if self._is_input(profile) or (name in wanted and profile.kind in (NUMBER, BOOLEAN))
+        ]
         if not inputs:
             return
-        label = self._find_label()
+        label = self._find_label() if not wanted else None
+        if len(wanted) == 1 and columns[wanted[0]].kind not in (NUMBER, BOOLEAN):
+            label = wanted[0]
         if label is not None:
             self._choose_label(label)
             inputs = [name for name in inputs if name != label]
-            target = label
+            targets = [label]
         else:
-            target = find_target(inputs)
+            targets = list(wanted) or [find_target(inputs)]
+        if self.is_estimate(targets):
+            inputs = [name for name in inputs if name not in targets]
+            self.data["horizon"] = 0
         if len(inputs) <= MAX_INPUTS:
             self.data["inputs"] = inputs
         else:
@@ -807,14 +838,46 @@ class Proposal:
                 n for n, profile in columns.items() if n not in used and profile.kind in numeric
             ]
             self.data["ignore"] = left
-        self.data["targets"] = [target]
+        self.data["targets"] = targets
         self.reasons.setdefault("targets", "the column to predict; name another one")
-        self.roles |= dict.fromkeys(inputs, "input") | {target: "target"}
+        self.roles |= dict.fromkeys(inputs, "input") | dict.fromkeys(targets, "target")
         if any(columns[name].num_missing or columns[name].texts.total for name in inputs) or (
             "na" in self.data
         ):
             self.data["missing"] = "forward"
             self.reasons["missing"] = "repeat the last known value"
+
+    def _check_target(self, name: str) -> None:
+        """Refuse a target that the table does not have."""
+        columns = self.survey.columns
+        if name not in columns:
+            nearest = find_nearest(name, list(columns))
+            hint = f'; did you mean "{nearest}"?' if nearest else ""
+            listed = ", ".join(list(columns)[:MAX_LISTED])
+            raise UserError(
+                f'{self.path} has no column "{name}"{hint} (columns: {listed})',
+                setting="data.targets",
+            )
+
+    def is_estimate(self, targets: Sequence[str]) -> bool:
+        """Whether the targets are estimated from the other columns of the same row: asked for, or
+        states by their names, which nobody measures in use."""
+        if self.aim.horizon is not None:
+            return self.aim.horizon == 0 and "task" not in self.data
+        words = {word for name in targets for word in _simplify(name).split()}
+        return bool(self.aim.targets) and bool(words & STATES) and "task" not in self.data
+
+    def has_clear_target(self) -> bool:
+        """Whether the target is named, or follows from the file: by its name, its classes, or as
+        the only column."""
+        targets, names = (
+            self.data.get("targets", ()),
+            [name for name, role in self.roles.items() if role in ("input", "target")],
+        )
+        if self.aim.targets or "task" in self.data or "layout" in self.data or len(names) == 1:
+            return True
+        words = {word for name in targets for word in (_simplify(name), *_simplify(name).split())}
+        return bool(words & set(TARGETS))
 
     def _find_label(self) -> str | None:
         """Return a column that is named like classes and has a few values."""
@@ -877,6 +940,9 @@ class Proposal:
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
         self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+        if self.data.get("horizon") == 0 and count >= MIN_SHARED_SERIES:
+            self.data["split"] = {"by": SERIES, "val": 0.15, "test": 0.2}
+            self.reasons["split"] = "whole series: the rows of one are too much alike"
         path = parse_path(self.path)
         if path.is_dir() and all((path / name).is_dir() for name in SETS):
             self.data["split"] = {"folders": True}
@@ -892,7 +958,14 @@ class Proposal:
         self.reasons["context"] = "rows that the model sees"
         if self.data.get("task") == "classify":
             return
-        self.data["horizon"] = max(min(HORIZON, shortest // 40), 1)
+        if self.data.get("horizon") == 0:
+            self.data["context"] = max(min(ESTIMATE_CONTEXT, shortest // 5), 1)
+            self.reasons["horizon"] = "estimates the target from the other columns up to this row"
+            return
+        wanted = self.aim.horizon
+        self.data["horizon"] = wanted or max(min(HORIZON, shortest // 40), 1)
+        if wanted:
+            self.data["context"] = max(min(max(CONTEXT, wanted), shortest // 5), 1)
         self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
 
     def to_toml(self, path: str | None = None) -> str:
@@ -1171,6 +1244,28 @@ class Findings:
             "gaps": self.proposal.order.gaps,
         }
 
+    def describe_choice(self, config: Config) -> list[str]:
+        """Say in a few lines what the config reads and predicts."""
+        data = config.data
+        targets, inputs = ", ".join(data.targets or ()), list(data.inputs or ())
+        shown = ", ".join(inputs[:MAX_LISTED]) + (" ..." if len(inputs) > MAX_LISTED else "")
+        if data.task == "classify":
+            aim = f"classifies {targets}"
+        elif data.horizon:
+            aim = f"forecasts {targets}, {data.horizon} rows ahead"
+        else:
+            aim = f"estimates {targets} at each row"
+        context = "whole series" if data.context == ALL_ROWS else f"{data.context} rows"
+        series = describe_series(self.proposal.series, self.survey)
+        split = config.data.split.model_dump(exclude_unset=True)
+        parts = ", ".join(f"{name} {value}" for name, value in split.items()) or "as the files say"
+        return [
+            f"{self.path}: {self.survey.num_rows:,} rows, {series}",
+            f"  {aim}, from {context}" + (f" of {shown}" if shown else ""),
+            f"  split: {parts}; change any of this with --set, or write a config with: slipstream "
+            f"inspect {self.path} --write job.toml",
+        ]
+
     def list_courses(self) -> dict[str, Course]:
         """Return the course of every column of numbers, by name."""
         return {
@@ -1206,8 +1301,29 @@ def parse_options(overrides: Sequence[str]) -> tuple[ReadOptions, dict[str, Any]
     return options if options.sheets else options._replace(sheets=EVERY_SHEET.sheets), settings
 
 
-def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
-    """Inspect a file, a folder or a pattern; `overrides` are settings of the reader."""
+def propose_config(path: str, aim: Aim, overrides: Sequence[str] = ()) -> tuple[Config, Findings]:
+    """Return a config to begin with for files that nobody has described, for `slipstream auto`;
+    refuse what only a person can decide."""
+    reading = {f"data.{name}" for name in READING}
+    own = [text for text in overrides if text.partition("=")[0].strip() in reading]
+    findings = inspect_path(path, own, aim)
+    proposal = findings.proposal
+    named = any(text.partition("=")[0].strip() == "data.targets" for text in overrides)
+    if not named and not proposal.has_clear_target():
+        names = [name for name, role in proposal.roles.items() if role in ("input", "target")]
+        raise UserError(
+            f"{path}: which column is to be predicted? It has {', '.join(names[:MAX_LISTED])}"
+            + (" and others" if len(names) > MAX_LISTED else ""),
+            fix="name it with " + Option("targets", names[-1]),
+            setting="data.targets",
+        )
+    name = re.sub(r"[^\w-]+", "-", Path(path.rstrip("/")).stem).strip("-") or "auto"
+    return configs.load({"name": name[:40], **proposal.config}, overrides), findings
+
+
+def inspect_path(path: str, overrides: Sequence[str] = (), aim: Aim | None = None) -> Findings:
+    """Inspect a file, a folder or a pattern; `overrides` are settings of the reader, `aim` what is
+    to be predicted."""
     options, settings = parse_options(overrides)
     try:
         survey = survey_tables(open_tables(path, options), path)
@@ -1224,5 +1340,5 @@ def inspect_path(path: str, overrides: Sequence[str] = ()) -> Findings:
         survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
         if find_wide_layout(survey) is None:
             raise
-    proposal = Proposal(survey, path, settings)
+    proposal = Proposal(survey, path, settings, aim)
     return Findings(path, survey, proposal, list_problems(proposal, path))

@@ -216,17 +216,13 @@ class NHiTSKind(Kind):
             members.append("{" + ", ".join(parts) + "}")
         return members
 
-    def _count_coefficients(
-        self, model: Model, signature: Signature
-    ) -> Iterator[tuple[int, int]]:
+    def _count_coefficients(self, model: Model, signature: Signature) -> Iterator[tuple[int, int]]:
         """Yield the number of coefficients of each backcast and forecast, of every stack but the
         last, for one column."""
         for rate in list_rates(model)[:-1]:
             yield count_groups(signature.context, rate), count_groups(signature.steps_out, rate)
 
-    def _split_features(
-        self, model: Model, signature: Signature
-    ) -> Iterator[tuple[int, int, int]]:
+    def _split_features(self, model: Model, signature: Signature) -> Iterator[tuple[int, int, int]]:
         """Yield where the coefficients of each forecast begin and end in what `encode` returns, and
         how many belong to one output."""
         end = model.sizes[-1]

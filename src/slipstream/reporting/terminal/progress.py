@@ -612,6 +612,8 @@ class SearchProgress:
         self.running: dict[int, tuple[float, float]] = {}
         """Last epoch and loss of each running trial, by its number"""
         self.is_over = False
+        self.limit_s: float | None = None
+        """The time that is left, where it is limited"""
         self.is_shared = False
         """Whether other commands may train trials too"""
 
@@ -626,6 +628,7 @@ class SearchProgress:
             case SearchStart():
                 self.started_at = time.monotonic()
                 self.total, self.num_done_before = event.trials, event.done
+                self.limit_s = event.left_s
                 self.is_over = self.num_done_before >= self.total
                 self.is_shared = event.storage is not None
             case PackStart():
@@ -657,9 +660,14 @@ class SearchProgress:
     def describe_trial(self, event: TrialEnd) -> str:
         best = ", best so far" if event.best else ""
         return (
-            f"{self.num_done_before + self.num_ended} of {self.total}: trial {event.trial}: "
-            f"{_describe_end(event)}{best}; {describe_settings(event.params)}"
+            f"{self._count_done()}: trial {event.trial}: {_describe_end(event)}{best}; "
+            f"{describe_settings(event.params)}"
         )
+
+    def _count_done(self) -> str:
+        """Format how many trials are done, of how many where their number is limited."""
+        num_done = self.num_done_before + self.num_ended
+        return f"{num_done}" if self.total >= UNLIMITED else f"{num_done} of {self.total}"
 
     def describe_result(self, event: SearchEnd) -> str:
         before = " here" if self.is_shared else ""
@@ -672,8 +680,7 @@ class SearchProgress:
     def build_table(self) -> Group:
         """Build the table that a terminal shows during the search."""
         facts = TextTable.grid(padding=(0, 2))
-        num_done = self.num_done_before + self.num_ended
-        facts.add_row("trials", f"{num_done} of {self.total} done: {self._list_counts()}")
+        facts.add_row("trials", f"{self._count_done()} done: {self._list_counts()}")
         facts.add_row("speed", self._describe_speed())
         facts.add_row("running", self._describe_running())
         if self.best:
@@ -699,6 +706,9 @@ class SearchProgress:
             return "–"
         per_second = self.num_ended / max(time.monotonic() - self.started_at, 1e-9)
         left_s = (self.total - self.num_done_before - self.num_ended) / per_second
+        if self.limit_s is not None:
+            passed_s = time.monotonic() - self.started_at
+            left_s = min(left_s, max(self.limit_s - passed_s, 0.0))
         return f"{3600 * per_second:,.0f} trials an hour, ~{format_seconds(left_s)} left"
 
     def _describe_running(self) -> str:
@@ -715,12 +725,19 @@ class SearchProgress:
         return f"{text}, up to epoch {furthest}; lowest {lowest}"
 
 
+UNLIMITED = 100_000
+"""The number of trials from which on time alone limits a search"""
+
+
 def describe_start(event: SearchStart) -> str:
     """Describe the trials, the settings and the windows of a search."""
     windows = event.windows
     done = f", {event.done} of them done" if event.done else ""
+    trials = format_count(event.trials, "trial")
+    if event.trials >= UNLIMITED:
+        trials, done = f"{event.minutes:g} minutes", f", {event.done} trials done" * bool(done)
     return (
-        f"search on {event.device}: {format_count(event.trials, 'trial')}{done}, {event.parallel} "
+        f"search on {event.device}: {trials}{done}, {event.parallel} "
         f"in parallel, over {', '.join(event.space)}; windows: "
         f"{windows['train']:,} training, {windows['val']:,} validation"
     )

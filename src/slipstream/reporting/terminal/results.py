@@ -305,6 +305,61 @@ def print_search(summary: SearchSummary, console: Console) -> None:
     )
 
 
+MAX_ROWS = 16
+"""Rows of a leaderboard that the terminal shows"""
+
+
+def print_auto(summary: SearchSummary, console: Console) -> None:
+    """Print the leaderboard of `slipstream auto`, what the answer consists of, and the verdict."""
+    console.print(_build_leaderboard(summary))
+    tried = len(summary["leaderboard"])
+    failed = [row for row in summary["leaderboard"] if row["state"] == "failed"]
+    print_text(
+        console,
+        f"{tried} candidates tried: {wording.list_states(summary['trials'])}; "
+        f"metrics.json has all of them",
+    )
+    for row in failed[:3]:
+        print_text(console, f"{row['name']} ({row['kind']}) failed: {row['stopped']}")
+    for line in summary["findings"]:
+        print_text(console, line)
+    print_text(console, summary["verdict"], "bold")
+    if coverage := summary.get("coverage"):
+        shares = ", ".join(f"{level} %: {100 * share:.1f} %" for level, share in coverage.items())
+        print_text(console, f"coverage of the intervals on the test set: {shares}")
+    print_text(console, f"time: {wording.describe_time(summary)}")
+    run = escape_to_line(summary["run"])
+    print_text(console, f"run: {run}\nmodel: {run}/retrained/best")
+
+
+def _build_leaderboard(summary: SearchSummary) -> TextTable:
+    metric = summary["metric"]
+    title = f"{summary['name']}: candidates by validation {metric}, scaled"
+    if "scaled" not in summary:
+        title = f"{summary['name']}: candidates by validation log-loss"
+    table = TextTable("", "validation", "± blocks", "test", "weight", "seconds", title=title)
+    table.add_column("what")
+    rows = [row for row in summary["leaderboard"] if row["val"] is not None]
+    shown = [
+        row
+        for place, row in enumerate(rows)
+        if place < MAX_ROWS or row["weight"] > 0 or row["state"] == "baseline"
+    ]
+    for row in shown:
+        name = row["name"] if row["state"] == "baseline" else f"{row['kind']}, {row['name']}"
+        table.add_row(
+            name,
+            format_number(row["val"]),
+            "" if row["val_sd"] is None else format_number(row["val_sd"]),
+            "" if row["test"] is None else format_number(row["test"]),
+            f"{100 * row['weight']:.0f} %" if row["weight"] > 0 else "",
+            "" if row["train_s"] is None else f"{row['train_s']:.1f}",
+            row["what"],
+            style="bold" if row["weight"] > 0 else None,
+        )
+    return table
+
+
 def _build_settings(summary: SearchSummary) -> TextTable:
     best = wording.get_chosen(summary)
     count = sum(summary["trials"].values())
