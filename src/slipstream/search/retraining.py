@@ -326,9 +326,6 @@ def run_tests(
     chosen, default = retrained[0], retrained[-1]
     baselines: dict[str, list[BaselineSums]] = {}
     for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
-        if name == "default" and chosen is default:  # no trial was better
-            summaries[name] = summaries["best"]
-            continue
         settings: dict[str, Any] = {
             "name": f"{config.name}-{name}",
             "seed": get_first_seed(config),
