@@ -83,7 +83,7 @@ def test_every_kind_of_entry_becomes_the_config_of_the_command_line(site, row, e
     assert searches.parse_rows(again) == written
 
 
-@pytest.mark.parametrize("kind", ["lstm", "transformer", "tcn", "linear", "mlp"])
+@pytest.mark.parametrize("kind", ["lstm", "transformer", "tcn", "linear", "mlp", "nhits"])
 def test_the_usual_space_round_trips(kind):
     space = search_space.make_default_space(Config.model_validate({"model": {"kind": kind}}))
     rows = searches.list_rows(space)

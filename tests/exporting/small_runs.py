@@ -28,6 +28,7 @@ RUNS: dict[str, dict[str, Any]] = {
         )
     },
     "mlp": {"model": {"kind": "mlp", "normalize": "window"}},
+    "nhits": {"model": {"kind": "nhits", "normalize": "last"}, "data": {"horizon": 9}},
     "linear": {"model": {"kind": "linear", "normalize": "last"}},
     "quantiles": {"model": {"kind": "gru", "layers": 2}, "train": {"loss": "quantile"}},
     "repeats": {"train": {"repeats": 2}, "model": {"output_range": [9.5, 31.0]}},

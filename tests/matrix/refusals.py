@@ -277,7 +277,7 @@ REFUSALS = [
     ),
     Refused(["fine-tuned"], ["pretrain"], "train.init_from does not apply", "it starts anew"),
     Refused(
-        having("mlp", "linear"),
+        having("nhits", "mlp", "linear"),
         ["pretrain"],
         "has no sequence encoder to pre-train",
         "it reads a window as one vector",

@@ -49,7 +49,7 @@ def test_a_best_epoch_that_comes_early_points_to_the_rate():
 
 
 def test_every_suggestion_gives_a_valid_config():
-    for kind in ("lstm", "transformer", "tcn", "linear"):
+    for kind in ("lstm", "transformer", "tcn", "linear", "nhits"):
         config = small_config(data={"context": 48}, model={"kind": kind})
         for settings in settings_of(config, waves(2000)):
             assert configs.replace_settings(config, settings) != config

@@ -177,7 +177,8 @@ class Model(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of activations dropped between layers during training."""
     patch: Count = 1
-    """Rows per token, for every kind but nhits, mlp and linear: 16 means 16 times fewer time steps."""
+    """Rows per token, for every kind but nhits, mlp and linear: 16 means 16 times fewer time
+    steps."""
     pool: Literal["last", "mean", "attention", "flatten"] = "last"
     """How a sequence is reduced to one vector, for every kind but nhits, mlp and linear."""
     normalize: Literal["none", "last", "window"] = "none"
@@ -191,9 +192,10 @@ class Model(Section):
     """Transformer: width of the feed-forward part, as a multiple of `hidden`."""
     activation: Literal["relu", "gelu", "silu", "elu", "leaky_relu", "tanh"] = "relu"
     """MLP and N-HiTS: the function after each hidden layer."""
-    stacks: Annotated[int, Field(ge=1, le=16)] = 3
-    """N-HiTS: the number of stacks, each an MLP of `layers` layers. The last one reads every row of
-    the window, each one before it groups of 4 times as many rows: 16, 4 and 1."""
+    stacks: Annotated[int, Field(ge=1, le=8)] = 3
+    """N-HiTS: stacks, each an MLP of `layers` layers. The last one reads all rows of the window and
+    predicts every row; each one before it reads means of 4 times as many rows, and predicts one of
+    as many: 16, 4 and 1."""
     kernel_size: Annotated[int, Field(ge=1, le=1_024)] = 3
     """TCN: tokens that a convolution reads. Layer n reads them 2^n tokens apart, so that the last
     token sees `1 + 2 * (kernel_size - 1) * (2^layers - 1)` of them."""

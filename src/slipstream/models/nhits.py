@@ -11,6 +11,7 @@ Shapes: B windows, F inputs, T context rows, N coefficients, D width of the last
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slipstream.config import Model
 from slipstream.models.kinds.nhits import count_groups, list_rates, make_interpolation
@@ -34,10 +35,10 @@ class NHiTS(nn.Module):
         future: tuple[int, int] = NO_FUTURE,
     ) -> None:
         super().__init__()
-        rates = list_rates(model)
+        rates, self.layers = list_rates(model), len(model.sizes)
         self.stacks = nn.ModuleList(Stack(model, rate, context, inputs) for rate in rates)
         self.coarse = nn.ModuleList(
-            Coefficients(model.sizes[-1], rate, (context, inputs), (steps, outputs // steps))
+            CoarseOutputs(model.sizes[-1], rate, (context, inputs), (steps, outputs // steps))
             for rate in rates[:-1]
         )
         self.head = Head(model.sizes[-1], static, outputs, future)
@@ -46,7 +47,7 @@ class NHiTS(nn.Module):
         rows = inputs.permute(1, 2, 0)  # [B, F, T]
         forecasts = []
         for number, stack in enumerate(self.stacks):
-            hidden = stack(rows, noise, number * len(stack.layers))
+            hidden = stack(rows, noise, number * self.layers)
             if number < len(self.coarse):
                 backcast, forecast = self.coarse[number](hidden)
                 rows = rows - backcast
@@ -76,37 +77,48 @@ class Stack(nn.Module):
         return hidden
 
 
-class Coefficients(nn.Module):
+class CoarseOutputs(nn.Module):
     """The backcast [B, F, T] and the forecast [B, outputs of a row, rows] of features [B, D]."""
 
     def __init__(
         self, width: int, rate: int, window: tuple[int, int], horizon: tuple[int, int]
     ) -> None:
         super().__init__()
-        for name, (rows, columns) in (("backcast", window), ("forecast", horizon)):
-            count = count_groups(rows, rate)
-            self.add_module(name, nn.Linear(width, columns * count))
-            table = torch.from_numpy(make_interpolation(count, rows))
-            self.register_buffer(f"{name}_table", table, persistent=False)
+        self.backcast = Interpolation(width, rate, *window)
+        self.forecast = Interpolation(width, rate, *horizon)
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        backcast = _interpolate(apply_linear(self.backcast, hidden), self.backcast_table)
-        forecast = _interpolate(apply_linear(self.forecast, hidden), self.forecast_table)
-        return backcast, forecast
+        return self.backcast(hidden), self.forecast(hidden)
+
+
+class Interpolation(nn.Linear):
+    """A linear layer to one coefficient for `rate` rows, interpolated to [B, columns, rows]."""
+
+    table: Tensor
+
+    def __init__(self, width: int, rate: int, rows: int, columns: int) -> None:
+        count = count_groups(rows, rate)
+        super().__init__(width, columns * count)
+        table = torch.from_numpy(make_interpolation(count, rows))
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        coefficients = apply_linear(self, hidden)
+        out: Tensor = coefficients.unflatten(-1, (-1, len(self.table))) @ self.table
+        return out
 
 
 def pool_rows(rows: Tensor, rate: int) -> Tensor:
-    """Return the largest value of each group of `rate` rows, [B, F, T] to [B, F, T / rate]; where
-    the context is no multiple of it, the first group is shorter."""
+    """Return the mean of each group of `rate` rows, [B, F, T] to [B, F, T / rate]; rows that the
+    first group lacks count as zero.
+
+    The paper takes the largest value. On ETTh1 and the Beijing PM2.5 data the mean is as good or
+    better, and it takes fewer kernels in the backward pass."""
     length = rows.shape[-1]
     rate = min(rate, length)
     if rate == 1:
         return rows
     if missing := -length % rate:
-        rows = torch.cat([rows[..., :1].expand(-1, -1, missing), rows], dim=-1)
-    return rows.unflatten(-1, (-1, rate)).amax(dim=-1)
-
-
-def _interpolate(coefficients: Tensor, table: Tensor) -> Tensor:
-    """Return [B, C, rows] for coefficients [B, C * N] and a table [N, rows]."""
-    return coefficients.unflatten(-1, (-1, len(table))) @ table
+        rows = F.pad(rows, (missing, 0))
+    groups: Tensor = rows.unflatten(-1, (-1, rate))
+    return groups.mean(dim=-1)

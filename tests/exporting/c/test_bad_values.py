@@ -179,7 +179,7 @@ def test_no_prediction_of_any_model_is_infinite_or_nan(kind, data):
 
 
 def test_rows_that_are_not_finite_are_as_if_they_had_not_come():
-    for name in ("lstm", "tcn", "mlp"):
+    for name in ("lstm", "tcn", "mlp", "nhits"):
         model, fields = MORE[name]
         run = RandomRun(model, make_signature(**fields))
         library, _ = compile_run(run)

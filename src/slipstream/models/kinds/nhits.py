@@ -48,16 +48,16 @@ def make_interpolation(count: int, rows: int) -> Array:
     centred = (2 * np.arange(rows) + 1) * count - rows
     place = (centred / (2 * rows)).clip(0, count - 1)
     table = np.maximum(1 - np.abs(place - np.arange(count)[:, None]), 0)
-    return table.astype(np.float32)
+    return np.asarray(table, dtype=np.float32)
 
 
 def pool_rows(rows: Array, rate: int) -> Array:
-    """Return the largest value of each group of `rate` rows, [B, F, T] to [B, F, T / rate]; where
-    they do not divide the context, the first group has fewer."""
-    length = rows.shape[-1]
-    rate = min(rate, length)
-    starts = np.maximum(np.arange(length, 0, -rate)[::-1] - rate, 0)
-    return np.asarray(np.maximum.reduceat(rows, starts, axis=-1))
+    """Return the mean of each group of `rate` rows, [B, F, T] to [B, F, T / rate]; rows that the
+    first group lacks count as zero."""
+    rate = min(rate, rows.shape[-1])
+    missing = -rows.shape[-1] % rate
+    padded = np.pad(rows, ((0, 0), (0, 0), (missing, 0))) if missing else rows
+    return np.asarray(padded.reshape(*rows.shape[:2], -1, rate).mean(axis=-1))
 
 
 class NHiTSKind(Kind):
@@ -121,11 +121,9 @@ class NHiTSKind(Kind):
         features: Array,
         static: Array | None,
     ) -> Array:
-        ends = [end for _, end, _ in self._split_features(model, signature)]
-        hidden, *forecasts = np.split(features, [model.sizes[-1], *ends[:-1]], axis=-1)
-        out = apply_head(weights, signature, hidden, static)
-        for flat, (_, _, count) in zip(forecasts, self._split_features(model, signature)):
-            by_output = flat.reshape(len(out), -1, count)
+        out = apply_head(weights, signature, features[:, : model.sizes[-1]], static)
+        for begin, end, count in self._split_features(model, signature):
+            by_output = features[:, begin:end].reshape(len(out), -1, count)
             forecast = by_output @ make_interpolation(count, signature.steps_out)
             out = out + forecast.swapaxes(1, 2).reshape(out.shape)
         return out
@@ -232,14 +230,12 @@ class NHiTSKind(Kind):
 
 
 def _add_pool(network: OnnxNetwork, rows: str, rate: int) -> str:
-    """Add the largest value of each group of rows [B, F, T], as `pool_rows`."""
+    """Add the mean of each group of rows [B, F, T], as `pool_rows`."""
     graph, context = network.graph, network.signature.context
     rate = min(rate, context)
     if rate == 1:
         return rows
     if missing := -context % rate:
-        first = graph.slice(rows, 0, 1, axis=2)
-        copies = graph.add("Tile", first, graph.integers(1, 1, missing))
-        rows = graph.concatenate(copies, rows, axis=2)
+        rows = graph.add("Pad", rows, graph.integers(0, 0, missing, 0, 0, 0))
     groups = graph.reshape(rows, 0, 0, count_groups(context, rate), rate)
-    return graph.add("ReduceMax", groups, axes=[3], keepdims=0)
+    return graph.add("ReduceMean", groups, axes=[3], keepdims=0)
