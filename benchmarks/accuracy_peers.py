@@ -555,6 +555,7 @@ def boost_lightgbm(problem: Problem, seed: int, clock: Clock) -> Any:
         if classes:
             count = int(max(y.max(), y_val.max())) + 1
             options |= {"objective": "multiclass", "num_class": count, "min_data_in_leaf": 3}
+            options |= {"min_data_in_bin": 1}
         until = left() * 0.8
 
         class TimeLimit:
