@@ -57,6 +57,8 @@ class SeriesRows(NamedTuple):
     """[rows]: TRAIN, VAL, TEST or UNUSED"""
     first_row: int = 0
     """The number of the first row in the file"""
+    known: npt.NDArray[np.bool_] | None = None
+    """[rows]: whether the targets were measured; no window predicts a row that was filled in"""
 
 
 class WindowIndex(NamedTuple):
@@ -91,14 +93,15 @@ class Problem:
     test_cases: LabelledCases | None = None
 
     def list_windows(self, set_index: int, *, context: int = 0) -> WindowIndex:
-        """Return the windows whose predicted rows are all in a set, with so many rows before the
-        first of them (an estimate's context ends with its own row)."""
+        """Return the windows whose predicted rows are all in a set and known, with so many rows
+        before the first of them (an estimate's context ends with its own row)."""
         steps = max(self.set.horizon, 1)
         before = context if self.set.horizon else max(self.set.context, context) - 1
         owners, starts = [], []
         for number, series in enumerate(self.series):
-            in_set = (series.sets == set_index).astype(np.int64)
-            inside = np.convolve(in_set, np.ones(steps, np.int64), "valid") == steps
+            in_set = series.sets == set_index
+            in_set = in_set if series.known is None else in_set & series.known
+            inside = np.convolve(in_set.astype(int), np.ones(steps, int), "valid") == steps
             rows = np.flatnonzero(inside)
             rows = rows[rows >= before]
             owners.append(np.full(len(rows), number))
@@ -331,9 +334,9 @@ def _read_pm25(accuracy_set: AccuracySet, data: Path, _work: Path) -> Problem:
     first = int(np.argmax(known))
     last_known = np.maximum.accumulate(np.where(known, np.arange(len(values)), 0))
     values[:, 0] = values[last_known, 0]
-    values = values[first:]
+    values, known = values[first:], known[first:]
     sets = split_shares(len(values))
-    rows = SeriesRows("beijing_pm25.csv", values[:, :1], values[:, 1:], sets, first)
+    rows = SeriesRows("beijing_pm25.csv", values[:, :1], values[:, 1:], sets, first, known)
     return Problem(accuracy_set, [rows])
 
 
