@@ -53,12 +53,12 @@ TOGETHER, PRUNED, USUAL, ALONE = (
 )
 
 
-def simulate_demand(rows: int = ROWS) -> pa.Table:
-    """Hourly demand at stations: days, weeks, weather, holidays, and noise of their own."""
-    draw = np.random.default_rng(0)
+def simulate_demand(rows: int = ROWS, *, stations: int = STATIONS, seed: int = 0) -> pa.Table:
+    """Simulate hourly demand at stations: days, weeks, weather, holidays, and their own noise."""
+    draw = np.random.default_rng(seed)
     hour = np.arange(rows)
     parts = []
-    for station in range(STATIONS):
+    for station in range(stations):
         level, swing, shift = draw.uniform(5, 50), draw.uniform(0.2, 0.8), draw.uniform(0, 24)
         day, week = 2 * np.pi * (hour + shift) / 24, 2 * np.pi * hour / 168
         warmth = np.convolve(draw.standard_normal(rows + 47), np.ones(48) / 48, "valid")[:rows] * 7
