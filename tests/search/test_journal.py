@@ -132,7 +132,7 @@ def test_without_the_log_of_the_search_no_result_is_invented(done):
         trials, problems = repair(done, bad, events=False)
         assert len(problems) == 1
         for found, original in zip(results(trials), wanted, strict=False):
-                assert found == original or found[1] in (TrialState.RUNNING, TrialState.WAITING)
+            assert found == original or found[1] in (TrialState.RUNNING, TrialState.WAITING)
 
 
 def test_trials_under_way_that_are_lost_are_replaced(done):

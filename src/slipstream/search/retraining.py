@@ -89,6 +89,13 @@ class RetrainedConfig(NamedTuple):
         return self.num_failed, self.is_cut_off, mean
 
 
+def choose_settings(retrained: Sequence[RetrainedConfig]) -> RetrainedConfig:
+    """Return the best of what `Retraining.rank` returns: a trial, or the default where none is
+    better."""
+    best, default = retrained[0], retrained[-1]
+    return default if default.losses and default.rank <= best.rank else best
+
+
 def get_first_seed(config: Config) -> int:
     """Return the first retraining seed; beyond the largest seed of a config it starts from 0."""
     return (config.seed + SEED_OFFSET) % (2**63 - config.tune.retrain_seeds)
@@ -156,14 +163,9 @@ class Retraining(TrialSource):
         return spaces.apply_params(self.config, self.study.space, trial.params)
 
     def rank(self) -> list[RetrainedConfig]:
-        """Return the results, the chosen settings first, which may be the given ones, and these
-        once more as the last."""
-        default = self.results[DEFAULT]
+        """Return the results: the trials, the best first, and the default last."""
         trials = [result for trial, result in self.results.items() if trial != DEFAULT]
-        trials = sorted(trials, key=lambda result: result.rank)
-        if default.losses and (not trials or default.rank <= trials[0].rank):
-            return [default, *trials, default]
-        return [*trials, default]
+        return [*sorted(trials, key=lambda result: result.rank), self.results[DEFAULT]]
 
     def ask(self) -> TrialRun | None:
         return self._start(self.pending[0]) if self.pending and not self.is_late() else None
@@ -303,7 +305,7 @@ def fill_places(search: OptunaSearch, device: str) -> TrialSource:
 def retrain_best(
     retraining: Retraining, best: Sequence[FrozenTrial], scheduler: PackScheduler
 ) -> list[RetrainedConfig]:
-    """Retrain the best trials and the default; return the chosen one first, the default last."""
+    """Retrain the best trials and the default; return the best trial first, the default last."""
     retraining.set_candidates(best)
     scheduler.pool.source = retraining
     scheduler.train()
@@ -323,7 +325,7 @@ def run_tests(
     budget, models that have yet to be trained have their share of what is left.
     """
     summaries: dict[str, RunSummary] = {}
-    chosen, default = retrained[0], retrained[-1]
+    chosen, default = choose_settings(retrained), retrained[-1]
     baselines: dict[str, list[BaselineSums]] = {}
     for name, base, result in (("best", chosen.config, chosen), ("default", config, default)):
         settings: dict[str, Any] = {

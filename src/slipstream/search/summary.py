@@ -119,7 +119,7 @@ def finish_search(
         candidates = [trial for trial in ranked if not trial.user_attrs.get(GIVEN)]
         retrained = retraining.retrain_best(again, candidates[: plan.num_trials], scheduler)
         timer.end("retraining")
-        chosen = retrained[0].config
+        chosen = retraining.choose_settings(retrained).config
         write(retrained, {}, TEST_PENDING)
         tests = retraining.run_tests(run, limited, retrained, search.datasets, limit)
         timer.end("scoring")
@@ -161,7 +161,8 @@ def _add_losses(
 ) -> list[RetrainedConfig]:
     """Take the validation losses of settings that only the test runs have retrained from these."""
     results = list(retrained)
-    for position, name in ((0, "best"), (-1, "default")):
+    chosen = results.index(retraining.choose_settings(results))
+    for position, name in ((chosen, "best"), (len(results) - 1, "default")):
         lanes = tests[name].get("lanes") or []
         # a lane that was read back has None where its loss was not finite
         if not results[position].losses:
@@ -180,7 +181,7 @@ def describe_limits(
 ) -> Iterator[str]:
     """Yield a sentence for everything that `tune.minutes` cut short."""
     tune, ranked = config.tune, rank_trials(trials)
-    chosen = retrained[0].trial if retrained else ranked[0].number
+    chosen = retraining.choose_settings(retrained).trial if retrained else ranked[0].number
     trial = next((candidate for candidate in ranked if candidate.number == chosen), None)
     if trial is not None and get_state(trial) == CUT_OFF:
         epochs = f"{trial.user_attrs[NOTES]['epochs']:.3g} of {config.train.epochs} epochs"
@@ -229,9 +230,9 @@ def summarize(
     given = next((trial for trial in trials if trial.user_attrs.get(GIVEN)), None)
     if given is not None:
         params[DEFAULT] = given.params
-    is_given = len(retrained) > 1 and retrained[0] is retrained[-1]
+    chosen = retraining.choose_settings(retrained) if retrained else None
     comparison = compare_tests(tests) if len(tests) > 1 else None
-    if comparison is not None and is_given:
+    if comparison is not None and chosen is not None and chosen.trial == DEFAULT:
         comparison["verdict"] = NO_BETTER_TRIAL
     states = [get_state(trial) for trial in trials]
     counts = {name: states.count(name) for name in STATE_NAMES.values()}
@@ -258,9 +259,9 @@ def summarize(
                 "losses": result.losses,
                 "mean": result.mean_loss,
                 "sd": statistics.compute_deviation(result.losses),
-                "chosen": result is retrained[0],
+                "chosen": result is chosen,
             }
-            for result in (retrained[:-1] if is_given else retrained)
+            for result in retrained
         ],
         "test": {
             name: cast(SearchTest, {key: test.get(key) for key in TEST_KEYS})
@@ -288,11 +289,11 @@ def _describe_failures(
     """Yield a sentence for settings that did not reach a finite loss from every seed."""
     if not retrained:
         return
-    parts = (("best", retrained[0]), ("default", retrained[-1]))
-    for name, result in parts[:1] if retrained[0] is retrained[-1] else parts:
+    best, default = retraining.choose_settings(retrained), retrained[-1]
+    parts = (("best", best), ("default", default))
+    for name, result in parts[1:] if best is default else parts:
         chosen = f"the chosen settings (trial {result.trial})"
-        is_trial = name == "best" and result.trial != DEFAULT
-        problem = chosen if is_trial else "the config without a search"
+        problem = chosen if name == "best" else "the config without a search"
         problem += " did not reach a finite loss"
         failed, num_seeds = result.num_failed, len(result.losses)
         if failed:
