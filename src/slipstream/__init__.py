@@ -14,6 +14,7 @@
     slipstream.event_schema()                the JSON schema of events.jsonl
     slipstream.ensemble([result, other])     join runs into one that predicts by their mean
     slipstream.tune("job.toml")              search for better settings
+    slipstream.auto("load.csv", targets="y") the best model that five minutes can buy
     slipstream.Forecaster(targets="OT")      an estimator in the manner of scikit-learn
     slipstream.pretrain("bars.toml")         pre-train an encoder on unlabelled data
     slipstream.probe("a.toml", "b.toml")     test whether pre-training helps
@@ -47,7 +48,7 @@ if _TYPE_CHECKING:
     from slipstream.api.inspection import Inspection, inspect, prepare
     from slipstream.api.model import TrainedModel
     from slipstream.api.results import Probe, Result, Study
-    from slipstream.api.training import ensemble, pretrain, probe, train, train_share, tune
+    from slipstream.api.training import auto, ensemble, pretrain, probe, train, train_share, tune
     from slipstream.base.errors import Interrupted, UserError
     from slipstream.config import Config
     from slipstream.events.parsing import event_schema
@@ -82,6 +83,7 @@ __all__ = [
     "Study",
     "TrainedModel",
     "UserError",
+    "auto",
     "best_run",
     "compare_runs",
     "copy_run",
@@ -123,6 +125,7 @@ _MODULES = {
     "Study": "api.results",
     "TrainedModel": "api.model",
     "UserError": "base.errors",
+    "auto": "api.training",
     "best_run": "reporting.runs",
     "compare_runs": "reporting.runs",
     "copy_run": "reporting.copies",

@@ -58,6 +58,13 @@ def check_config(verb: str, config: Any, data: Any) -> Any:
     )
 
 
+def is_config(value: Any) -> bool:
+    """Whether a value is a config, or the path of one, and no table or data file."""
+    if isinstance(value, (str, os.PathLike)):
+        return os.fspath(value).endswith(".toml")
+    return value is not None and not _is_table(value)
+
+
 def _is_table(value: Any) -> bool:
     """Whether a value holds data; a mapping does where it has columns and no section."""
     from slipstream.config import Config

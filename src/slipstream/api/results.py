@@ -204,8 +204,8 @@ class Result(RunRecord):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Study(RunRecord):
-    """The result of `tune`. It prints as its verdict and the chosen settings, and stands for its
-    run folder wherever a path is accepted.
+    """The result of `tune` and `auto`. It prints as its verdict and the chosen settings, and stands
+    for its run folder wherever a path is accepted.
 
     Attributes:
         run: The run folder.
@@ -218,6 +218,7 @@ class Study(RunRecord):
         config: The `Config` that the search began with.
         plan: How `result` was trained; empty without retraining.
         verdict: Sentences on the chosen settings and the config without a search.
+        leaderboard: Of `auto`: everything that was tried, the best first, as a table.
         summary: The object that `slipstream tune --json` prints.
         study: Optuna's own study.
         report_path: The path of report.html; it is written first where there is none yet.
@@ -265,7 +266,15 @@ class Study(RunRecord):
 
     @property
     def verdict(self) -> str:
+        if "leaderboard" in self.summary:
+            return self.summary["verdict"]
         return wording.describe_search_verdict(self.summary, reader="python")
+
+    @property
+    def leaderboard(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self.summary.get("leaderboard", []))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials, one row for each, with a column for each setting."""

@@ -1,4 +1,4 @@
-"""`slipstream.train`, `pretrain`, `tune`, `probe` and `ensemble`, with progress, from Python."""
+"""`slipstream.train`, `pretrain`, `tune`, `auto`, `probe` and `ensemble`, with progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from slipstream.api.arguments import Job, check_config, check_run, parse_overrides, prepare_job
+from slipstream.api.arguments import (
+    Job,
+    check_config,
+    check_run,
+    is_config,
+    name_columns,
+    parse_overrides,
+    prepare_job,
+)
 from slipstream.api.progress import name_arguments, show_progress
 from slipstream.api.results import Probe, Result, Study
 from slipstream.base.errors import UserError
@@ -243,6 +251,131 @@ def tune(
         )
         finished = api.run_search(request)
     return Study(finished.run, finished.summary, finished.best, finished.study)
+
+
+@name_arguments
+def auto(
+    source: Any = None,
+    data: Any = None,
+    *,
+    targets: str | Sequence[str] | None = None,
+    horizon: int | None = None,
+    minutes: float | None = None,
+    prefer: Literal["best", "fast", "small"] = "best",
+    columns: Sequence[str] | None = None,
+    overrides: str | Iterable[str] | Mapping[str, Any] = (),
+    quiet: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    workers: int | Literal["auto"] | None = None,
+    on: Literal["ray"] | None = None,
+    allow_code: bool = False,
+) -> Study:
+    """Find the best model that a few minutes can buy.
+
+    A portfolio of different models trains, then neighbours of the best, and the baselines are
+    candidates too. All are judged on several validation blocks; an ensemble is selected from them
+    where it is better than one model, its members are retrained from fresh seeds, and the test set
+    is scored once.
+
+    Args:
+        source: A table (as `data` of `train`), a data file, a folder or a pattern, of which
+            `inspect` proposes a config; or a config: a TOML file, a mapping or a `Config`. It may
+            be omitted with `resume`.
+        data: A path or a table to use instead of `data.path`, where `source` is a config.
+        targets: The columns to predict, where `source` is no config.
+        horizon: Rows to forecast, where `source` is no config; 0 estimates the targets at the last
+            row.
+        minutes: The time of the whole call; five, or those of the search to resume.
+        prefer: "best" combines models where that is better, "fast" answers with one model, "small"
+            with one that a microcontroller can run.
+        columns: The names of the columns, where the table is a numpy array.
+        overrides: Settings that override the config, as for `train`.
+        quiet: Show no progress.
+        on_event: A function that is called with every event, as for `train`.
+        resume: The folder, or the `Study`, to continue with the minutes that are left.
+        folder: The run's folder, as for `train`.
+        workers: The number of processes, or "auto" for one per GPU.
+        on: "ray" starts the workers on a Ray cluster.
+        allow_code: Let a resumed config import the network class that it names.
+
+    Returns:
+        A `Study`: `leaderboard` has everything that was tried, `result` the model.
+
+    Raises:
+        UserError: A setting, the data or an argument is wrong, or only a person can decide it.
+        Interrupted: A signal stopped it before there was a candidate.
+
+    Example:
+        study = slipstream.auto(table, targets=["load"], minutes=5)
+        study.verdict
+        study.predict(new_table)
+    """
+    wanted = (targets,) if isinstance(targets, str) else tuple(targets or ())
+    more = parse_overrides(overrides)
+    if resume is not None and source is None:
+        job = Job(None, None, more)
+    elif is_config(source):
+        if wanted or horizon is not None:
+            raise UserError(
+                "targets and horizon are for tables and data files; in a config they are "
+                "data.targets and data.horizon: change them with overrides"
+            )
+        job = prepare_job("auto", source, data, columns=columns, overrides=overrides)
+    elif data is not None:
+        raise UserError("data goes with a config; give the table or the file as the only argument")
+    else:
+        job = _propose_job(source, wanted, horizon, columns, more)
+    with show_progress("search", quiet, on_event) as show:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="IProgress not found")
+            from slipstream.search import api
+
+        request = api.AutoRequest(
+            **job._asdict(),
+            watch=show,
+            resume=_to_path(resume),
+            folder=_to_path(folder),
+            workers=workers,
+            on=on,
+            allow_code=allow_code,
+            minutes=minutes,
+            prefer=prefer,
+        )
+        finished = api.run_search(request)
+    return Study(finished.run, finished.summary, finished.best, finished.study)
+
+
+def _propose_job(
+    source: Any,
+    targets: tuple[str, ...],
+    horizon: int | None,
+    columns: Sequence[str] | None,
+    overrides: tuple[str, ...],
+) -> Job:
+    """Return the config that `inspect` proposes for a file or a table, and the table."""
+    from slipstream.tools.inspection import Aim, propose_config
+
+    aim = Aim(targets, horizon)
+    if isinstance(source, (str, os.PathLike)):
+        config, _ = propose_config(os.fspath(source), aim, overrides)
+        return Job(config, None, ())
+    import tempfile
+
+    import pyarrow.parquet as pq
+
+    from slipstream.data.table import to_arrow
+
+    table = name_columns(source, columns)
+    with tempfile.TemporaryDirectory() as place:  # inspect reads files
+        path = Path(place) / "table.parquet"
+        pq.write_table(to_arrow(table, time="time"), path)
+        config, _ = propose_config(str(path), aim, overrides)
+    data = config.data.model_dump(exclude_unset=True)
+    settings = config.model_dump(exclude_unset=True) | {"name": "auto"}
+    settings["data"] = {name: value for name, value in data.items() if name != "path"}
+    return Job(type(config).model_validate(settings), table, ())
 
 
 @name_arguments

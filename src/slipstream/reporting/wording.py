@@ -484,6 +484,9 @@ def judge_search(summary: SearchSummary) -> str:
     worse than a baseline; worse than one of them; or neither is shown."""
     comparison = summary.get("comparison")
     best: SearchTest = summary["test"].get("best") or {}
+    if "leaderboard" in summary:
+        against = best.get("against_baselines") or {}
+        return WORSE if best.get("beaten_by") else against.get("verdict", NO_DIFFERENCE)
     if comparison is None:
         return NO_DIFFERENCE
     if best.get("beaten_by") or comparison["verdict"] in (WORSE, "chosen failed", "both failed"):

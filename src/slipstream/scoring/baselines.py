@@ -407,6 +407,37 @@ class Ridge:
         return out + inputs[-1][:, None, -out.shape[2] :]
 
 
+def make_linear_weights(state: Mapping[str, Tensor], signature: Signature) -> dict[str, Tensor]:
+    """Return a fitted ridge as the weights of `model.kind = "linear"`, with `model.normalize` as
+    `Ridge.features` says: "last" where they are relative, else "none"."""
+    ridge = Ridge.from_state(state)
+    weights = ridge.weights if ridge.basis is None else ridge.basis @ ridge.weights
+    weights = weights.double().cpu()
+    pooled, rows, inputs = ridge.features.pooled, signature.context, signature.model_inputs
+    by_row = torch.zeros(rows, inputs, weights.shape[1], dtype=torch.float64)
+    if pooled > 1:
+        begin = rows % pooled
+        count = (rows - begin) // pooled
+        blocks = weights[: count * inputs].view(count, inputs, -1) / pooled
+        by_row[begin:] = blocks.repeat_interleave(pooled, dim=0)
+        by_row[-1] += weights[count * inputs : (count + 1) * inputs]
+        used = (count + 1) * inputs
+    else:
+        by_row[:] = weights[: rows * inputs].view(rows, inputs, -1)
+        used = rows * inputs
+    parts = [by_row.flatten(0, 1), torch.zeros(len(signature.static), weights.shape[1]).double()]
+    ahead, columns = signature.future_shape
+    place = used
+    for begin in range(0, ahead, pooled):
+        size = min(pooled, ahead - begin)
+        parts += [weights[place : place + columns] / size] * size
+        place += columns
+    return {
+        "core.head.linear.weight": torch.cat(parts).T.float().contiguous(),
+        "core.head.linear.bias": weights[-1].float().contiguous(),
+    }
+
+
 class RidgeMoments(NamedTuple):
     """Sums over windows of features x and targets y."""
 

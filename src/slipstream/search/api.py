@@ -178,7 +178,7 @@ def _search(
     config, data = launcher.config, datasets.get(launcher.config)
     device = data.series.values.device
     parallel = count_parallel_trials(config, device.type, launcher.num_workers)
-    study = launcher.open_study(run)
+    study = launcher.open_study(run, enqueue_given=plan is None)
     if launcher.storage is not None:
         sharing.join_study(study.study, config, data.fingerprint)
     budget_class = SearchBudget if plan is None else AutoBudget

@@ -62,6 +62,8 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.trials import OptunaSearch
 from slipstream.training.trained_lanes import LoadedData
 
+MIN_BASELINE_GAIN = 0.01
+"""How much better an ensemble has to be to have baselines that cannot be exported"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 
@@ -168,7 +170,7 @@ def finish_auto(
         run.append(RetrainingStart(num_trials=len(seeds), num_seeds=max(seeds.values())))
     members = train_members(search, scheduler, choice, seeds, baselines)
     timer.end("retraining")
-    result = build_answer(search, members, baselines)
+    result = build_answer(search, members)
     timer.end("scoring")
     chosen = members[0].config
     summary = summarize(search, trials, search_result, choice, members, result, baselines)
@@ -197,13 +199,17 @@ def choose(
         usable |= {name for name in baselines if name not in BASELINE_NAMES}
     found = library.combine([name for name in library.rank() if name in usable])
     assert found is not None
+    networks = [name for name in usable if name not in baselines or baselines[name].weights]
+    portable = library.combine([name for name in library.rank() if name in networks])
+    if portable is not None and portable.loss <= (1 + MIN_BASELINE_GAIN) * found.loss:
+        found, usable = portable, set(networks)  # it can be exported and served
     if prefer == "best" and found.is_better:
         return found
     names = [name for name in library.rank() if name in usable]
     single = choose_single(library, names, trials)
     loss = library.compute_loss(single)
     weights = {single: 1.0}
-    if parse_name(single) is None:  # a baseline: the best model stands beside it
+    if single in baselines and not baselines[single].weights:  # the best model stands beside it
         other = [name for name in names if parse_name(name) is not None] or names[1:]
         weights |= dict.fromkeys(other[:1], 0.0)
     return Combination(weights, loss, loss, found.gain)
@@ -275,7 +281,8 @@ def train_members(
         number = parse_name(name)
         if number is None:
             candidate = baselines[name]
-            members.append(AutoMember(name, candidate.config, weight, {}, candidate))
+            alone = None if candidate.weights else candidate
+            members.append(AutoMember(name, candidate.config, weight, candidate.weights, alone))
             continue
         settings = spaces.apply_params(config, study.space, trials[number].params)
         own: list[Mapping[str, Tensor]] = []
@@ -306,9 +313,7 @@ def _select_fresh(
             yield weights
 
 
-def build_answer(
-    search: AutoSearch, members: Sequence[AutoMember], baselines: Mapping[str, BaselineCandidate]
-) -> RunSummary:
+def build_answer(search: AutoSearch, members: Sequence[AutoMember]) -> RunSummary:
     """Write the run that predicts, retrained/best, and return its summary."""
     folder = search.run.folder / "retrained" / "best"
     runs.remove(folder)
@@ -327,16 +332,8 @@ def build_answer(
     ]
     datasets = [search.datasets.get(entry.config) for entry in entries]
     loaded = [LoadedData(data.dataset, data.fingerprint, data.encoder) for data in datasets]
-    fitted = {
-        candidate.config.data.model_dump_json(): {
-            other.name.removesuffix(" long"): other.baseline
-            for other in baselines.values()
-            if other.config is candidate.config
-        }
-        for candidate in baselines.values()
-    }
     return ensemble.build_from_weights(
-        folder, name, entries, loaded, fitted, watch=search.run.watch
+        folder, name, entries, loaded, search.fitted, watch=search.run.watch
     )
 
 
@@ -397,9 +394,11 @@ def describe_findings(
     """Yield sentences on how the answer was chosen."""
     blocks = len(search.library.blocks)
     judged = "one validation block" if blocks == 1 else f"{blocks} validation blocks"
-    if len(choice.weights) > 1:
+    chosen = [name for name, weight in choice.weights.items() if weight > 0]
+    if len(chosen) > 1:
+        models = sum(member.weight > 0 for member in members)
         yield (
-            f"an ensemble of {len(members)} models from {len(choice.weights)} candidates, "
+            f"an ensemble of {models} models from {len(chosen)} candidates, "
             f"{100 * choice.gain:.1f} % better than one model on validation windows that neither "
             f"was selected by ({judged})"
         )

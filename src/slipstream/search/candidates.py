@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from slipstream.data.folds import Fold
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.engine.lanes import LaneResult
 from slipstream.engine.planning import make_plan
-from slipstream.scoring.baselines import fit_baselines
+from slipstream.scoring.baselines import fit_baselines, make_linear_weights
 from slipstream.scoring.batch import Baseline
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.search import portfolio
@@ -46,6 +47,7 @@ from slipstream.search.packs import DatasetCache, TrialData, TrialRun
 from slipstream.search.portfolio import Facts, Params, Prefer
 from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import (
+    GIVEN,
     PRUNED,
     rank_trials,
 )
@@ -59,8 +61,13 @@ MAX_FOLDS = {"cuda": 3, "cpu": 2}
 """Validation blocks, where the rows allow it"""
 MAX_TRIALS = 100_000
 PARALLEL = {"cuda": 16, "cpu": 1}
+GIVEN_PLACE = {"cuda": 0, "cpu": 3}
+"""The trials before that of the given config: on a CPU the cheapest come first"""
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
+MAX_DIFFERENCE = 1e-2
+"""Between the predictions of a ridge, in double precision, and of its linear network, in standard
+deviations"""
 MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
@@ -191,10 +198,12 @@ class AutoSearch(OptunaSearch):
     plan: AutoPlan
     library: Library
     weights_folder: Path
+    fitted: dict[str, dict[str, Baseline]]
+    """The baselines of the split itself, by the `[data]` that they were fitted to, as JSON"""
 
     def start_auto(self, plan: AutoPlan) -> None:
         """Prepare the library of errors, with what an earlier part of the search has left."""
-        self.plan = plan
+        self.plan, self.fitted = plan, {}
         epochs = [params["train.epochs"] for params in plan.candidates]
         self.costs.max_epochs = -(-sum(epochs) // max(len(epochs), 1))
         self.weights_folder = self.run.folder / CANDIDATES
@@ -235,8 +244,14 @@ class AutoSearch(OptunaSearch):
     def _ask_study(self, trials: Sequence[FrozenTrial]) -> Trial:
         """Propose the next of the portfolio, or a neighbour of one of the best."""
         if not any(trial.state == TrialState.WAITING for trial in trials):
+            given = spaces.read_params(self.config, self.study.space)
+            is_known = any(trial.user_attrs.get(GIVEN) for trial in trials)
+            is_due = len(trials) >= GIVEN_PLACE[self.plan.facts.device]
             with self.study.measure_time():
-                self.study.study.enqueue_trial(self._propose(trials))
+                if given is not None and not is_known and is_due:
+                    self.study.study.enqueue_trial(given, user_attrs={GIVEN: True})
+                else:
+                    self.study.study.enqueue_trial(self._propose(trials))
         return self.study.ask()
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Params:
@@ -356,6 +371,8 @@ class BaselineCandidate(NamedTuple):
     config: Config
     baseline: Baseline
     seconds: float
+    weights: Mapping[str, Tensor] = MappingProxyType({})
+    """Where it is a network as well, which can be exported: a ridge is a linear model"""
 
 
 def _load_chunk(
@@ -369,7 +386,7 @@ def add_baselines(search: AutoSearch) -> dict[str, BaselineCandidate]:
     the split itself by name."""
     result: dict[str, BaselineCandidate] = {}
     given = search.config
-    contexts = {int(given.data.context): "", max(search.plan.facts.contexts): " long"}
+    contexts = {max(search.plan.facts.contexts): " long", int(given.data.context): ""}
     for context, suffix in contexts.items():
         config = configs.replace_settings(given, {"data.context": context, "model.patch": 1})
         if search.plan.facts.is_forecast and search.plan.facts.targets == search.plan.facts.inputs:
@@ -385,6 +402,7 @@ def add_baselines(search: AutoSearch) -> dict[str, BaselineCandidate]:
 
             fitted = fit_baselines(dataset, partial(_load_chunk, data.series, starts, ids))
             seconds = time.perf_counter() - began
+            search.fitted[config.data.model_dump_json()] = fitted
             windows = BlockWindows(data.series, starts["val"], data.first_rows[number])
             anchors = search.library.blocks[number].anchors
             wanted = find_block_starts(windows, anchors, data.dataset.signature)
@@ -395,5 +413,31 @@ def add_baselines(search: AutoSearch) -> dict[str, BaselineCandidate]:
                 if not bool(errors.isfinite().all()):
                     continue
                 search.library.add(name + suffix, number, errors)
-                result[name + suffix] = BaselineCandidate(name + suffix, config, baseline, seconds)
+                candidate = BaselineCandidate(name + suffix, config, baseline, seconds)
+                if name == "ridge" and number == len(data.folds) - 1:
+                    candidate = _make_linear(candidate, data, windows, wanted, errors)
+                result[name + suffix] = candidate
     return result
+
+
+def _make_linear(
+    ridge: BaselineCandidate,
+    data: TrialData,
+    windows: BlockWindows,
+    starts: Tensor,
+    errors: Tensor,
+) -> BaselineCandidate:
+    """Return a ridge as a linear network; as it is where the two do not agree."""
+    signature, dataset = data.dataset.signature, data.dataset
+    if signature.quantiles:
+        return ridge
+    weights = make_linear_weights(ridge.baseline.state, signature)
+    normalize = "last" if bool(ridge.baseline.state["relative"]) else "none"
+    settings = {"model.kind": "linear", "model.normalize": normalize, "train.loss": "mse"}
+    config = configs.replace_settings(ridge.config, settings)
+    plan = make_plan(config, data_bytes=0, training=False)
+    predict = build_predictor(weights, config, dataset, plan)
+    found = compute_errors(predict, windows, starts, dataset, get_sizes(dataset))
+    if float((found - errors).abs().max()) > MAX_DIFFERENCE:
+        return ridge
+    return ridge._replace(config=config, weights=weights)

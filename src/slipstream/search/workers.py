@@ -292,8 +292,9 @@ class Launcher:
             return self.storage
         return None if self.uses_journal else storages.find_run_storage(run.folder)
 
-    def open_study(self, run: Run) -> TimedStudy:
-        """Open the study; repair a damaged journal, refuse a damaged database."""
+    def open_study(self, run: Run, *, enqueue_given: bool = True) -> TimedStudy:
+        """Open the study; repair a damaged journal, refuse a damaged database. A new one begins
+        with the given config."""
         name = STUDY_NAME if self.storage is None else self.config.name
         url = self.get_storage_url(run)
         if url is None:
@@ -312,7 +313,8 @@ class Launcher:
             )
         offset = self._get_seed_offset(run)
         study = open_study(self.config, run.folder, url, name, seed_offset=offset)
-        study.enqueue_given(self.config)
+        if enqueue_given:
+            study.enqueue_given(self.config)
         return study
 
     @property
