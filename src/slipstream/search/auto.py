@@ -165,7 +165,8 @@ def finish_auto(
         raise summaries._make_no_result_error(run, trials)
     choice = choose(search.library, plan.prefer, trials, baselines)
     costs = search.costs.estimate_model() or ModelCosts(0.0)
-    seeds = {} if interrupted else plan_seeds(choice.weights, budget, costs, plan.prefer)
+    kinds = {trial.number: trial.params["model.kind"] for trial in trials}
+    seeds = {} if interrupted else plan_seeds(choice.weights, kinds, budget, costs, plan.prefer)
     if seeds:
         run.append(RetrainingStart(num_trials=len(seeds), num_seeds=max(seeds.values())))
     members = train_members(search, scheduler, choice, seeds, baselines)
@@ -227,14 +228,19 @@ def choose_single(library: Library, names: Sequence[str], trials: Sequence[Froze
 
 
 def plan_seeds(
-    weights: Mapping[str, float], budget: SearchBudget, costs: ModelCosts, prefer: Prefer
+    weights: Mapping[str, float],
+    kinds: Mapping[int, str],
+    budget: SearchBudget,
+    costs: ModelCosts,
+    prefer: Prefer,
 ) -> dict[int, int]:
     """Return how many fresh models of each candidate there is time for, the heaviest first: eight
-    models in all, of one candidate alone too, unless a single model is wanted."""
+    models in all, of one candidate alone too, unless a single model is wanted. A linear model is
+    the same from every seed."""
     shares = {
         number: share
         for name, share in weights.items()
-        if share > 0 and (number := parse_name(name)) is not None
+        if share > 0 and (number := parse_name(name)) is not None and kinds[number] != "linear"
     }
     fixed = len(weights) - len(shares)
     most = 1 if prefer != "best" else MAX_MEMBERS - fixed

@@ -24,9 +24,9 @@ Params = dict[str, Any]
 
 SMALL_WIDTH = 32
 """The widest layer of a model for a microcontroller"""
-MAX_STEPS, MIN_EPOCHS, MAX_EPOCHS = 2500, 6, 60
+MAX_STEPS, MIN_EPOCHS, MAX_EPOCHS = {"cuda": 2500, "cpu": 1500}, 6, 60
 """Updates of one candidate, roughly, and the bounds of its epochs"""
-STEPS_PER_EPOCH = 48
+STEPS_PER_EPOCH = {"cuda": 48, "cpu": 32}
 """Updates of an epoch that the batch size aims at"""
 FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
 """The throughput of a candidate's training, roughly"""
@@ -266,7 +266,8 @@ def complete_params(row: Params, config: Config, facts: Facts) -> Params:
     wanted = row.get("model.patch", 16 if facts.is_forecast else 10)
     patch = choose_patch(context, wanted) if sequential and context >= 32 else 1
     channels = row.get("data.channels", "together")
-    batch = 2 ** round(math.log2(max(facts.windows / STEPS_PER_EPOCH, 1)))
+    steps = STEPS_PER_EPOCH[facts.device]
+    batch = 2 ** round(math.log2(max(facts.windows / steps, 1)))
     batch = min(max(batch, 8 if facts.windows < 1_000 else 32), 512)
     params: Params = {
         "model.kind": kind,
@@ -289,7 +290,7 @@ def complete_params(row: Params, config: Config, facts: Facts) -> Params:
 def count_epochs(params: Params, facts: Facts) -> int:
     """Return the epochs of a candidate: as many as its updates need, within its time."""
     steps = -(-facts.windows // int(params["train.batch"]))
-    wanted = min(max(round(MAX_STEPS / steps), MIN_EPOCHS), MAX_EPOCHS)
+    wanted = min(max(round(MAX_STEPS[facts.device] / steps), MIN_EPOCHS), MAX_EPOCHS)
     epoch_s = facts.folds * count_flops(params, facts) / FLOPS_PER_S[facts.device]
     fitting: float = TRIAL_SHARE * 60 * facts.minutes / max(epoch_s, 1e-9)
     return max(min(wanted, int(fitting)), 1)

@@ -551,7 +551,7 @@ class SearchDisplay:
                 self._open_table()
             case PackStart() if not self.live:
                 if progress.is_over and not progress.num_retraining_packs:
-                    self.say("retraining the best trials and the defaults from other seeds ...")
+                    self.say("retraining from other seeds ...")
                 progress.num_retraining_packs += progress.is_over
                 self.say(progress.describe_pack(event))
             case TrialEnd() if not self.live:
