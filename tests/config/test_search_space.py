@@ -67,6 +67,19 @@ def test_the_default_space_fits_every_kind_of_model():
 
 
 @pytest.mark.parametrize(
+    ("model", "values"),
+    [
+        ({"kind": "nhits", "stacks": 6}, {"model.stacks": (3, 6)}),
+        ({"kind": "tcn", "kernel_size": 1_024}, {"model.kernel_size": (512, 1_024)}),
+        ({"kind": "tcn"}, {"model.kernel_size": (1, 3, 6)}),
+    ],
+)
+def test_the_default_space_has_no_value_that_a_setting_refuses(model, values):
+    space = spaces.make_space(configs.load({"model": model}))
+    assert values.items() <= space.items()
+
+
+@pytest.mark.parametrize(
     ("space", "told"),
     [
         ({"train.lrr": [1, 2]}, 'did you mean "train.lr"'),

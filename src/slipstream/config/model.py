@@ -124,7 +124,7 @@ SPECS = {
         takes_steps=True,
         settings=("activation", "stacks"),
         search=("stacks",),
-        calls_per_layer=8,
+        calls_per_layer=3,
     ),
     "mlp": replace(FEED_FORWARD, settings=("activation",)),
     "linear": replace(FEED_FORWARD, has_hidden=False),
@@ -224,6 +224,11 @@ class Model(Section):
     def sizes(self) -> tuple[int, ...]:
         """One width per layer."""
         return (self.hidden,) * self.layers if isinstance(self.hidden, int) else self.hidden
+
+    @property
+    def num_stacks(self) -> int:
+        """How many times the network has its layers."""
+        return self.stacks if "stacks" in self.spec.settings else 1
 
     @model_validator(mode="before")
     @classmethod

@@ -4,6 +4,7 @@ Does not import Optuna or torch.
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from slipstream import config as configs
 from slipstream.base.errors import Option, UserError
 from slipstream.base.text import find_nearest
-from slipstream.config import Config, Range
+from slipstream.config import Config, Model, Range
 
 INCOMPARABLE = {
     "seed": "chance, not a setting; tune.retrain_seeds shows its effect",
@@ -83,8 +84,16 @@ def make_default_space(config: Config) -> dict[str, Any]:
         widths = {hidden // 2, hidden, hidden * 2}
         space["model.hidden"] = tuple(sorted(max(w // step * step, step) for w in widths))
         for name in spec.search:
-            space[f"model.{name}"] = _list_around(getattr(config.model, name))
+            values = _list_around(getattr(config.model, name))
+            highest = _get_maximum(name)
+            space[f"model.{name}"] = tuple(value for value in values if value <= highest)
     return space
+
+
+def _get_maximum(name: str) -> float:
+    """Return the largest number that a setting of `[model]` accepts."""
+    limits = (getattr(limit, "le", None) for limit in Model.model_fields[name].metadata)
+    return min((limit for limit in limits if limit is not None), default=math.inf)
 
 
 def _list_around(value: int) -> tuple[int, ...]:

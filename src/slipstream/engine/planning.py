@@ -1003,8 +1003,8 @@ def estimate_bytes(context: RunContext, lane: Lane, plan: Plan) -> float:
     the order of its windows, and what the layers keep for the backward pass."""
     model, sampler, signature = lane.config.model, lane.build_sampler(), context.dataset.signature
     tokens = 1 if model.spec.flattens else signature.context // model.patch
-    directions = 2 if model.bidirectional else 1
-    units = sum(model.sizes) * directions if model.spec.has_hidden else len(signature.inputs)
+    copies = model.num_stacks * (2 if model.bidirectional else 1)
+    units = sum(model.sizes) * copies if model.spec.has_hidden else len(signature.inputs)
     item = 2 if plan.precision in ("fp16", "bf16") else 4
     windows = sampler.windows_per_pass * signature.sequences_per_window
     per_window = tokens * (KEPT_PER_UNIT * units + len(signature.inputs)) * item

@@ -68,7 +68,7 @@ def refuse_oversized(config: Config, signature: Signature) -> None:
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
     shaping = ["model.hidden", "model.layers"] if model.spec.has_hidden else []
-    more = ("expansion", "kernel_size")
+    more = ("expansion", "kernel_size", "stacks")
     shaping += [f"model.{name}" for name in more if name in model.spec.settings]
     shaping += ["data.context"] if model.spec.flattens or model.pool == "flatten" else []
     shaping += ["data.horizon"] if config.data.horizon > 1 else []

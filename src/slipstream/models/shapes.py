@@ -109,7 +109,7 @@ def guess_step_s(model: Model, *, weights: int, context: int, windows: int, core
     """Guess very roughly how many seconds an optimizer step over so many sequences takes, from
     multiplications and kernel calls; `cores` is 0 for a GPU."""
     tokens = 1 if model.spec.flattens else context // model.patch
-    calls = model.spec.count_calls(tokens) * len(model.sizes)
+    calls = model.spec.count_calls(tokens) * len(model.sizes) * model.num_stacks
     speed = 5e9 * cores if cores else 1e13
     step_s = 1e-3 + 3e-4 * calls if cores else 1e-4 + 5e-6 * calls  # of the smallest model
     return 6 * weights * tokens * windows / speed + step_s

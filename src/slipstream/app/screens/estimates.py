@@ -147,7 +147,7 @@ def _measure_job(
         data_bytes=4.0 * rows * (len(inputs) + len(targets)),
         activation_bytes=4.0
         * sequences
-        * (data.context * len(inputs) + 12 * tokens * sum(model.sizes)),
+        * (data.context * len(inputs) + 12 * tokens * sum(model.sizes) * model.num_stacks),
     )
 
 
