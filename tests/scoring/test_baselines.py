@@ -199,7 +199,7 @@ def test_folds_of_classes_share_their_windows_and_not_their_solutions(how):
         fit_folds(dataset, shares=False), fit_folds(dataset, shares=True), strict=True
     ):
         starts = one.memory.starts["test"]
-        for name in ("majority", "logistic"):
+        for name in ("majority", "logistic", "gbm"):
             odds = [
                 many[name].predict(one.memory.series, starts).softmax(-1)
                 for many in (alone, shared)

@@ -39,7 +39,7 @@ def test_the_summary_keeps_its_contract(trained):
         assert set(summary["metrics"][which]) >= {"mae", "rmse", "mse", "r2", "max_error"}
         assert summary["windows"][which] > 0
     assert set(summary["scaled"]["test"]) == {"mae", "mse"}
-    assert set(summary["baselines"]) == {"repeat", "seasonal", "ridge"}
+    assert set(summary["baselines"]) == {"repeat", "seasonal", "ridge", "gbm"}
     for name in ("repeat", "ridge"):
         beside = summary["baselines"][name]
         assert set(beside["metrics"]) == set(beside["scaled"]) == {"train", "val", "test"}

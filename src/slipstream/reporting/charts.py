@@ -67,6 +67,7 @@ _COLOURS = {
     "unfiltered": SKY,
     "ensemble": PURPLE,
     "ridge": ORANGE,
+    "gbm": SKY,
     "seasonal": GREEN,
     "repeat": GREY,
     "interpolate": ORANGE,

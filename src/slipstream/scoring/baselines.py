@@ -1,4 +1,5 @@
-"""The baselines that a model must beat: repeat, seasonal and ridge, or majority and logistic.
+"""The baselines that a model must beat: repeat, seasonal, ridge and gbm, or for classes majority,
+logistic and gbm.
 
 Ridge regression is solved in closed form. Shapes: T context rows, B windows or sequences, F inputs,
 H predicted rows, C targets, D features, K static columns, Q classes.
@@ -26,6 +27,14 @@ from slipstream.engine import checkpoint
 from slipstream.engine.step import EVAL_BATCH
 from slipstream.runs import Run
 from slipstream.scoring.batch import Baseline, ChunkLoader
+from slipstream.scoring.boosting import (
+    BackgroundBoosting,
+    Boosting,
+    FittedBoosting,
+    PreparedBoosting,
+    prepare_boosting,
+    split_static,
+)
 
 RIDGE_WORK = 2e11
 """The number of multiplications that fitting the ridge may take; where all windows would take more,
@@ -74,22 +83,28 @@ class FoldWork:
         self.moments: RidgeMoments | None = None
         self.statistics: Tensor | None = None
         """[windows, D]: the features of logistic regression"""
+        self.num_folds = len(dataset.folds)
 
 
 def fit_baselines(
-    dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None = None
+    dataset: Dataset,
+    load_chunks: ChunkLoader,
+    work: FoldWork | None = None,
+    fitted: FittedBoosting | None = None,
 ) -> dict[str, Baseline]:
     """Fit every baseline of the task that is meaningful for this data; for a fold, reuse the work
-    done for earlier folds."""
+    done for earlier folds. `fitted` has the trees where they were fitted beside the training."""
     if dataset.signature.classes:
         return {
             "majority": _fit_majority(dataset, load_chunks),
             "logistic": _fit_logistic(dataset, load_chunks, work),
+            "gbm": _fit_gbm(dataset, load_chunks, work, fitted),
         }
     return {
         "repeat": _fit_repeat(dataset, load_chunks),
         "seasonal": _make_seasonal(dataset, load_chunks),
         "ridge": _fit_ridge(dataset, load_chunks, work),
+        "gbm": _fit_gbm(dataset, load_chunks, work, fitted),
     }
 
 
@@ -110,6 +125,10 @@ def restore_baseline(
     """Return the baseline that was fitted to this state, for windows of this signature."""
     steps = signature.steps_out
 
+    @functools.cache
+    def load_boosting(device: torch.device) -> Boosting:
+        return Boosting.from_state(state).to(device)
+
     def predict(series: Series, starts: Tensor) -> Tensor:
         match name:
             case "repeat" if signature.horizon:
@@ -122,8 +141,14 @@ def restore_baseline(
                 return predict_seasonal(past, steps, period)[..., None]
             case "ridge":
                 inputs, static = windows.gather_inputs(series, starts)
-                ahead = _select_ahead(static, signature)
+                _, ahead = split_static(static, signature)
                 return Ridge.from_state(state).predict(inputs, steps, ahead)[..., None]
+            case "gbm":
+                inputs, beside = windows.gather_inputs(series, starts)
+                static, rows_ahead = split_static(beside, signature)
+                boosting = load_boosting(inputs.device)
+                predicted = boosting.predict(inputs, static, rows_ahead, signature)
+                return predicted if signature.classes else predicted[..., None]
             case "majority":
                 return state["log_probs"].to(starts.device).expand(len(starts), steps, 1, -1)
             case "logistic":
@@ -133,14 +158,6 @@ def restore_baseline(
         raise AssertionError(name)
 
     return Baseline(description, predict, state)
-
-
-def _select_ahead(static: Tensor | None, signature: Signature) -> Tensor | None:
-    """Return the rows that are known ahead, [B, H, U], from the numbers beside the context."""
-    rows, columns = signature.future_shape
-    if static is None or not rows:
-        return None
-    return static[:, -rows * columns :].view(-1, rows, columns)
 
 
 def _gather_past(
@@ -205,7 +222,7 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
     def load(series: Series, starts: Tensor) -> Iterator[tuple[Tensor, ...]]:
         for batch_starts in starts.split(EVAL_BATCH):
             batch = windows.gather(series, batch_starts.to(series.values.device))
-            ahead = _select_ahead(batch.static, signature)
+            _, ahead = split_static(batch.static, signature)
             yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))
 
     def load_set(set_name: str) -> Iterator[tuple[Tensor, ...]]:
@@ -233,6 +250,45 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
     rows_read = "the window's rows and those known ahead" if rows else "the window's rows"
     description = f"least squares on {rows_read}, from {_describe(stride)}"
     return restore_baseline("ridge", description, ridge.to_state(), signature)
+
+
+def _fit_gbm(
+    dataset: Dataset,
+    load_chunks: ChunkLoader,
+    work: FoldWork | None,
+    fitted: FittedBoosting | None,
+) -> Baseline:
+    signature = dataset.signature
+    if fitted is None:
+        fitted = _prepare_gbm(dataset, load_chunks, work).fit()
+    features = "the window's newest rows and means"
+    ahead = " and the rows known ahead" if signature.future else ""
+    description = f"gradient-boosted trees on {features}{ahead}, from {_describe(fitted.stride)}"
+    return restore_baseline("gbm", description, fitted.boosting.to_state(), signature)
+
+
+def _prepare_gbm(
+    dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
+) -> PreparedBoosting:
+    if work is None:
+        return prepare_boosting(dataset, load_chunks)
+    return prepare_boosting(
+        dataset, load_chunks, num_folds=work.num_folds, max_windows=work.max_windows
+    )
+
+
+def start_boosting(dataset: Dataset) -> BackgroundBoosting:
+    """Start fitting the trees of every fold beside the training."""
+
+    def prepare() -> list[PreparedBoosting]:
+        work = FoldWork(dataset) if dataset.folds else None
+        folds = [dataset.select_fold(fold) for fold in dataset.folds] or [dataset]
+        return [
+            _prepare_gbm(fold, functools.partial(fold.iter_chunks, series=None, rows=0), work)
+            for fold in folds
+        ]
+
+    return BackgroundBoosting(prepare)
 
 
 def _move_moments(

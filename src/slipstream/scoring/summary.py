@@ -49,6 +49,7 @@ from slipstream.scoring.batch import (
     PredictionBatch,
     Predictor,
 )
+from slipstream.scoring.boosting import BackgroundBoosting
 from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
 from slipstream.scoring.predict import (
     WindowFilter,
@@ -407,20 +408,24 @@ def restore_model(context: RunContext, weights: Mapping[str, Tensor]) -> nn.Modu
 
 
 def score_fold_baselines(
-    context: RunContext, folds: Sequence[FoldSums], scored: list[BaselineSums]
+    context: RunContext,
+    folds: Sequence[FoldSums],
+    scored: list[BaselineSums],
+    boosting: BackgroundBoosting | None = None,
 ) -> list[FoldSums]:
     """Add the baselines of each fold, fitted on its own training windows, and save them.
 
     Where another run on the same data has scored them, `scored` has them already; otherwise they
-    are added to it.
+    are added to it. `boosting` fits the trees beside the training.
     """
     work = FoldWork(context.dataset) if context.dataset.folds else None
     groups = [fold.group for fold in folds]
-    for fold in folds[len(scored) :]:
+    trees = boosting.wait() if boosting else None
+    for number, fold in enumerate(folds[len(scored) :], start=len(scored)):
         context.run.append(Scoring(what=f"the baselines{_name_fold(fold.group, groups)}"))
         narrow = fold.group.narrow(context)
         load_chunks = make_chunk_loader(narrow)
-        fitted = fit_baselines(narrow.dataset, load_chunks, work)
+        fitted = fit_baselines(narrow.dataset, load_chunks, work, trees[number] if trees else None)
         scored.append(score_baselines(narrow.dataset, load_chunks, fitted))
     save_scored_baselines(context.run, scored)
     return [replace(fold, baselines=sums) for fold, sums in zip(folds, scored, strict=True)]

@@ -19,6 +19,7 @@ from typing import Any, cast
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base import machine
 from slipstream.base.errors import (
     Command,
     Interrupted,
@@ -44,6 +45,8 @@ from slipstream.runs import DISK_FULL, Run
 from slipstream.runs.summary import RunSummary, SetDetail, TrainingSummary
 from slipstream.runs.watching import start_follower
 from slipstream.scoring import masked, summary
+from slipstream.scoring.baselines import start_boosting
+from slipstream.scoring.boosting import BackgroundBoosting
 from slipstream.scoring.summary import BaselineSums, FoldLanes, FoldSums
 from slipstream.training import advice, fitting, parallel, resuming, shares, trained_lanes
 from slipstream.training.fitting import FIT_PHASES
@@ -197,6 +200,7 @@ def train_run(
     `train_tasks` has shares of the lanes trained somewhere else than in processes on this machine.
     """
     start_follower(context.run, context.config.follow)
+    boosting = None if context.config.masked or baselines else _start_boosting(context)
     # train: workers have the lanes, or this process builds the model, plans and trains
     spread = shares.train_spread(context, train_tasks) if context.is_spread else None
     with fitting.build_monitor(context) as monitor:
@@ -217,7 +221,8 @@ def train_run(
             if context.config.masked:
                 scores, detail = _score_encoder(context, best)
             else:
-                folds = _score_lanes(context, groups, [] if baselines is None else baselines)
+                scored = [] if baselines is None else baselines
+                folds = _score_lanes(context, groups, scored, boosting)
             if context.plan.device.type == "cuda":
                 recovery.free_memory()
     # write: the summary, and for several lanes their weights
@@ -233,6 +238,13 @@ def train_run(
     if spread is not None:
         shares.forget(spread)
     return finished
+
+
+def _start_boosting(context: RunContext) -> BackgroundBoosting | None:
+    """Start fitting the gbm baseline on the cores that a GPU leaves idle; None where the training
+    needs them itself, or where reading the data twice at once would slow it down."""
+    is_idle = context.plan.device.type == "cuda" and machine.count_available_cores() > 1
+    return start_boosting(context.dataset) if is_idle and context.dataset.memory else None
 
 
 def _save_best(context: RunContext, fit: FitResult) -> tuple[list[FoldLanes], LaneResult]:
@@ -261,13 +273,16 @@ def _score_encoder(
 
 
 def _score_lanes(
-    context: RunContext, groups: list[FoldLanes], baselines: list[BaselineSums]
+    context: RunContext,
+    groups: list[FoldLanes],
+    baselines: list[BaselineSums],
+    boosting: BackgroundBoosting | None,
 ) -> list[FoldSums]:
     """Score every lane and the baselines, and write the predictions."""
     with context.timer.time("scoring"):
         folds = summary.score_folds(context, groups)
     with context.timer.time("baselines"):
-        return summary.score_fold_baselines(context, folds, baselines)
+        return summary.score_fold_baselines(context, folds, baselines, boosting)
 
 
 def _summarize_training(context: RunContext, fit: FitResult, best: LaneResult) -> TrainingSummary:
