@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,21 +91,34 @@ def fit_baselines(
     load_chunks: ChunkLoader,
     work: FoldWork | None = None,
     fitted: FittedBoosting | None = None,
+    *,
+    without: Collection[str] = (),
 ) -> dict[str, Baseline]:
     """Fit every baseline of the task that is meaningful for this data; for a fold, reuse the work
-    done for earlier folds. `fitted` has the trees where they were fitted beside the training."""
+    done for earlier folds. `fitted` has the trees where they were fitted beside the training,
+    `without` the names of baselines that are not wanted."""
+    fits: dict[str, Callable[[], Baseline]]
     if dataset.signature.classes:
-        return {
-            "majority": _fit_majority(dataset, load_chunks),
-            "logistic": _fit_logistic(dataset, load_chunks, work),
-            "gbm": _fit_gbm(dataset, load_chunks, work, fitted),
+        fits = {
+            "majority": lambda: _fit_majority(dataset, load_chunks),
+            "logistic": lambda: _fit_logistic(dataset, load_chunks, work),
+            "gbm": lambda: _fit_gbm(dataset, load_chunks, work, fitted),
         }
-    return {
-        "repeat": _fit_repeat(dataset, load_chunks),
-        "seasonal": _make_seasonal(dataset, load_chunks),
-        "ridge": _fit_ridge(dataset, load_chunks, work),
-        "gbm": _fit_gbm(dataset, load_chunks, work, fitted),
-    }
+    else:
+        fits = {
+            "repeat": lambda: _fit_repeat(dataset, load_chunks),
+            "seasonal": lambda: _make_seasonal(dataset, load_chunks),
+            "ridge": lambda: _fit_ridge(dataset, load_chunks, work),
+            "gbm": lambda: _fit_gbm(dataset, load_chunks, work, fitted),
+        }
+    return {name: fit() for name, fit in fits.items() if name not in without}
+
+
+def list_baselines(dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of the baselines of the task."""
+    if dataset.signature.classes:
+        return ("majority", "logistic", "gbm")
+    return ("repeat", "seasonal", "ridge", "gbm")
 
 
 def predict_repeat(past: Tensor, steps: int) -> Tensor:

@@ -36,7 +36,7 @@ from slipstream.search.candidates import (
     CANDIDATES,
     AutoSearch,
     BaselineCandidate,
-    add_baselines,
+    BaselineFits,
     name_trial,
     parse_name,
 )
@@ -87,7 +87,7 @@ def run_auto(
 ) -> FinishedSearch:
     """Fit the baselines, run the trials and conclude; a signal ends the trials, and the answer is
     what they have found so far."""
-    baselines = add_baselines(search)
+    fits = BaselineFits(search)
     interrupted = False
     if result is None:
         try:
@@ -102,6 +102,7 @@ def run_auto(
             )
             scheduler.close()
     search.restore_candidates()
+    baselines = fits.finish()
     timer.end("searching")
     return finish_auto(search, scheduler, result, timer, baselines, interrupted=interrupted)
 
