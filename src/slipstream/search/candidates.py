@@ -72,8 +72,10 @@ MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training and the test at most"""
-BASELINE_NAMES = ("repeat", "majority")
+BASELINE_NAMES = ("majority",)
 """Baselines that are shown and never combined: they know nothing"""
+LINEAR_BASELINES = ("ridge", "repeat")
+"""Baselines that are linear models, and so networks"""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ def prepare_auto(
             setting="data.split",
         )
     config, cache = _choose_folds(config, data)
+    if portfolio.should_scale_series(config, cache.get(config).dataset):
+        scaled = {"data.scale_by": "series"}
+        scaled |= {"tune.metric": "mae"} if config.tune.metric == "mse" else {}
+        config = configs.replace_settings(config, scaled)
+        cache = DatasetCache(config, data)
     base = cache.get(config)
     dataset, device = base.dataset, base.series.values.device.type
     contexts = [int(config.data.context)]
@@ -455,7 +462,7 @@ class BaselineFits:
             return
         search.library.add(name + suffix, fold.number, errors)
         candidate = BaselineCandidate(name + suffix, fold.config, baseline, seconds)
-        if name == "ridge" and fold.number == len(data.folds) - 1:
+        if name in LINEAR_BASELINES and fold.number == len(data.folds) - 1:
             candidate = _make_linear(candidate, data, fold.windows, wanted, errors)
         self.candidates[name + suffix] = candidate
 
@@ -476,12 +483,24 @@ def _make_linear(
     starts: Tensor,
     errors: Tensor,
 ) -> BaselineCandidate:
-    """Return a ridge as a linear network; as it is where the two do not agree."""
-    signature, dataset = data.dataset.signature, data.dataset
+    """Return a ridge as a linear network; as it is where the two do not agree. To repeat the last
+    value is a linear network of zeros."""
+    signature, dataset, state = data.dataset.signature, data.dataset, ridge.baseline.state
     if signature.quantiles:
         return ridge
-    weights = make_linear_weights(ridge.baseline.state, signature)
-    normalize = "last" if bool(ridge.baseline.state["relative"]) else "none"
+    if "weights" in state:
+        weights = make_linear_weights(state, signature)
+        normalize = "last" if bool(state["relative"]) else "none"
+    elif signature.model_shared == signature.model_targets:
+        width = signature.context * signature.model_inputs + signature.static_width
+        outputs = signature.steps_out * signature.model_targets
+        weights = {
+            "core.head.linear.weight": torch.zeros(outputs, width),
+            "core.head.linear.bias": torch.zeros(outputs),
+        }
+        normalize = "last"
+    else:
+        return ridge
     settings = {"model.kind": "linear", "model.normalize": normalize, "train.loss": "mse"}
     config = configs.replace_settings(ridge.config, settings)
     plan = make_plan(config, data_bytes=0, training=False)

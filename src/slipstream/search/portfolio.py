@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from slipstream.config import Config, Range
 from slipstream.config import search_space as spaces
 from slipstream.config.model import SPECS
@@ -33,7 +35,10 @@ FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
 TRIAL_SHARE = 0.12
 """The share of the whole time that one candidate may take with all its folds"""
 PATIENCE = 6
-MIN_CONTEXTS = 5
+MIN_SCALED, MAX_SIZE_RATIO = 5, 10.0
+"""Series from which on each may have its own scale, and the ratio of the largest to the smallest
+from which on each has one"""
+MIN_CONTEXTS = 3
 """A context is at most this part of the training windows of a series"""
 NAMES = (
     *("model.kind", "data.context", "model.normalize", "train.loss", "model.patch"),
@@ -98,10 +103,35 @@ def list_contexts(config: Config, dataset: Dataset) -> list[int]:
     else:
         week = 14 * season if season else 4 * horizon
         middle = max(min(week, 512), 2 * horizon, 16)
-        wanted = [max(horizon, season or 0, 16), middle, 2 * middle]
+        wanted = [max(horizon, season or 0, 16), middle // 2, middle, 2 * middle]
     num_series = max(len(dataset.index.series_names), 1)
     limit = dataset.num_windows["train"] / num_series / MIN_CONTEXTS
     return sorted({_round(length) for length in wanted if 8 <= length <= limit} - {given})
+
+
+def should_scale_series(config: Config, dataset: Dataset) -> bool:
+    """Whether each series is better scaled by itself: of many series whose sizes differ, the
+    largest alone would count."""
+    data, signature = config.data, dataset.signature
+    if "scale_by" in data.model_fields_set or not data.horizon or signature.classes:
+        return False
+    memory = dataset.memory
+    if memory is None or len(dataset.index.series_names) < MIN_SCALED or not signature.shared:
+        return False
+    series = memory.series
+    owners = series.find_series(torch.arange(len(series.values)))
+    targets = series.targets.double().nan_to_num()
+    count = torch.bincount(owners).clamp(min=1)[:, None]
+    sums = torch.zeros(2, len(count), targets.shape[1], dtype=torch.float64)
+    sums[0].index_add_(0, owners, targets)
+    sums[1].index_add_(0, owners, targets.square())
+    mean, square = sums / count
+    sizes = (square - mean.square()).clamp(min=0.0).sqrt().amax(dim=1)
+    sizes = sizes[sizes > 0].sort().values
+    if len(sizes) < MIN_SCALED:
+        return False
+    low, high = sizes[len(sizes) // 20], sizes[-1 - len(sizes) // 20]
+    return bool(high > MAX_SIZE_RATIO * low)
 
 
 def _round(length: int) -> int:
