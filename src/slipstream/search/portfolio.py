@@ -95,7 +95,7 @@ def list_contexts(config: Config, dataset: Dataset) -> list[int]:
     if signature.classes and not signature.horizon and dataset.num_windows["train"] < 100_000:
         longer: list[int] = []  # a window is what is classified
         return longer
-    if data.split.by or data.split.folders:  # a longer context has fewer windows
+    if _divides_series(dataset):  # a longer context has fewer windows
         return [length for length in (given // 2, given // 4) if length >= 16]
     horizon = max(data.horizon, 1)
     if not data.horizon:
@@ -106,7 +106,18 @@ def list_contexts(config: Config, dataset: Dataset) -> list[int]:
         wanted = [max(horizon, season or 0, 16), middle // 2, middle, 2 * middle]
     num_series = max(len(dataset.index.series_names), 1)
     limit = dataset.num_windows["train"] / num_series / MIN_CONTEXTS
-    return sorted({_round(length) for length in wanted if 8 <= length <= limit} - {given})
+    rounded = {_round(length, season) for length in wanted if 8 <= length <= limit}
+    return sorted(rounded - {given})
+
+
+def _divides_series(dataset: Dataset) -> bool:
+    """Whether the split divides whole series, not the rows of each."""
+    memory = dataset.memory
+    if memory is None:
+        return False
+    sets = (memory.series.find_series(memory.starts[name]).unique() for name in ("train", "val"))
+    trained, validated = sets
+    return not bool(torch.isin(trained, validated).any())
 
 
 def should_scale_series(config: Config, dataset: Dataset) -> bool:
@@ -134,8 +145,10 @@ def should_scale_series(config: Config, dataset: Dataset) -> bool:
     return bool(high > MAX_SIZE_RATIO * low)
 
 
-def _round(length: int) -> int:
-    """Return a length that patches divide."""
+def _round(length: int, season: int | None) -> int:
+    """Return a length that patches divide; a whole number of seasons where it has several."""
+    if season is not None and season % 4 == 0 and length >= 2 * season:
+        return length // season * season
     step = 16 if length >= 64 else 8 if length >= 32 else 4
     return max(length // step * step, step)
 
