@@ -146,9 +146,7 @@ def restore_baseline(
             case "repeat":
                 return state["mean"].to(starts.device).expand(len(starts), 1, -1)[..., None]
             case "seasonal":
-                period = int(state["period"])
-                past = _gather_past(series, starts, state, period)
-                return predict_seasonal(past, steps, period)[..., None]
+                return _predict_season(series, starts, state, signature)[..., None]
             case "ridge":
                 inputs, static = windows.gather_inputs(series, starts)
                 _, ahead = split_static(static, signature)
@@ -214,15 +212,76 @@ def _compute_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
 
 
 def _make_seasonal(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
-    signature, period = dataset.signature, dataset.period
+    signature, periods = dataset.signature, list(dataset.index.list_periods())
     if not signature.horizon:
         return Baseline("estimation has no season", None)
-    if period is None:
+    if dataset.period is not None:
+        periods = sorted({dataset.period, *periods})
+    if not periods:
         return Baseline("no period is known; set data.period", None)
-    if period > signature.context:
-        return Baseline(f"its {period} rows are more than data.context", None)
-    state = {"period": torch.tensor(period)} | _fit_past(dataset, load_chunks)
-    return restore_baseline("seasonal", f"the values {period} rows ago", state, signature)
+    reach = _measure_reach(dataset, load_chunks)
+    usable = [period for period in periods if period <= reach]
+    if not usable:
+        return Baseline(f"its {periods[0]} rows are more than windows can look back", None)
+    short = max((period for period in usable if period <= signature.context), default=0)
+    past = _fit_past(dataset, load_chunks)
+    choices = []
+    for period in usable:
+        state = {"period": torch.tensor(period), "short": torch.tensor(short)} | past
+        description = f"the values {period} rows ago"
+        choices.append(restore_baseline("seasonal", description, state, signature))
+    if len(choices) == 1:
+        return choices[0]
+    errors = [_measure_error(choice, load_chunks) for choice in choices]
+    best = choices[errors.index(min(errors))]
+    tried = ", ".join(map(str, usable))
+    return best._replace(description=f"{best.description}, the best in validation of {tried}")
+
+
+def _predict_season(
+    series: Series, starts: Tensor, state: Mapping[str, Tensor], signature: Signature
+) -> Tensor:
+    """Return the targets one season ago, over and over. A season that begins before the context is
+    replaced where the rows are not there: by a shorter one, or by the last value."""
+    period, steps = int(state["period"]), signature.steps_out
+    short = min(period, int(state.get("short", period)))  # a season of 0.1 fits the context
+    if short:
+        past = predict_seasonal(_gather_past(series, starts, state, short), steps, short)
+    else:
+        past = predict_repeat(_gather_past(series, starts, state, 1), steps)
+    if period <= signature.context:
+        return past
+    season = windows.gather_season(series, starts, period)
+    season = windows.separate_channels(season, signature.sequences_per_window)
+    return torch.where(season.isnan(), past, season)
+
+
+def _measure_reach(dataset: Dataset, load_chunks: ChunkLoader) -> int:
+    """Return the number of rows that every window of validation and test can look back, the context
+    included; rows that stay on disk are known within the context alone."""
+    context = dataset.signature.context
+    if dataset.stream is not None:
+        return context
+    reach = []
+    for chunk in (chunk for set_name in ("val", "test") for chunk in load_chunks(set_name)):
+        starts, series = chunk.starts.cpu(), chunk.series
+        borders = (series.offsets if series.segments is None else series.segments).cpu()
+        first = borders[(torch.bucketize(starts, borders, right=True) - 1).clamp(min=0)]
+        reach.append(int((starts - first).min()) + context)
+    return min(reach)
+
+
+def _measure_error(baseline: Baseline, load_chunks: ChunkLoader) -> float:
+    """Return the mean absolute error over the validation windows, scaled."""
+    total, count = 0.0, 0
+    assert baseline.predict is not None
+    for chunk in load_chunks("val"):
+        for part in chunk.starts.split(EVAL_BATCH):
+            starts = part.to(chunk.series.values.device)
+            truth = windows.gather(chunk.series, starts).targets
+            errors = (baseline.predict(chunk.series, starts)[..., 0] - truth).abs()
+            total, count = total + float(errors.sum(dtype=torch.float64)), count + errors.numel()
+    return total / max(count, 1)
 
 
 def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
