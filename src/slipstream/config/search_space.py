@@ -25,7 +25,6 @@ INCOMPARABLE = {
     "data.where": "the windows that trials are scored on",
     "data.prepare": "the rows that windows are made of",
     "data.stride": "the windows that trials are scored on",
-    "data.channels": "the score; set tune.metric",
     "train.objective": "the task",
     "train.state": "the state that windows begin with",
     "train.init_from": "how the data are scaled",
@@ -107,8 +106,7 @@ def make_space(config: Config) -> dict[str, Any]:
         _refuse_unknown(name, config)
         change = INCOMPARABLE.get(name)
         is_fixed = name == "train.batch" and "auto" not in _list_values(entry)
-        is_scored = name == "data.channels" and config.tune.metric != "loss"
-        if change and not is_fixed and not is_scored:
+        if change and not is_fixed:
             fix = "" if ";" in change else "; remove it"
             raise UserError(
                 f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}',

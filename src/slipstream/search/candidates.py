@@ -262,10 +262,11 @@ class AutoSearch(OptunaSearch):
         return self.study.ask()
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Params:
-        space = self.study.space
+        space, given = self.study.space, portfolio.read_given(self.config)
         tried = [trial.params for trial in trials]
         tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
-        for params in self.plan.candidates:
+        for candidate in self.plan.candidates:
+            params = {name: candidate[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
@@ -279,10 +280,10 @@ class AutoSearch(OptunaSearch):
         ]
         while True:
             place = min(int(generator.expovariate(0.5)), len(parents) - 1)
-            given = self.plan.prefer
-            params = portfolio.change_params(
-                parents[place], self.plan.facts, self.config, generator, given
+            changed = portfolio.change_params(
+                given | parents[place], self.plan.facts, self.config, generator, self.plan.prefer
             )
+            params = {name: changed[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
 

@@ -366,7 +366,8 @@ def make_space(given: Params, candidates: Sequence[Params], facts: Facts) -> dic
             space[name] = ranges[name]
             continue
         values = {given[name], *(row[name] for row in candidates), *further.get(name, ())}
-        space[name] = tuple(sorted(values, key=str))
+        if len(values) > 1:
+            space[name] = tuple(sorted(values, key=str))
     return space
 
 
