@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from slipstream.config import Config
-from slipstream.config.base import Section, read_descriptions
+from slipstream.config.base import AUTO, Section, list_from_data, read_descriptions
 from slipstream.config.prepare import STEPS
 from slipstream.runs import to_json
 
@@ -198,7 +198,9 @@ def _iter_controls(
             schema = root["$defs"][value["$ref"].rpartition("/")[2]]
             yield from _iter_controls(inner, root, schema, hidden, f"{setting}.")
         else:
-            yield _make_control(setting, value, texts.get(name, ""))
+            control = _make_control(setting, value, texts.get(name, ""))
+            is_auto = name in list_from_data(section)
+            yield replace(control, default=AUTO) if is_auto else control
 
 
 def _make_control(setting: str, schema: Mapping[str, Any], text: str) -> Control:

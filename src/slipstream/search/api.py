@@ -19,6 +19,7 @@ from slipstream.base.run_names import is_run
 from slipstream.base.text import mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
+from slipstream.data import defaults
 from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.planning import MAX_LANES
@@ -76,7 +77,7 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         settings = _load_resumed_config(run, request)
         runs.require_data(run, settings, data, runs.SAME_ROWS)
     elif request.config is not None:
-        settings = resolve_context(request.load_config(), data)
+        settings = defaults.resolve(request.load_config(), data, measures=False).config
         request.permit_classes(settings)
     else:
         raise UserError("give a config, or a search to resume")
@@ -112,7 +113,7 @@ def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
         raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
     earlier = runs.load_config(run)
     settings = configs.load(request.config or earlier, request.settings)
-    settings = resolve_context(settings, request.data)
+    settings = resolve_context(defaults.keep_resolved(settings, earlier), request.data)
     differences = configs.list_differences(earlier, settings)
     if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
         raise UserError(

@@ -19,7 +19,7 @@ from slipstream.base.errors import Interrupted, ResumableError, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.text import format_count, format_epoch
 from slipstream.config import Config, describe_recurrent, list_unused
-from slipstream.data import checks
+from slipstream.data import checks, defaults
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
 from slipstream.engine import checkpoint, planning, recovery
@@ -150,7 +150,8 @@ def prepare_model(context: RunContext) -> RunContext:
         with timer.time("plan"):
             if not context.is_plan_final:
                 context = _settle_plan(context)
-    context = replace(context, ranks=ranks)
+    plan = replace(context.plan, settings=defaults.to_plain(context.choices))
+    context = replace(context, ranks=ranks, plan=plan)
     runs.remove_manifest(run)
     write_config(context)
     record_data(context)
