@@ -308,7 +308,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
-        if self.model.spec.is_sequential and self.data.context % self.model.patch:
+        is_given = "context" in self.data.model_fields_set  # else it is made to fit
+        if is_given and self.model.spec.is_sequential and self.data.context % self.model.patch:
             patch = self.model.patch
             below = self.data.context // patch * patch
             fit = f"{below} or {below + patch}" if below else str(patch)

@@ -50,7 +50,8 @@ class Train(Section):
     masked rows of the inputs."""
     loss: Annotated[Loss, FromData()] = "mse"
     """The loss, on scaled values: with `data.scale_by`, `"mae"` is relative to the size of each
-    series or window. For classes: `"cross_entropy"` (the default there) or `"focal"`."""
+    series or window. For classes: `"cross_entropy"` (the default there) or `"focal"`. `"auto"`:
+    `"mse"`, for classes `"cross_entropy"`."""
     quantiles: Annotated[
         tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=1_000)
     ] = (0.1, 0.5, 0.9)
@@ -70,7 +71,8 @@ class Train(Section):
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimizer."""
     lr: Annotated[PositiveFloat, FromData()] = 1e-3
-    """Learning rate, before the schedule."""
+    """Learning rate, before the schedule. `"auto"`: 0.002 for forecasts by an LSTM or a GRU with
+    patches, otherwise 0.001."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of sgd."""
     weight_decay: Annotated[float, Field(ge=0, le=1_000)] = 1e-4
@@ -78,7 +80,7 @@ class Train(Section):
     schedule: Annotated[
         Literal["constant", "step", "plateau", "cosine", "restarts"], FromData()
     ] = "cosine"
-    """Schedule of the learning rate."""
+    """Schedule of the learning rate. `"auto"`: `"cosine"`."""
     warmup_epochs: NonNegative = 0.0
     """Epochs over which the learning rate rises from zero."""
     lr_min: NonNegative = 0.0

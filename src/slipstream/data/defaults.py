@@ -55,6 +55,7 @@ NUM_STEPS = 7
 MIN_STEPS = 32
 """Steps of an epoch, where there are enough windows"""
 MIN_BATCH, MAX_BATCH = 16, 256
+PATCHED_LR = 2e-3
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ class DataFacts:
     """None where rows stay on disk"""
 
 
+NO_FACTS = DataFacts(num_inputs=0, num_targets=0, num_shared=0, has_static=False)
+
+
 class Choice(NamedTuple):
     """The value of a setting, and why it was chosen."""
 
@@ -118,9 +122,7 @@ def resolve(config: Config, table: Any = None, *, measures: bool = True) -> Reso
     if config.train.batch == "auto" and not measures:
         train = config.train.model_dump(exclude_unset=True, exclude={"batch"})
         config = config.model_copy(update={"train": Train.model_validate(train)})
-    resolved = ResolvedConfig(config, {})
-    if _needs_data(config):
-        resolved = resolve_auto(config, read_facts(config, table))
+    resolved = resolve_auto(config, read_facts(config, table) if _needs_data(config) else NO_FACTS)
     return resolved._replace(config=resolve_context(resolved.config, table))
 
 
@@ -257,20 +259,21 @@ def _choose_normalize(config: Config, facts: DataFacts) -> Choice | None:
 def _choose_context(config: Config, facts: DataFacts) -> Choice | None:
     """Choose a context from the season and the horizon that the series are long enough for."""
     data, series = config.data, facts.series
-    if series is None:
-        return None
     is_cut = data.labels or data.split.rows or data.split.walk_forward
     pads = any(isinstance(step, PadStep) for step in data.prepare)
-    if data.layout == "wide" and not (data.horizon or is_cut or pads):
+    if data.layout == "wide" and not (data.horizon or is_cut or pads or config.masked):
         return Choice("all", "each series is one window")
     rows, reason = USUAL_CONTEXT, "the usual number of rows"
-    if _is_forecast(config):
-        rows, reason = _choose_span(data.horizon, series.period)
-    longest = _limit_context(config, series)
-    if rows > longest:
-        rows, reason = longest, f"the series are too short for {rows} rows"
-    multiple = math.lcm(*_list_values(config, "model.patch"))
-    if rows >= MIN_PATCHED:
+    if series is not None:
+        if _is_forecast(config):
+            rows, reason = _choose_span(data.horizon, series.period)
+        longest = _limit_context(config, series)
+        if rows > longest:
+            rows, reason = longest, f"the series are too short for {rows} rows"
+    multiple = 1
+    if config.model.spec.is_sequential:
+        multiple = math.lcm(*_list_values(config, "model.patch"))
+    if rows >= max(MIN_PATCHED, multiple) and "patch" not in config.model.model_fields_set:
         multiple = math.lcm(multiple, MULTIPLE)
     return Choice(max(rows // multiple * multiple, multiple), reason)
 
@@ -332,6 +335,14 @@ def _choose_batch(config: Config, facts: DataFacts) -> Choice | None:
     return Choice(batch, f"about {-(-windows // batch)} steps an epoch from {windows:,} windows")
 
 
+def _choose_lr(config: Config, _: DataFacts) -> Choice | None:
+    """Choose a higher learning rate for recurrent layers that take few time steps."""
+    can_differ = _is_forecast(config) and not _is_plain(config) and config.train.init_from is None
+    if can_differ and config.model.spec.is_recurrent and config.model.patch > 1:
+        return Choice(PATCHED_LR, "recurrent layers over patches take larger steps")
+    return None
+
+
 def _round_to_power(number: float) -> int:
     """Return the largest power of two that is not above a number; at least 1."""
     return 2 ** max(math.floor(math.log2(number)), 0) if number > 0 else 1
@@ -343,6 +354,7 @@ RULES: dict[str, Callable[[Config, DataFacts], Choice | None]] = {
     "data.context": _choose_context,
     "model.patch": _choose_patch,
     "train.batch": _choose_batch,
+    "train.lr": _choose_lr,
 }
 """The rule of each setting, in the order of their dependence; None leaves a setting at the value
 that always works"""
