@@ -119,7 +119,7 @@ def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer
     """Create a run whose lanes are divided; one that another task has created meanwhile stays."""
     check_divisible(config, Option("share"))
     count_workers(num_shares, config, None)
-    config, choices = defaults.resolve(config)
+    config, choices = fitting.resolve_config(config)
     context = fitting.load_context(config, None, timer)
 
     def divide(run: Run) -> None:

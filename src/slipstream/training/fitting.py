@@ -22,6 +22,7 @@ from slipstream.config import Config, describe_recurrent, list_unused
 from slipstream.data import checks, defaults
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
+from slipstream.data.defaults import ResolvedConfig
 from slipstream.engine import checkpoint, planning, recovery
 from slipstream.engine import state as states
 from slipstream.engine.context import EncoderMatch, RunContext, build_model, seed_generators
@@ -42,6 +43,13 @@ from slipstream.training.preview import build_preview
 
 FIT_PHASES = ("set-up", "training", "validation")
 """The phases whose seconds a checkpoint has"""
+
+
+@recovery.explain_out_of_memory()
+def resolve_config(config: Config, data: Any = None) -> ResolvedConfig:
+    """Resolve what is left to the data, from that of the config or from the table passed
+    instead."""
+    return defaults.resolve(config, data)
 
 
 def load_context(

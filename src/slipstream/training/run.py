@@ -32,7 +32,6 @@ from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.text import format_count
 from slipstream.config import Config
-from slipstream.data import defaults
 from slipstream.engine import loop, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import FitResult, LaneResult
@@ -90,7 +89,7 @@ def _train_as_rank(request: TrainRequest, place: RankPlace) -> FinishedRun:
             "faster side by side: start it without torchrun, with " + Option("workers", place.size)
         )
     request = request.for_rank(place)
-    config = defaults.resolve(request.load_config(), request.data).config
+    config = fitting.resolve_config(request.load_config(), request.data).config
     request.permit_classes(config)
     with parallel.join_ranks(config, place) as ranks:
         if not place.is_leader:
@@ -122,7 +121,7 @@ def _open_run(request: TrainRequest, leader: RankLeader | None = None) -> Iterat
             context = resuming.load_resumed(run, request)
             yield replace(context, ranks=leader.open(run) if leader else None)
         return
-    config, choices = defaults.resolve(request.load_config(), request.data)
+    config, choices = fitting.resolve_config(request.load_config(), request.data)
     request.permit_classes(config)
     placement = shares.place_workers(request.workers, request.on, config, request.data)
     # bad data are refused before there is a folder
