@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
@@ -211,8 +212,28 @@ def test_a_run_has_numbers_its_reasons_and_resumes(tmp_path, kind):
     assert runs.load_config(Run(more.run)).data == written.data
     assert runs.read_json(folder / "plan.json")["settings"] == settings
     slipstream.evaluate(folder, hourly(500, columns=2, seed=1))
-    slipstream.predict(folder, hourly(500, columns=2, seed=1))
+    if kind != "known ahead":  # which would need rows to come
+        slipstream.predict(folder, hourly(500, columns=2, seed=1))
     slipstream.report(folder)
+
+
+@pytest.mark.slow
+def test_classes_of_whole_series_are_read_whole_and_resume(tmp_path):
+    draw = np.random.default_rng(0)
+    kinds = np.arange(60) % 2
+    values = {f"v{i}": kinds + draw.standard_normal(60) for i in range(20)}
+    table = pa.table({"kind": [f"k{kind}" for kind in kinds]} | values)
+    path = tmp_path / "cases.csv"
+    pa.csv.write_csv(table, path)
+    data = {"path": str(path), "layout": "wide", "task": "classify", "targets": ["kind"]}
+    config = {key: value for key, value in SMALL.items() if key != "data"}
+    config |= {"data": data, "out": str(tmp_path)}
+    result = slipstream.train(config)
+    written = runs.load_config(Run(result.run))
+    assert (written.data.context, written.train.batch) == (20, 16)
+    assert written.train.loss == "cross_entropy"
+    more = slipstream.train(config, resume=result.run, overrides="train.epochs=2")
+    assert more.run == result.run
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.base.text import format_count
 from slipstream.config import ALL_ROWS, Config, Range, Train, replace_settings
-from slipstream.config.base import Section, list_from_data
+from slipstream.config.base import AUTO, Section, list_from_data
 from slipstream.config.model import SPECS
 from slipstream.config.prepare import PadStep
 from slipstream.data import splits
@@ -119,20 +119,24 @@ def resolve(config: Config, table: Any = None, *, measures: bool = True) -> Reso
     `train.batch = "auto"` stays where the batch is measured, as for training; where nothing
     `measures` it, it is resolved by rule.
     """
-    if config.train.batch == "auto" and not measures:
+    if config.train.batch == AUTO and not measures:
         train = config.train.model_dump(exclude_unset=True, exclude={"batch"})
         config = config.model_copy(update={"train": Train.model_validate(train)})
     resolved = resolve_auto(config, read_facts(config, table) if _needs_data(config) else NO_FACTS)
     return resolved._replace(config=resolve_context(resolved.config, table))
 
 
-def keep_resolved(config: Config, was: Config) -> Config:
-    """Return a config whose settings to resolve are those of the run that it resumes."""
+def keep_resolved(config: Config, was: Config, table: Any = None) -> Config:
+    """Return a config whose settings to resolve are those of the run that it resumes, a batch that
+    was measured included."""
+    names = list_unset(config) + ["train.batch"] * (config.train.batch == AUTO)
     values: dict[str, Any] = {}
-    for name in list_unset(config):
+    for name in names:
         section, key = name.split(".")
         values[name] = getattr(getattr(was, section), key)
-    return replace_settings(config, values) if values else config
+    if "data.context" in values and _reads_whole_series(config):
+        values["data.context"] = "all"  # which pads series and splits them as well
+    return resolve_context(replace_settings(config, values) if values else config, table)
 
 
 def list_unset(config: Config) -> list[str]:
@@ -259,9 +263,7 @@ def _choose_normalize(config: Config, facts: DataFacts) -> Choice | None:
 def _choose_context(config: Config, facts: DataFacts) -> Choice | None:
     """Choose a context from the season and the horizon that the series are long enough for."""
     data, series = config.data, facts.series
-    is_cut = data.labels or data.split.rows or data.split.walk_forward
-    pads = any(isinstance(step, PadStep) for step in data.prepare)
-    if data.layout == "wide" and not (data.horizon or is_cut or pads or config.masked):
+    if _reads_whole_series(config):
         return Choice("all", "each series is one window")
     rows, reason = USUAL_CONTEXT, "the usual number of rows"
     if series is not None:
@@ -276,6 +278,15 @@ def _choose_context(config: Config, facts: DataFacts) -> Choice | None:
     if rows >= max(MIN_PATCHED, multiple) and "patch" not in config.model.model_fields_set:
         multiple = math.lcm(multiple, MULTIPLE)
     return Choice(max(rows // multiple * multiple, multiple), reason)
+
+
+def _reads_whole_series(config: Config) -> bool:
+    """Whether each series is one window: of a table with a series per row that are not forecast."""
+    data = config.data
+    is_cut = data.labels or data.split.rows or data.split.walk_forward
+    pads = any(isinstance(step, PadStep) for step in data.prepare)
+    is_plain = not (is_cut or pads or config.masked or config.train.state == "carried")
+    return data.layout == "wide" and not data.horizon and is_plain
 
 
 def _choose_span(horizon: int, period: int | None) -> tuple[int, str]:

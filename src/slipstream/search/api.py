@@ -20,7 +20,6 @@ from slipstream.base.text import mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.data import defaults
-from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.planning import MAX_LANES
 from slipstream.events import SearchEnd, SearchStart, Start
@@ -113,7 +112,7 @@ def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
         raise UserError(f"{run.folder}: is an ensemble, not a search; there is nothing to resume")
     earlier = runs.load_config(run)
     settings = configs.load(request.config or earlier, request.settings)
-    settings = resolve_context(defaults.keep_resolved(settings, earlier), request.data)
+    settings = defaults.keep_resolved(settings, earlier, request.data)
     differences = configs.list_differences(earlier, settings)
     if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
         raise UserError(

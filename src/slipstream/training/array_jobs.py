@@ -26,7 +26,6 @@ from slipstream.base.phases import PhaseTimer
 from slipstream.base.run_names import is_run
 from slipstream.config import Config
 from slipstream.data import defaults
-from slipstream.data.loading import resolve_context
 from slipstream.engine.recovery import explain_out_of_memory
 from slipstream.events import Event, Start
 from slipstream.models import custom
@@ -72,9 +71,7 @@ def train_share_of(
     run = Run(folder.resolve(), watch)
     summary = {"run": str(run.folder), "share": share.number, "of": share.of}
     was = runs.load_config(run)
-    config = resolve_context(defaults.keep_resolved(config, was))
-    if config.train.batch == "auto":  # measured by who created the run
-        config = configs.replace_settings(config, {"train.batch": was.train.batch})
+    config = defaults.keep_resolved(config, was)
     resuming.refuse_changes(run, was, config, force=False)
     if (run.folder / "metrics.json").exists():
         return summary | {"lanes": []}

@@ -15,7 +15,6 @@ from slipstream.config import Config
 from slipstream.data import defaults
 from slipstream.data.dataset import Dataset
 from slipstream.data.defaults import Choice
-from slipstream.data.loading import resolve_context
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.context import RunContext
@@ -62,9 +61,7 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
     saved, wrong = _read_newest(run, division)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     config = configs.load(was if request.config is None else request.config, request.settings)
-    config = resolve_context(defaults.keep_resolved(config, was), request.data)
-    if config.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
-        config = configs.replace_settings(config, {"train.batch": was.train.batch})
+    config = defaults.keep_resolved(config, was, request.data)
     changed = refuse_changes(run, was, config, request.force)
     resume = _describe_start(run, config, saved)
     runs.require_data(run, config, request.data, runs.SAME_ROWS)
