@@ -72,7 +72,7 @@ class Train(Section):
     """The optimizer."""
     lr: Annotated[PositiveFloat, FromData()] = 1e-3
     """Learning rate, before the schedule. `"auto"`: 0.002 for forecasts by an LSTM or a GRU with
-    patches, otherwise 0.001."""
+    patches and `normalize = "window"`, otherwise 0.001."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of sgd."""
     weight_decay: Annotated[float, Field(ge=0, le=1_000)] = 1e-4

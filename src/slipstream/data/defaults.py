@@ -349,6 +349,7 @@ def _choose_batch(config: Config, facts: DataFacts) -> Choice | None:
 def _choose_lr(config: Config, _: DataFacts) -> Choice | None:
     """Choose a higher learning rate for recurrent layers that take few time steps."""
     can_differ = _is_forecast(config) and not _is_plain(config) and config.train.init_from is None
+    can_differ = can_differ and config.model.normalize == "window"  # a random walk needs patience
     if can_differ and config.model.spec.is_recurrent and config.model.patch > 1:
         return Choice(PATCHED_LR, "recurrent layers over patches take larger steps")
     return None
