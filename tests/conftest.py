@@ -193,7 +193,10 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 def small_config(out: Path | str = "runs", **sections: Any) -> Config:
     """A config that trains in a second; sections override single settings."""
-    return configs.load(merged({**SMALL, "out": str(out)}, sections))
+    base = {**SMALL, "out": str(out)}
+    if sections.get("data", {}).get("scale_by") == "window":  # which normalizes as well
+        base = merged(base, {"model": {"normalize": "auto"}})
+    return configs.load(merged(base, sections))
 
 
 def small_dataset(config: Config | None = None, table: Any = None) -> Dataset:
