@@ -45,7 +45,6 @@ def check_config(config: Config) -> None:
     for name, is_set, fix in (
         ("train.repeats", config.train.repeats > 1, "set tune.retrain_seeds instead"),
         ("train.minutes", config.train.minutes is not None, "set tune.minutes instead"),
-        ("train.batch", config.train.batch == "auto", "a search needs a number"),
         (
             'train.state = "carried"',
             config.train.state == "carried",
@@ -118,6 +117,12 @@ def make_space(config: Config) -> dict[str, Any]:
         if name.split(".")[0] in SAME_MODEL:
             raise UserError(
                 f'tune.space has "{name}", which does not change the model', setting="tune.space"
+            )
+        if configs.AUTO in _list_values(entry):
+            raise UserError(
+                f'tune.space has "{name}" = "auto", which would be the same in every trial; list '
+                "values",
+                setting="tune.space",
             )
         for value in _list_values(entry):
             _check_value(name, value, config, space)
