@@ -54,6 +54,7 @@ from slipstream.reporting.terminal.streams import SafeStream
 from slipstream.runs.summary import RunSummary, Summary
 
 if TYPE_CHECKING:
+    from slipstream.config import Config
     from slipstream.training import FinishedRun
 
 KINDS = ["train", "pretrain"]
