@@ -18,6 +18,7 @@ from slipstream.runs.summary import (
     ChosenSettings,
     ComparedScores,
     EstimateSummary,
+    LeaderboardRow,
     Metrics,
     MonitorSummary,
     ProbeSummary,
@@ -624,6 +625,12 @@ def describe_lanes(summary: RunSummary) -> Iterator[str]:
         yield describe_coverage(coverage, "of the ensemble" if is_ensemble else "")
 
 
+def was_trained(summary: Mapping[str, Any]) -> bool:
+    """Whether the run itself trained: an ensemble did not, nor the one model of `slipstream auto`,
+    which its search has trained."""
+    return "best_epoch" in summary or "lanes" in summary
+
+
 def list_members(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """List an ensemble's members by the name of their row: kind and weight, the run where several
     are of one kind; empty for other runs."""
@@ -666,7 +673,10 @@ def describe_settings(params: Mapping[str, Any]) -> str:
 
 
 def describe_search_verdict(summary: SearchSummary, reader: Reader = "terminal") -> str:
-    """State how much better the chosen settings are than the defaults, given seed noise."""
+    """State how much better the chosen settings are than the defaults, given seed noise; of
+    `slipstream auto`, how good its model is."""
+    if "leaderboard" in summary:
+        return summary["verdict"]
     comparison, best = summary["comparison"], summary["best"]
     if comparison is None:
         lowest = (
@@ -789,6 +799,17 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     if len(known) > 1:
         text += f"; the best of its members alone {format_number(choose(known))}"
     return text + "."
+
+
+def name_candidate(row: LeaderboardRow) -> str:
+    """Return the name of a row of the leaderboard: a baseline's own, of a trial its kind too."""
+    return row["name"] if row["state"] == "baseline" else f"{row['kind']}, {row['name']}"
+
+
+def describe_candidate(row: LeaderboardRow) -> str:
+    """Return the settings of a row of the leaderboard in a few words, and why it failed."""
+    failed = row["state"] == "failed" and row["stopped"]
+    return f"{row['what']}: {row['stopped']}" if failed else row["what"]
 
 
 def get_chosen(summary: SearchSummary) -> ChosenSettings:

@@ -182,7 +182,7 @@ def download_predictions(request: Request) -> Response:
     return FileResponse(path, media_type="application/octet-stream", filename=PREDICTIONS)
 
 
-INNER = {"search": "retrained/best", "probe": "fine-tuned"}
+INNER = {"search": "retrained/best", "auto": "retrained/best", "probe": "fine-tuned"}
 """By kind of run: the inner run whose model `predict` uses"""
 MAX_NAME = 200
 """Characters of a name in a list"""

@@ -46,7 +46,6 @@ FILES = {
 }
 """Files that can be downloaded, by their fixed names"""
 MAX_EPOCHS = 100_000
-SEARCH = "search"
 
 
 def show(request: Request) -> Response:
@@ -210,7 +209,7 @@ def load_resumed(workspace: Workspace, folder: Path, overrides: Sequence[str] = 
     try:
         app_settings.refuse_unsafe(workspace, config)
     except UserError as error:
-        kind = {SEARCH: "tune"}.get(find_kind(folder), find_kind(folder))
+        kind = {"search": "tune"}.get(find_kind(folder), find_kind(folder))
         command = f"slipstream {kind} --resume {shlex.quote(str(folder))}"
         raise UserError(f"{error}; resume the run on the command line: {command}") from None
     return config
