@@ -285,7 +285,7 @@ def describe_search(folder: Path) -> dict[str, Any]:
         "trials": trials,
         "axes": list_axes(_read_space(config, summary), trials),
         "best": find_best(trials),
-        "chosen": _find_chosen(summary, trials) if phase == ENDED else None,
+        "chosen": _find_chosen(summary, trials) if phase == ENDED and not is_timed else None,
         "phase": phase,
         **_measure_speed(events, total - len(ended)),
         **({"left_s": _compute_left_s(begin)} if is_timed else {}),

@@ -447,7 +447,7 @@ def _find_target_baselines(summary: RunSummary) -> list[str]:
 def build_rows(summary: RunSummary) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
     members = summary.get("members", ())
-    text = f"the weighted mean of {len(members)} runs" if members else "this run"
+    text = f"the weighted mean of {len(members)} models" if members else "this run"
     results: list[tuple[str, str, Scores]] = [("model", text, summary)]
     results += [
         (name, "without predict.filter", result)

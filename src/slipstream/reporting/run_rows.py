@@ -382,8 +382,8 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
 
 
 def _describe_model(files: RunFiles) -> str | None:
-    """Return the kind of model; of an ensemble, the kinds of its members; of `slipstream auto`, what
-    it answers with."""
+    """Return the kind of model; of an ensemble, the kinds of its members; of `slipstream auto`,
+    what it answers with."""
     if files.kind == "auto":
         return _describe_answer(cast(SearchSummary, files.summary or {}))
     members = cast(RunSummary, files.summary or {}).get("members")

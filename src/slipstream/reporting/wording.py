@@ -637,9 +637,7 @@ def list_members(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     members = summary.get("members", ())
     kinds = [member["kind"] for member in members]
     labels = [
-        member["kind"]
-        if kinds.count(member["kind"]) == 1
-        else f"{member['kind']}, {member['name']}"
+        member["kind"] if kinds.count(member["kind"]) == 1 else _name_member(member)
         for member in members
     ]
     names = [
@@ -649,13 +647,23 @@ def list_members(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return list(zip(names, members, strict=True))
 
 
+def _name_member(member: Mapping[str, Any]) -> str:
+    """Return kind and name of a member; the name alone where it says the kind, as a baseline's."""
+    kind, name = str(member["kind"]), str(member["name"])
+    return name if name.startswith(kind) else f"{kind}, {name}"
+
+
 def describe_members(summary: RunSummary) -> Iterator[str]:
     """Yield the members of an ensemble with their weights, and the coverage of its intervals."""
     members = summary.get("members")
     if not members:
         return
+    shares: dict[tuple[str, str], list[float]] = {}
+    for member in members:  # of one candidate there may be models from several seeds
+        shares.setdefault((member["name"], member["kind"]), []).append(float(member["weight"]))
     weights = ", ".join(
-        f"{member['weight']:.3f} {member['name']} ({member['kind']})" for member in members
+        f"{math.fsum(own):.3f} {name} ({kind}" + (f", {len(own)} seeds)" if len(own) > 1 else ")")
+        for (name, kind), own in shares.items()
     )
     last = ", those of the last fold" if summary["folds"] else ""
     yield f"weights, fitted to the validation set{last}: {weights}"

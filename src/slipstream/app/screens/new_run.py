@@ -25,9 +25,9 @@ MAX_ROWS = 10**12
 """A request with larger numbers is refused: no table has as many rows"""
 MIN_MINUTES, MAX_MINUTES = 0.1, 100_000
 PREFERENCES = {
-    "best": "the best predictions, of several models where that helps",
+    "best": "an ensemble where it is better",
     "fast": "one model",
-    "small": "one model for a microcontroller",
+    "small": "one for a microcontroller",
 }
 """The choices of `slipstream auto --prefer`"""
 
@@ -183,7 +183,7 @@ async def start_auto(request: Request) -> Response:
     workspace, body = get_workspace(request), await read_request(request)
     minutes, prefer = body.get("minutes"), body.get("prefer")
     is_number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
-    if not is_number or not MIN_MINUTES <= minutes <= MAX_MINUTES:
+    if not is_number or not MIN_MINUTES <= float(minutes or 0) <= MAX_MINUTES:
         raise UserError(
             f"minutes is {str(minutes)[:40]}; it should be a number from {MIN_MINUTES:g} to "
             f"{MAX_MINUTES:,}"
