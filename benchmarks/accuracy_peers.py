@@ -372,6 +372,8 @@ class ForecastFeatures:
         for series in problem.series:
             known = series.targets[series.sets == TRAIN]
             deviation = known.std(axis=0)
+            if problem.set.metrics[0] == "mase":  # errors count in seasonal differences
+                deviation = np.abs(known[self.period :] - known[: -self.period]).mean(axis=0)
             self.mean.append(known.mean(axis=0))
             self.deviation.append(np.where(deviation > 0, deviation, 1.0))
             scaled = ((series.targets - self.mean[-1]) / self.deviation[-1]).astype(np.float32)
@@ -557,6 +559,8 @@ def boost_lightgbm(problem: Problem, seed: int, clock: Clock) -> Any:
         x: Features, y: Any, x_val: Features, y_val: Any, classes: bool, left: Callable[[], float]
     ) -> Callable[[Features], Any]:
         options: dict[str, Any] = {"learning_rate": 0.05, "seed": seed, "verbosity": -1}
+        if problem.set.metrics[0] == "mase":  # judged by absolute errors
+            options["objective"] = "l1"
         if classes:
             count = int(max(y.max(), y_val.max())) + 1
             options |= {"objective": "multiclass", "num_class": count, "min_data_in_leaf": 3}

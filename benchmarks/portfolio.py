@@ -13,7 +13,8 @@ last one ended.
 
 The tables have the best recipes of each set by validation with their test scores, and a portfolio:
 chosen greedily so that the best of it, on average over the sets of a task, is as good as possible
-on validation. Test scores are shown and not used.
+on validation, or with `--by test` on test: what is good on the sets of a study is a prior for other
+sets, but no fair figure on these.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from accuracy_sets import HIGHER_IS_BETTER, SETS, TRAIN, AccuracySet, Problem, Task
@@ -387,13 +388,15 @@ def describe(result: RecipeResult) -> str:
 # Tables
 
 
-def compute_regret(found: Sequence[RecipeResult]) -> dict[tuple[str, str], float]:
-    """Return how much worse the mean validation score of a recipe is than the best of its set, as
-    a share of the best (for accuracy: of the best one's errors plus one percent)."""
+def compute_regret(
+    found: Sequence[RecipeResult], by: Literal["val", "test"] = "val"
+) -> dict[tuple[str, str], float]:
+    """Return how much worse the mean score of a recipe is than the best of its set, as a share of
+    the best (for accuracy: of the best one's errors plus one percent)."""
     regret = {}
     for set_name in dict.fromkeys(result.set_name for result in found):
         of_set = [result for result in found if result.set_name == set_name]
-        means = {result.name: statistics.fmean(result.val) for result in of_set}
+        means = {result.name: statistics.fmean(getattr(result, by)) for result in of_set}
         if SETS[set_name].metrics[0] in HIGHER_IS_BETTER:
             means = {name: 1.01 - value for name, value in means.items()}
         best = min(means.values())
@@ -402,11 +405,13 @@ def compute_regret(found: Sequence[RecipeResult]) -> dict[tuple[str, str], float
     return regret
 
 
-def choose_portfolio(found: Sequence[RecipeResult], count: int) -> list[tuple[str, float]]:
+def choose_portfolio(
+    found: Sequence[RecipeResult], count: int, by: Literal["val", "test"] = "val"
+) -> list[tuple[str, float]]:
     """Choose recipes one by one, each so that the regret of the best chosen one, on average over
     sets, becomes least; return them with that average. A recipe without a result on a set counts as
     twice as bad as the worst one there."""
-    regret = compute_regret(found)
+    regret = compute_regret(found, by)
     sets = list(dict.fromkeys(set_name for set_name, _ in regret))
     names = list(dict.fromkeys(name for _, name in regret))
     worst = {s: max(v for (owner, _), v in regret.items() if owner == s) for s in sets}
@@ -423,22 +428,24 @@ def choose_portfolio(found: Sequence[RecipeResult], count: int) -> list[tuple[st
     return chosen
 
 
-def build_tables(found: Iterable[RecipeResult]) -> list[ResultTable]:
-    """Return the portfolio of each task, and the best recipes of each set."""
+def build_tables(
+    found: Iterable[RecipeResult], by: Literal["val", "test"] = "val"
+) -> list[ResultTable]:
+    """Return the portfolio of each task, and the best recipes of each set by validation."""
     done = [result for result in found if not result.problem]
     tables = []
     for task in FIRST:
         of_task = [result for result in done if SETS[result.set_name].task == task]
         if not of_task:
             continue
-        chosen = choose_portfolio(of_task, NUM_CHOSEN)
+        chosen = choose_portfolio(of_task, NUM_CHOSEN, by)
         cells = [
             [str(number), name, f"{100 * value:.2f} %"]
             for number, (name, value) in enumerate(chosen, start=1)
         ]
         note = (
             "The regret is how much worse the best of the recipes so far is than the best of all, "
-            "by validation, as a mean over sets."
+            f"by {'validation' if by == 'val' else 'test'}, as a mean over sets."
         )
         tables.append(ResultTable(f"Portfolio: {task}", ["", "recipe", "regret"], cells, note))
     for set_name in dict.fromkeys(result.set_name for result in done):
@@ -482,9 +489,9 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
     num_recipes = len({result.name for result in found})
     num_sets = len({result.set_name for result in found})
     headline = f"{num_recipes} recipes on {num_sets} sets, {SEEDS} seeds each"
-    settings = {"device": options.device, "seeds": SEEDS}
+    settings = {"device": options.device, "seeds": SEEDS, "by": options.by}
     result = BenchResult(
-        "portfolio", headline, rows, build_tables(found), settings, seconds, notes=[]
+        "portfolio", headline, rows, build_tables(found, options.by), settings, seconds, notes=[]
     )
     results.write_result(result, options.out)
     return result
@@ -504,6 +511,7 @@ def main() -> None:
     )
     parser.add_argument("--limit", type=int, default=10_000, help="the number of recipes")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--by", choices=("val", "test"), default="val", help="what chooses")
     parser.add_argument("--summarize", action="store_true", help="write the tables only")
     options = parser.parse_args()
     options.data = options.data.resolve()

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from slipstream.config import Config
-from slipstream.config.base import read_descriptions
+from slipstream.config.base import AUTO, FromData, read_descriptions
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 INTRO = """# Settings
@@ -67,6 +67,8 @@ def _toml(value: Any) -> str:
 
 
 def format_default(field: FieldInfo) -> str:
+    if any(isinstance(mark, FromData) for mark in field.metadata):
+        return f"`{_toml(AUTO)}`"
     if field.default is None or field.default is PydanticUndefined:
         return ""
     return f"`{_toml(field.default)}`"
@@ -80,7 +82,10 @@ def build_rows(section: Any, prefix: str) -> Iterator[str]:
         if prefix == "" and hasattr(field.annotation, "model_fields"):
             continue
         text = re.sub(r"\s+", " ", texts.get(name, "")).replace("|", "\\|")
-        cells = (f"`{prefix}{name}`", format_default(field), name_type(field.annotation), text)
+        kind = name_type(field.annotation)
+        if any(isinstance(mark, FromData) for mark in field.metadata):
+            kind = f'`"{AUTO}"`' + (", " if kind.startswith("`") else " or ") + kind
+        cells = (f"`{prefix}{name}`", format_default(field), kind, text)
         yield f"| {' | '.join(cells)} |"
 
 

@@ -167,9 +167,17 @@ def waves(rows: int = 400, *, columns: int = 3, seed: int = 0) -> pa.Table:
     return pa.table(table)
 
 
+# what the data would decide is given, so that tests of one thing do not depend on another
 SMALL: dict[str, Any] = {
-    "data": {"time": "time", "context": 16, "horizon": 4},
-    "model": {"kind": "lstm", "hidden": 8, "layers": 1, "heads": 2},
+    "data": {"time": "time", "context": 16, "horizon": 4, "channels": "together"},
+    "model": {
+        "kind": "lstm",
+        "hidden": 8,
+        "layers": 1,
+        "heads": 2,
+        "normalize": "none",
+        "patch": 1,
+    },
     "train": {"batch": 32, "epochs": 2},
     "engine": {"device": "cpu", "threads": 1, "plan": "off"},
 }
@@ -185,7 +193,10 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any
 
 def small_config(out: Path | str = "runs", **sections: Any) -> Config:
     """A config that trains in a second; sections override single settings."""
-    return configs.load(merged({**SMALL, "out": str(out)}, sections))
+    base = {**SMALL, "out": str(out)}
+    if sections.get("data", {}).get("scale_by") == "window":  # which normalizes as well
+        base = merged(base, {"model": {"normalize": "auto"}})
+    return configs.load(merged(base, sections))
 
 
 def small_dataset(config: Config | None = None, table: Any = None) -> Dataset:

@@ -147,7 +147,7 @@ def check(site, **values):
 def test_a_form_is_checked_with_the_message_of_the_command_line(site):
     (site.workspace.folder / "a.csv").write_text("x,y\n1,2\n")
     answer = check(site, data__path="a.csv", train__lr="-1", model__kind="lstn")
-    assert answer["problems"]["train.lr"] == "train.lr is -1; it should be greater than 0"
+    assert answer["problems"]["train.lr"] == 'train.lr is -1; it should be greater than 0 or "auto"'
     assert 'did you mean "lstm"?' in answer["problems"]["model.kind"]
     good = check(site, data__path="a.csv", train__lr="1e-2", name="a", data__targets='["y"]')
     assert good["problems"] == {}
@@ -247,7 +247,8 @@ def test_a_run_can_be_the_start_of_another(site):
     page = site.get("/new?start=run:job-1").text
     values = json.loads(page.partition('id="values">')[2].partition("</script>")[0])["values"]
     assert values["data.targets"] == '["y"]'
-    assert "train.lr" not in values
+    assert "train.weight_decay" not in values
+    assert values["model.normalize"] == "none"  # else the data would decide again
     assert site.get("/new?start=run:../x").status == 404
     assert site.get("/new?start=preset:none").status == 404
 

@@ -47,7 +47,7 @@ KINDS = ", ".join(f'"{kind}"' for kind in SPECS)
         (
             '[train]\nloss = "MSE"',
             'job.toml, line 2: train.loss is "MSE"; did you mean "mse"? It should be "mse", '
-            '"mae", "huber", "quantile", "cross_entropy" or "focal"',
+            '"mae", "huber", "quantile", "cross_entropy", "focal" or "auto"',
         ),
         (
             '[engine]\ndevice = "gpu"',
@@ -67,7 +67,10 @@ KINDS = ", ".join(f'"{kind}"' for kind in SPECS)
             "[train]\nbatch_size = 3",
             'job.toml, line 2: train.batch_size is not a setting; did you mean "batch"?',
         ),
-        ("[train]\nlr = -1", "job.toml, line 2: train.lr is -1; it should be greater than 0"),
+        (
+            "[train]\nlr = -1",
+            'job.toml, line 2: train.lr is -1; it should be greater than 0 or "auto"',
+        ),
         (
             "[data]\nsplit = { rows = [1, 2] }",
             "job.toml, line 2: data.split.rows takes three counts: training, validation and test "
@@ -84,7 +87,7 @@ KINDS = ", ".join(f'"{kind}"' for kind in SPECS)
         ),
         (
             "[train]\nlr = 0\nbatch = 0",
-            "job.toml, line 2: train.lr is 0; it should be greater than 0\n"
+            'job.toml, line 2: train.lr is 0; it should be greater than 0 or "auto"\n'
             '  job.toml, line 3: train.batch is 0; it should be at least 1 or "auto"',
         ),
     ],
@@ -114,7 +117,7 @@ def test_a_text_that_is_not_toml_gets_its_line_and_a_fix(refuse, text, fix):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("train.lr=fast", 'train.lr is "fast"; it should be a number'),
+        ("train.lr=fast", 'train.lr is "fast"; it should be a number or "auto"'),
         ("train.lr", '"train.lr" is not of the form section.key=value, as in train.lr=0.001'),
         (
             "data.context=30",

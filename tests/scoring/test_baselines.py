@@ -147,6 +147,9 @@ def test_statistics_are_what_their_names_say():
     found = baselines.compute_statistics(rows, torch.tensor([[9.0]]))[0].view(-1)
     wanted = [2, 4, (2 / 3) ** 0.5, 0, 1, 4, 2, 4, 1, 4, 3, 4, 0.5, 0, 9]
     close(found, wanted, rel=1e-6)
+    values = baselines.compute_statistics(rows, None, 3)[0, 14:]
+    assert values.tolist() == [1, 3, 2, 4, 4, 4]
+    close(baselines.compute_statistics(rows, None, 1)[0, 14:], [2, 4], rel=1e-6)
 
 
 FOLDS = {

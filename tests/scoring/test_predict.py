@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slipstream import UserError
+from slipstream.data import windows
 from slipstream.engine.planning import make_plan
 from slipstream.models.forecaster import build
 from slipstream.scoring import baselines
@@ -20,11 +21,15 @@ def load_all(dataset):
     return lambda which: dataset.iter_chunks(which, None, rows=1)
 
 
-def made(**sections):
+def hourly(table):
+    """The table with a row an hour."""
+    time = np.datetime64("2024-01-01T00", "us") + np.arange(len(table)) * np.timedelta64(1, "h")
+    return table.set_column(0, "time", pa.array(time))
+
+
+def made(table=None, **sections):
     config = small_config(**sections)
-    table = waves(3000)
-    time = np.datetime64("2024-01-01T00", "us") + np.arange(3000) * np.timedelta64(1, "h")
-    dataset = small_dataset(config, table.set_column(0, "time", pa.array(time)))
+    dataset = small_dataset(config, hourly(waves(3000)) if table is None else table)
     model = build(config.model, dataset.signature).eval()
     how = dataset.signature, dataset.scaler
     predict = score.make_predictor(model, make_plan(config, data_bytes=0), *how)
@@ -97,9 +102,9 @@ def test_baselines_are_absent_where_they_mean_nothing():
     train = score.accumulate(batches, dataset).compute()
     assert abs(train["overall"]["bias"]) < 1e-6
     assert train["overall"]["r2"] == pytest.approx(0, abs=1e-9)
-    _, dataset, _ = made()
+    _, dataset, _ = made(waves(3000), data={"period": 2500})
     found = baselines.fit_baselines(dataset, load_all(dataset))
-    assert found["seasonal"][:2] == ("its 24 rows are more than data.context", None)
+    assert found["seasonal"][:2] == ("its 2500 rows are more than windows can look back", None)
 
 
 def test_the_seasonal_baseline_repeats_the_day_before():
@@ -113,6 +118,60 @@ def test_the_seasonal_baseline_repeats_the_day_before():
     rows, steps = table["row"].to_numpy(), table["step"].to_numpy()
     ago = rows - steps + 1 - 24 + (steps - 1) % 24
     np.testing.assert_allclose(table["a_predicted"].to_numpy(), values[ago], rtol=1e-5)
+
+
+def check_season(dataset, found, period, column="a"):
+    """The predictions for the last test windows are the values one season ago."""
+    starts = dataset.memory.starts["test"][-5:]
+    chunk = next(score.predict_batches(found.predict, chunk_of(dataset, starts)))
+    table = score.build_table(chunk, dataset)
+    values = waves(3000)[column].to_numpy()
+    rows, steps = table["row"].to_numpy(), table["step"].to_numpy()
+    ago = rows - steps + 1 - period + (steps - 1) % period
+    np.testing.assert_allclose(table[f"{column}_predicted"].to_numpy(), values[ago], rtol=1e-4)
+
+
+@pytest.mark.parametrize("channels", ["together", "independent"])
+def test_a_season_may_begin_before_the_context(channels):
+    data = {"context": 6, "horizon": 9, "period": 40, "channels": channels}
+    _, dataset, _ = made(waves(3000), data=data)
+    found = baselines.fit_baselines(dataset, load_all(dataset))["seasonal"]
+    assert found.description == "the values 40 rows ago"
+    for column in ("a", "b"):
+        check_season(dataset, found, 40, column)
+    # the first windows have no such rows, and repeat the last value
+    series = dataset.memory.series
+    first = found.predict(series, torch.tensor([0, 33, 34]))
+    repeated = baselines.predict_repeat(windows.gather_past(series, torch.tensor([0]), 1), 9)
+    assert torch.equal(first[: len(repeated), ..., 0], repeated)
+    last = first[-len(repeated) :, 0, :, 0]
+    assert torch.equal(last.flatten(), series.targets[0])
+
+
+def test_no_season_reaches_across_a_gap():
+    table = hourly(waves(300))
+    kept = [row for row in range(300) if not 200 <= row < 210]
+    _, dataset, _ = made(table.take(kept), data={"context": 6, "horizon": 2, "targets": ["a"]})
+    series = dataset.memory.series
+    for start, is_known in ((190, True), (200, False), (217, False), (218, True)):
+        values = windows.gather_season(series, torch.tensor([start]), 24)
+        assert bool(values.isfinite().all()) is is_known
+        if is_known:
+            assert torch.equal(values[0], series.targets[start + 6 - 24 : start + 8 - 24])
+
+
+def test_the_season_is_a_day_or_a_week_by_validation():
+    table, hours, data = hourly(waves(3000)), np.arange(3000), {"context": 16, "horizon": 24}
+    day = np.sin(hours / 24 * 2 * np.pi)
+    week = pa.array(day + 5 * ((hours // 24) % 7 < 5))
+    _, dataset, _ = made(table.set_column(1, "a", week), data={**data, "targets": ["a"]})
+    assert dataset.index.list_periods() == (24, 168, 8760)
+    found = baselines.fit_baselines(dataset, load_all(dataset))["seasonal"]
+    assert found.description == "the values 168 rows ago, the best in validation of 24, 168"
+    rising = table.set_column(1, "a", pa.array(day + hours / 24))
+    _, dataset, _ = made(rising, data={**data, "targets": ["a"]})
+    found = baselines.fit_baselines(dataset, load_all(dataset))["seasonal"]
+    assert found.description == "the values 24 rows ago, the best in validation of 24, 168"
 
 
 def test_the_ridge_sees_fewer_windows_where_all_would_take_too_long(monkeypatch):

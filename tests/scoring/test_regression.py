@@ -135,9 +135,12 @@ def test_pinball_loss_is_that_of_every_quantile_in_physical_units():
     sums.update(batch_of(torch.from_numpy(quantiles), torch.from_numpy(truth)))
     overall = sums.merge([]).compute()["overall"]
     assert overall["pinball"] == pytest.approx(4 * wanted)
+    physical = np.abs(4 * truth + float(sums.shift[0]))
+    assert overall["crps"] == pytest.approx(2 * 4 * wanted / physical.mean())
+    assert overall["width"] == pytest.approx(4 * (quantiles[:, 2] - quantiles[:, 0]).mean())
     without = start([4.0], [2.0], steps=1, series=1)
     without.update(batch_of(torch.from_numpy(quantiles[:, 1:2]), torch.from_numpy(truth)))
-    assert not {"pinball", "coverage"} & set(without.compute()["overall"])
+    assert not {"pinball", "crps", "coverage", "width"} & set(without.compute()["overall"])
 
 
 @pytest.mark.parametrize("count", [5, 64, 65, 1000])
@@ -163,7 +166,14 @@ def test_a_baselines_single_value_is_scored_beside_a_models_quantiles():
     overall = sums.compute()["overall"]
     assert overall["mae"] == 1
     assert overall["pinball"] == pytest.approx(0.5)
-    assert "coverage" not in overall
+    assert not {"coverage", "width"} & set(overall)
+
+
+def test_the_crps_of_a_single_value_is_its_relative_error():
+    sums = start([1.0], [1.0], steps=1, series=1, quantiles=(0.1, 0.5, 0.9))
+    sums.update(batch_of(torch.tensor([1.0, 2.0, 5.0])[:, None], torch.tensor([2.0, 2.0, 4.0])))
+    overall = sums.compute()["overall"]
+    assert overall["crps"] == pytest.approx(overall["wape"] / 100)
 
 
 def test_merged_sums_are_those_of_all_windows():

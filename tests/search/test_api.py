@@ -38,7 +38,7 @@ def test_the_number_of_parallel_trials(tmp_path, trials, asked, device, workers,
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("train", "repeats", 3), ("train", "minutes", 1.0), ("train", "batch", "auto")],
+    [("train", "repeats", 3), ("train", "minutes", 1.0)],
 )
 def test_settings_that_a_search_does_not_support_are_refused(tmp_path, section, key, value):
     settings = make_settings(tmp_path, tune={"space": {"train.lr": [0.1, 0.01]}})

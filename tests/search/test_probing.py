@@ -64,7 +64,7 @@ def test_three_ways_are_trained_from_the_same_seeds(found):
         assert config.model == asked["scratch"].model
         assert config.model.bidirectional
         assert config.data == asked["scratch"].data
-    assert set(summary["baselines"]) == {"majority", "logistic", "gbm"}
+    assert set(summary["baselines"]) == {"majority", "logistic", "gbm", "rocket"}
 
 
 def test_its_figures_are_those_of_the_runs(found):

@@ -121,7 +121,7 @@ def test_an_ensemble_is_in_order(tmp_path):
     joined = slipstream.ensemble(runs, out=tmp_path / "joined", quiet=True)
     check_order(pq.read_table(joined.run / "predictions.parquet"))
     check_order(slipstream.predict(joined, waves(60), every=True))
-    assert {"pinball", "coverage"} <= set(joined.summary["metrics"]["test"])
+    assert {"pinball", "crps", "coverage", "width"} <= set(joined.summary["metrics"]["test"])
 
 
 def test_a_run_states_its_pinball_loss_coverage_and_point(run, capsys):
@@ -137,6 +137,9 @@ def test_a_run_states_its_pinball_loss_coverage_and_point(run, capsys):
         error = truth[:, None] - quantiles
         pinball = np.maximum(np.array(LEVELS) * error, (np.array(LEVELS) - 1) * error).mean()
         assert single["pinball"] == pytest.approx(pinball, rel=1e-5)
+        assert single["crps"] == pytest.approx(2 * pinball / np.abs(truth).mean(), rel=1e-4)
+        width = (quantiles[:, -1] - quantiles[:, 0]).mean()
+        assert single["width"] == pytest.approx(width, rel=1e-4)
     assert "pinball" in summary["baselines"]["ridge"]["metrics"]["test"]
     assert summary["quantiles"] == LEVELS
     line = describe_quantiles(summary)

@@ -40,7 +40,7 @@ def test_the_summary_keeps_its_contract(trained):
         assert summary["windows"][which] > 0
     assert set(summary["scaled"]["test"]) == {"mae", "mse"}
     assert set(summary["baselines"]) == {"repeat", "seasonal", "ridge", "gbm"}
-    for name in ("repeat", "ridge"):
+    for name in ("repeat", "ridge", "gbm"):
         beside = summary["baselines"][name]
         assert set(beside["metrics"]) == set(beside["scaled"]) == {"train", "val", "test"}
         assert set(beside["metrics"]["test"]) == set(summary["metrics"]["test"])

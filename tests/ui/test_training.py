@@ -60,7 +60,7 @@ def test_a_csv_becomes_a_report_by_clicks_only(page, app):
         chips.nth(1).click()
     fill(page, {"train.lr": "-1"})
     expect(page.locator("[data-setting='train.lr'] .problem")).to_have_text(
-        "train.lr is -1; it should be greater than 0"
+        'train.lr is -1; it should be greater than 0 or "auto"'
     )
     expect(page.locator("#go")).to_be_disabled()
     fill(page, {"train.lr": "0.01", "train.epochs": "2", "model.kind": "linear"})

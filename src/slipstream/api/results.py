@@ -79,9 +79,10 @@ class Result(RunRecord):
         run: The run folder.
         metrics: By set (train, val, test): mae, rmse, mse, r2, max_error and bias in physical
             units, and relative to the size of each series mase (of forecasts), smape and wape (in
-            percent); for classes accuracy, balanced_accuracy, f1_macro, log_loss, auc and ece.
-        baselines: By name (repeat, seasonal, ridge, gbm; for classes majority, logistic, gbm): a
-            mapping with the same metrics, or None where a baseline does not apply.
+            percent); with quantiles also pinball, crps, coverage and width; for classes
+            accuracy, balanced_accuracy, f1_macro, log_loss, auc and ece.
+        baselines: By name (repeat, seasonal, ridge, gbm; for classes majority, logistic, gbm,
+            rocket): a mapping with the same metrics, or None where a baseline does not apply.
         history: Every validation, in order: `slipstream.events.Epoch` with `epoch`, `train_loss`,
             `val_loss`, `lr`; `pandas.DataFrame(result.history)` is a table of them.
         config: The `Config` of the run, complete.

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from slipstream.config import Config
-from slipstream.config.base import Section, read_descriptions
+from slipstream.config.base import AUTO, Section, list_from_data, read_descriptions
 from slipstream.config.prepare import STEPS
 from slipstream.runs import to_json
 
@@ -140,7 +140,7 @@ def list_controls(command: str = TRAIN) -> tuple[Control, ...]:
     if command == PRETRAIN:  # which has defaults of its own
         values = Config.model_validate({"train": {"objective": "masked"}}).model_dump()
         controls = (
-            replace(control, default=format_value(_get(values, control.setting)))
+            replace(control, default=format_value(get_value(values, control.setting)))
             for control in controls
         )
     return tuple(replace(control, is_plain=control.setting in plain) for control in controls)
@@ -198,7 +198,10 @@ def _iter_controls(
             schema = root["$defs"][value["$ref"].rpartition("/")[2]]
             yield from _iter_controls(inner, root, schema, hidden, f"{setting}.")
         else:
-            yield _make_control(setting, value, texts.get(name, ""))
+            is_auto = name in list_from_data(section)
+            forms = [form for form in value.get("anyOf", ()) if form.get("const") != AUTO]
+            schema = value | {"anyOf": forms, "default": AUTO} if is_auto else value
+            yield _make_control(setting, schema, texts.get(name, ""))
 
 
 def _make_control(setting: str, schema: Mapping[str, Any], text: str) -> Control:
@@ -276,7 +279,7 @@ def fill(config: Config, command: str = TRAIN) -> dict[str, str]:
     values = config.model_dump(exclude_unset=True)
     texts = {}
     for control in list_controls(command):
-        value = _get(values, control.setting)
+        value = get_value(values, control.setting)
         text = format_value(value)
         # pre-training sets its defaults itself
         if value is not None and (command != PRETRAIN or text != control.default):
@@ -284,7 +287,7 @@ def fill(config: Config, command: str = TRAIN) -> dict[str, str]:
     return texts
 
 
-def _get(values: Any, setting: str) -> Any:
+def get_value(values: Any, setting: str) -> Any:
     """Return the value of a dotted setting; None without one."""
     for key in setting.split("."):
         values = values.get(key) if isinstance(values, dict) else None

@@ -149,13 +149,14 @@ def _format_choice(value: Any, *, is_plain: bool) -> str:
 def list_settings() -> list[dict[str, Any]]:
     """Return the settings that can be searched, with the editor's suggestions for each."""
     controls = {control.setting: control for control in forms.list_controls(forms.TUNE)}
+    values = Config().model_dump()  # numbers to suggest ranges from, not "auto"
     names = [name for name in search_space.list_searchable() if name in controls]
     names.sort(key=lambda name: (name not in COMMON, COMMON.index(name) if name in COMMON else 0))
     return [
         {
             "name": name,
             "help": controls[name].summary.rstrip(".") + ".",
-            "default": controls[name].default,
+            "default": forms.format_value(forms.get_value(values, name)),
             "limits": controls[name].limits,
             "choices": [
                 choice for choice in controls[name].choices if choice not in ("auto", "off")

@@ -16,6 +16,7 @@ from slipstream.app.workspace import Workspace
 from slipstream.base.errors import Message, UserError
 from slipstream.base.storage import refuse_url
 from slipstream.config import SIMULATED, Config, ConfigError, OptionText, search_space
+from slipstream.config.base import Section, list_from_data
 from slipstream.runs import to_json
 
 DEMO = "demo"
@@ -247,7 +248,8 @@ def load_fine_tuning(folder: Path) -> Config:
 
 
 def _drop_defaults(config: Config) -> Config:
-    """Return a run's config, which has every setting, with only those that differ from defaults."""
+    """Return a run's config, which has every setting, with only those that differ from defaults,
+    and those that a new run would resolve from its data."""
     task = {"train": {"objective": "masked"}} if config.masked else {}
     default = Config.model_validate(task).model_dump()
 
@@ -266,6 +268,10 @@ def _drop_defaults(config: Config) -> Config:
         return result
 
     settings = differ(config.model_dump(), default)
+    for name in ("data", "model", "train") if not config.masked else ():
+        section: Section = getattr(config, name)
+        resolved = {key: getattr(section, key) for key in list_from_data(type(section))}
+        settings[name] = resolved | settings.get(name, {})
     split = settings.get("data", {}).get("split")
     if split:
         settings["data"]["split"] = config.data.split.model_dump(exclude_defaults=True)

@@ -430,7 +430,7 @@ def _make_run(
             return
         summary = result.summary
         if advise:
-            summary = _advise(result, loaded, display)
+            summary = _advise(result, display)
             summary["time"] = timer.extend(summary["time"], "advice_s")
     if not result.is_new:
         print_note(f"slipstream: {result.run}: was finished before; nothing is left to train")
@@ -483,14 +483,14 @@ def _describe_share(result: dict[str, Any]) -> str:
     return f"{trained}; all shares done, join them with: {join}"
 
 
-def _advise(result: FinishedRun, config: Config | None, display: TrainingDisplay) -> RunSummary:
+def _advise(result: FinishedRun, display: TrainingDisplay) -> RunSummary:
     """Measure changes that may help. The run is complete by then, so an interrupt only skips
     this."""
     from slipstream import runs
     from slipstream.training import advice
 
     try:
-        config = config or runs.load_config(runs.Run(result.run))
+        config = runs.load_config(runs.Run(result.run))
         return advice.advise_run(result.run, config, display.say)
     except KeyboardInterrupt:
         display.say("interrupted: what may help was not measured")

@@ -1,6 +1,6 @@
 """The config: one pydantic model per section. Does not import torch."""
 
-from slipstream.config.base import CLASS_LOSSES, OptionText, Scalar
+from slipstream.config.base import AUTO, CLASS_LOSSES, OptionText, Scalar
 from slipstream.config.data import (
     ALL_ROWS,
     SERIES_COLUMN,
@@ -41,6 +41,7 @@ from slipstream.config.train import (
 
 __all__ = [
     "ALL_ROWS",
+    "AUTO",
     "CLASS_LOSSES",
     "PRETRAIN_OVERRIDE",
     "SERIES_COLUMN",

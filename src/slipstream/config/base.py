@@ -7,9 +7,20 @@ import itertools
 import math
 import os
 import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from slipstream.base.errors import Text
 
@@ -54,6 +65,21 @@ def match_pattern(pattern: str, words: str) -> Any:
 
 
 CLASS_LOSSES = ("cross_entropy", "focal")
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class FromData:
+    """Marks a setting that `data.defaults` resolves from the data where it is left out or "auto".
+
+    Both mean the same: a section drops "auto", so that the setting is not in `model_fields_set`.
+    Until it is resolved it has the field's default, a value that always works.
+    """
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"const": AUTO, "type": "string"}, handler(schema)]}
 
 
 def to_plain(value: Any) -> Any:
@@ -78,7 +104,27 @@ class Section(BaseModel):
     def _accept_paths(cls, settings: Any) -> Any:
         if not isinstance(settings, dict):
             return settings
-        return {name: to_plain(value) for name, value in settings.items()}
+        settings = {name: to_plain(value) for name, value in settings.items()}
+        return drop_auto(settings, list_from_data(cls))
+
+
+@cache
+def list_from_data(section: type[Section]) -> tuple[str, ...]:
+    """Return the settings of a section that are resolved from the data where they are "auto"."""
+    return tuple(
+        name
+        for name, field in section.model_fields.items()
+        if any(isinstance(mark, FromData) for mark in field.metadata)
+    )
+
+
+def drop_auto(settings: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """Return the settings of a section without those of `names` that are "auto"."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if not (name in names and isinstance(value, str) and value == AUTO)
+    }
 
 
 def read_descriptions(section: type[Any]) -> dict[str, str]:

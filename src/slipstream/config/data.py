@@ -20,6 +20,7 @@ from slipstream.config.base import (
     Count,
     CountOrZero,
     Fraction,
+    FromData,
     Interval,
     Marks,
     Names,
@@ -293,8 +294,11 @@ class Data(Section):
     """Numeric columns that are constant within a series; they are added at the model's head."""
     ignore: Names = ()
     """Columns that are never inputs, for use with the default `inputs`."""
-    context: Context = 96
-    """Rows that the model sees. `"all"`: each series is one window, for `horizon` 0; its length is
+    context: Annotated[Context, FromData()] = 96
+    """Rows that the model sees. `"auto"`: for forecasts 3.5 horizons, or a week of hours, 8 weeks
+    of days, 3 years of months, 2 of weeks where that is more, at most 512 rows and as many as the
+    series allow; 96 where no season is known. With `layout = "wide"` and `horizon` 0, `"all"`;
+    otherwise 96. `"all"`: each series is one window, for `horizon` 0; its length is
     that of the longest series, shorter ones are padded at the front (a step `pad`), and fractions
     of `split` are shares of the series. The run's config has the number."""
     horizon: Annotated[int, Field(ge=0, le=1_000_000)] = 24
@@ -302,9 +306,10 @@ class Data(Section):
     row."""
     stride: Count = 1
     """Rows from one window to the next, in every set."""
-    channels: Literal["together", "independent"] = "together"
+    channels: Annotated[Literal["together", "independent"], FromData()] = "together"
     """`"independent"`: every target column is its own series through one shared model; inputs that
-    are not targets are passed with each of them."""
+    are not targets are passed with each of them. `"auto"`: `"independent"` for forecasts of several
+    targets without other inputs."""
     scale: Literal["standard", "minmax", "none"] = "standard"
     """Scaling of the columns, fitted on training rows only (with several folds, on those of the
     first)."""

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from slipstream.base.errors import Message, Text, UserError, join_messages
 from slipstream.base.text import find_nearest
-from slipstream.config.base import PATTERN_WORDS, Section
+from slipstream.config.base import AUTO, PATTERN_WORDS, Section, list_from_data
 
 MAX_CHARACTERS = 200
 """The number of a value's characters that a message shows"""
@@ -201,7 +201,9 @@ def _explain_setting(
         index = max(index for index, _ in entries if index is not None)
         items = [item for number, item in entries if number == index]
         setting = f"{setting}: entry {index + 1}"
-    return f"{setting} is {describe_mismatch(items)}"
+    section = _locate(path, root)[1]
+    accepts_auto = setting == ".".join(path) and path[-1] in list_from_data(section)
+    return f"{setting} is {describe_mismatch(items, (AUTO,) if accepts_auto else ())}"
 
 
 def _get_message(error: ValueError) -> Text:
@@ -213,12 +215,14 @@ def _find_index(loc: Sequence[int | str]) -> int | None:
     return next((part for part in loc if isinstance(part, int)), None)
 
 
-def describe_mismatch(items: Sequence[Mapping[str, Any]]) -> str:
-    """Return a description of a value and of the accepted values, from all errors about it."""
+def describe_mismatch(items: Sequence[Mapping[str, Any]], words: Sequence[str] = ()) -> str:
+    """Return a description of a value and of the accepted values, from all errors about it; `words`
+    are accepted as well."""
     value = items[0]["input"]
     if items[0]["type"] == "missing":
         return "missing"
     expected = list(dict.fromkeys(text for item in items for text in _list_expected(item)))
+    expected += [f'"{word}"' for word in words]
     choices = [text.strip('"') for text in expected if text.startswith('"')]
     if choices and "text" in expected:  # the choices say more
         expected.remove("text")

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 from slipstream.base.errors import Command, Option, Text, UserError, join_messages
 from slipstream.base.run_names import OUT, find_run, is_run
 from slipstream.base.storage import is_url, parse_path, read_verified, refuse_url
-from slipstream.config.base import OptionText, Section, to_plain
-from slipstream.config.data import SIMULATED, find_matches
+from slipstream.config.base import OptionText, Section, drop_auto, list_from_data, to_plain
+from slipstream.config.data import SIMULATED, Data, find_matches
 from slipstream.config.errors import (
     ConfigError,
     Origin,
@@ -349,6 +349,7 @@ def _add_encoder_settings(settings: dict[str, Any]) -> dict[str, Any]:
     if not all(isinstance(section, dict) for section in sections.values()):
         return settings
     data, model, train = sections["data"], sections["model"], sections["train"]
+    data, model = drop_auto(data, list_from_data(Data)), drop_auto(model, list_from_data(Model))
     encoder = train.get("init_from")
     unset = [key for key in Model.model_fields if key not in model]
     # runs of version 0.1 lack data.prepare

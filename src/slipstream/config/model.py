@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from slipstream.config.base import (
     MAX_LAYERS,
     Count,
+    FromData,
     Interval,
     Scalar,
     Scalars,
@@ -176,14 +177,17 @@ class Model(Section):
     """LSTM and GRU: normalize every layer's outputs over its units; a transformer always does."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of activations dropped between layers during training."""
-    patch: Count = 1
-    """Rows per token, for every kind but nhits, mlp and linear: 16 means 16 times fewer time
-    steps."""
-    pool: Literal["last", "mean", "attention", "flatten"] = "last"
-    """How a sequence is reduced to one vector, for every kind but nhits, mlp and linear."""
-    normalize: Literal["none", "last", "window"] = "none"
+    patch: Annotated[Count, FromData()] = 1
+    """Rows per token, for every kind but nhits, mlp and linear: 16 means 16 times fewer time steps.
+    `"auto"`: for forecasts from 48 rows and more, up to 16; otherwise 1."""
+    pool: Annotated[Literal["last", "mean", "attention", "flatten"], FromData()] = "last"
+    """How a sequence is reduced to one vector, for every kind but nhits, mlp and linear. `"auto"`:
+    `"flatten"` for forecasts from patches; otherwise `"last"`."""
+    normalize: Annotated[Literal["none", "last", "window"], FromData()] = "none"
     """Per window: `"last"` subtracts the last row; `"window"` subtracts the mean and divides by the
-    standard deviation. Undone on the output."""
+    standard deviation. Undone on the output. `"auto"`: for forecasts of columns that are inputs,
+    `"last"` where the last row predicts the next ones better than the mean of a window does, and
+    `"window"` elsewhere; otherwise `"none"`."""
     heads: Annotated[int, Field(ge=1, le=1_024)] = 4
     """Transformer: attention heads."""
     positions: Literal["learned", "sinusoidal"] = "learned"

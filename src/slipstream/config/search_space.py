@@ -25,7 +25,6 @@ INCOMPARABLE = {
     "data.where": "the windows that trials are scored on",
     "data.prepare": "the rows that windows are made of",
     "data.stride": "the windows that trials are scored on",
-    "data.channels": "the score; set tune.metric",
     "train.objective": "the task",
     "train.state": "the state that windows begin with",
     "train.init_from": "how the data are scaled",
@@ -46,7 +45,6 @@ def check_config(config: Config) -> None:
     for name, is_set, fix in (
         ("train.repeats", config.train.repeats > 1, "set tune.retrain_seeds instead"),
         ("train.minutes", config.train.minutes is not None, "set tune.minutes instead"),
-        ("train.batch", config.train.batch == "auto", "a search needs a number"),
         (
             'train.state = "carried"',
             config.train.state == "carried",
@@ -107,8 +105,7 @@ def make_space(config: Config) -> dict[str, Any]:
         _refuse_unknown(name, config)
         change = INCOMPARABLE.get(name)
         is_fixed = name == "train.batch" and "auto" not in _list_values(entry)
-        is_scored = name == "data.channels" and config.tune.metric != "loss"
-        if change and not is_fixed and not is_scored:
+        if change and not is_fixed:
             fix = "" if ";" in change else "; remove it"
             raise UserError(
                 f'tune.space has "{name}"; trials cannot be compared if it changes {change}{fix}',
@@ -120,6 +117,12 @@ def make_space(config: Config) -> dict[str, Any]:
         if name.split(".")[0] in SAME_MODEL:
             raise UserError(
                 f'tune.space has "{name}", which does not change the model', setting="tune.space"
+            )
+        if configs.AUTO in _list_values(entry):
+            raise UserError(
+                f'tune.space has "{name}" = "auto", which would be the same in every trial; list '
+                "values",
+                setting="tune.space",
             )
         for value in _list_values(entry):
             _check_value(name, value, config, space)

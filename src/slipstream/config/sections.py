@@ -6,7 +6,15 @@ from pydantic import Field, model_validator
 
 from slipstream.base.errors import Option, Setting
 from slipstream.base.text import holds_secret
-from slipstream.config.base import CLASS_LOSSES, Count, PositiveFloat, Section, match_pattern
+from slipstream.config.base import (
+    CLASS_LOSSES,
+    Count,
+    PositiveFloat,
+    Section,
+    drop_auto,
+    list_from_data,
+    match_pattern,
+)
 from slipstream.config.data import Data
 from slipstream.config.errors import format_value
 from slipstream.config.model import Model
@@ -39,11 +47,12 @@ NAME_WORDS = (
 )
 
 
-def _to_dict(section: Any) -> dict[str, Any] | None:
-    """Return the settings that a section sets; None for a value that is no section."""
+def _to_dict(section: Any, kind: type[Section]) -> dict[str, Any] | None:
+    """Return the settings that a section sets, without those that are "auto"; None for a value that
+    is no section."""
     if isinstance(section, Section):
         return section.model_dump(exclude_unset=True)
-    return section if isinstance(section, dict) else None
+    return drop_auto(section, list_from_data(kind)) if isinstance(section, dict) else None
 
 
 class PredictFilter(Section):
@@ -165,8 +174,9 @@ class Config(Section):
         scales windows."""
         if not isinstance(settings, dict):
             return settings
-        data, train = (_to_dict(settings.get(name, {})) for name in ("data", "train"))
-        model = _to_dict(settings.get("model", {}))
+        data = _to_dict(settings.get("data", {}), Data)
+        model = _to_dict(settings.get("model", {}), Model)
+        train = _to_dict(settings.get("train", {}), Train)
         if data is not None and model is not None and data.get("scale_by") == "window":
             settings = settings | {"model": {"normalize": "window"} | model}
         if train is not None and train.get("objective") == "masked":
@@ -298,7 +308,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
-        if self.model.spec.is_sequential and self.data.context % self.model.patch:
+        is_given = "context" in self.data.model_fields_set  # else it is made to fit
+        if is_given and self.model.spec.is_sequential and self.data.context % self.model.patch:
             patch = self.model.patch
             below = self.data.context // patch * patch
             fit = f"{below} or {below + patch}" if below else str(patch)

@@ -16,6 +16,7 @@ from slipstream.config.base import (
     Count,
     CountOrZero,
     Fraction,
+    FromData,
     NonNegative,
     OptionText,
     PositiveFloat,
@@ -47,9 +48,10 @@ class Train(Section):
     objective: Literal["predict", "masked"] = "predict"
     """`"predict"` learns the targets; `"masked"`, set by `slipstream pretrain`, learns to fill in
     masked rows of the inputs."""
-    loss: Loss = "mse"
+    loss: Annotated[Loss, FromData()] = "mse"
     """The loss, on scaled values: with `data.scale_by`, `"mae"` is relative to the size of each
-    series or window. For classes: `"cross_entropy"` (the default there) or `"focal"`."""
+    series or window. For classes: `"cross_entropy"` (the default there) or `"focal"`. `"auto"`:
+    `"mse"`, for classes `"cross_entropy"`."""
     quantiles: Annotated[
         tuple[Fraction, ...], Field(strict=False, min_length=1, max_length=1_000)
     ] = (0.1, 0.5, 0.9)
@@ -68,14 +70,17 @@ class Train(Section):
     Weights also shift the predicted probabilities."""
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adamw"
     """The optimizer."""
-    lr: PositiveFloat = 1e-3
-    """Learning rate, before the schedule."""
+    lr: Annotated[PositiveFloat, FromData()] = 1e-3
+    """Learning rate, before the schedule. `"auto"`: 0.002 for forecasts by an LSTM or a GRU with
+    patches and `normalize = "window"`, otherwise 0.001."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum of sgd."""
     weight_decay: Annotated[float, Field(ge=0, le=1_000)] = 1e-4
     """Weight decay (decoupled in adamw)."""
-    schedule: Literal["constant", "step", "plateau", "cosine", "restarts"] = "cosine"
-    """Schedule of the learning rate."""
+    schedule: Annotated[
+        Literal["constant", "step", "plateau", "cosine", "restarts"], FromData()
+    ] = "cosine"
+    """Schedule of the learning rate. `"auto"`: `"cosine"`."""
     warmup_epochs: NonNegative = 0.0
     """Epochs over which the learning rate rises from zero."""
     lr_min: NonNegative = 0.0
@@ -93,8 +98,9 @@ class Train(Section):
     restart_growth: Annotated[int, Field(ge=1, le=1_000)] = 2
     """restarts: factor by which each cycle is longer than the one before."""
     batch: Annotated[int, Field(ge=1, le=2**24)] | Literal["auto"] = 256
-    """Windows in one forward pass; `"auto"` doubles it as long as it fits into memory and
-    throughput grows."""
+    """Windows in one forward pass. Default: 256; fewer where an epoch would have less than 32
+    steps, and where `data.channels` makes several sequences of each window. `"auto"` doubles it as
+    long as it fits into memory and throughput grows; in a search it is the default."""
     accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Forward passes in one step: the effective batch is `batch` times this."""
     epochs: Count = 50

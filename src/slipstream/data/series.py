@@ -231,6 +231,18 @@ class SeriesIndex:
         rows = round(1 / days) if days < 1 else 0
         return rows if rows > 1 and abs(rows * days - 1) < 1e-6 else None
 
+    def list_periods(self) -> tuple[int, ...]:
+        """Return the rows of a day, a week and a year, those that the usual step divides; empty
+        where it is not known."""
+        period = self.infer_period()
+        if period is None or self.step is None:
+            return ()
+        day = DAY_S / self.step
+        if day >= 0.99:
+            period = round(day)
+            return tuple(rows for rows in (period, 7 * period, 365 * period) if rows > 1)
+        return (period,)  # of weeks to quarters: a year
+
 
 @dataclass(frozen=True)
 class RawSeries:

@@ -225,6 +225,18 @@ def gather_past(series: Series, starts: Tensor, num_rows: int) -> Tensor:
     return _split_rows(past, num_shared=0) if series.sequences_per_window > 1 else past
 
 
+def gather_season(series: Series, starts: Tensor, period: int) -> Tensor:
+    """Gather the targets one season before each predicted row, again and again: [B, H, C]. They may
+    lie before the context; NaN where the series, or its piece since a gap, begins later."""
+    steps = torch.arange(len(series.target_rows), device=starts.device)
+    lead = series.target_rows[:1]
+    rows = starts[:, None] + lead - period + steps % period
+    borders = series.offsets if series.segments is None else series.segments
+    first = borders[(torch.bucketize(starts, borders, right=True) - 1).clamp(min=0)]
+    values = series.targets[rows.clamp(min=0)]
+    return torch.where((rows >= first[:, None])[..., None], values, torch.nan)
+
+
 def _fill_forward(rows: Tensor) -> Tensor:
     """Replace each missing value along the first axis by the last known one."""
     missing = rows.isnan()

@@ -21,6 +21,7 @@ from slipstream.config import Config
 from slipstream.config.base import hash_seed
 from slipstream.data import labels
 from slipstream.data.dataset import Dataset
+from slipstream.data.defaults import Choice
 from slipstream.data.series import Ints
 from slipstream.data.windows import Series
 from slipstream.engine import carried
@@ -61,6 +62,8 @@ class RunContext:
     """Once the model is built, with the values that the data and measuring gave"""
     dataset: Dataset
     plan: Plan
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    """What the data have decided of the config, by the settings' dotted names"""
     requested: Config | None = None
     """The config before the model was built"""
     is_plan_final: bool = False

@@ -69,6 +69,8 @@ class Plan:
     """Every candidate: what it was, its time, or why it has none"""
     data_parallel: int = 1
     """Processes that train the model together"""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The value and the reason of each setting that the data have decided, by its dotted name"""
 
     @property
     def autocast(self) -> torch.dtype | None:

@@ -68,6 +68,7 @@ _COLOURS = {
     "ensemble": PURPLE,
     "ridge": ORANGE,
     "gbm": SKY,
+    "rocket": GREEN,
     "seasonal": GREEN,
     "repeat": GREY,
     "interpolate": ORANGE,

@@ -56,6 +56,7 @@ METRIC_NAMES = {
     "bias": "bias",
     "pinball": "pinball loss",
     "coverage": "coverage",
+    "width": "width",
 }
 """Where the name is not the key in capitals"""
 SCALED = "scaled_"
@@ -504,6 +505,10 @@ def describe_quantiles(result: Mapping[str, Any]) -> str:
     if not levels or "pinball" not in metrics:
         return ""
     text = f"quantiles: pinball loss {format_number(metrics['pinball'])}"
+    if (crps := metrics.get("crps")) is not None:
+        text += f", CRPS {format_number(crps)}"
+    if (width := metrics.get("width")) is not None:
+        text += f", mean width {format_number(width)}"
     if (coverage := metrics.get("coverage")) is not None:
         low, high = levels[0], levels[-1]
         text += (

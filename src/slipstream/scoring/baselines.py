@@ -1,5 +1,5 @@
 """The baselines that a model must beat: repeat, seasonal, ridge and gbm, or for classes majority,
-logistic and gbm.
+logistic, gbm and rocket.
 
 Ridge regression is solved in closed form. Shapes: T context rows, B windows or sequences, F inputs,
 H predicted rows, C targets, D features, K static columns, Q classes.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slipstream.base import storage
+from slipstream.base.text import format_count
 from slipstream.config import Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
@@ -35,6 +36,7 @@ from slipstream.scoring.boosting import (
     prepare_boosting,
     split_static,
 )
+from slipstream.scoring.convolutions import MIN_CONTEXT, Convolutions, fit_convolutions
 
 RIDGE_WORK = 2e11
 """The number of multiplications that fitting the ridge may take; where all windows would take more,
@@ -53,6 +55,9 @@ RIDGE_PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to choose from, per training window"""
 STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
 """The statistics of each input that the logistic regression uses as features"""
+LOGISTIC_VALUES, MIN_LOGISTIC_VALUES = 256, 4
+"""Values of all inputs together that the logistic regression reads beside the statistics, and of
+each input at least; longer windows are averaged to so many"""
 LOGISTIC_PENALTIES = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)
 """Penalties to choose from, the strongest first: each starts from the solution of the one before"""
 MAX_ITERATIONS = 200
@@ -91,21 +96,35 @@ def fit_baselines(
     load_chunks: ChunkLoader,
     work: FoldWork | None = None,
     fitted: FittedBoosting | None = None,
+    *,
+    without: Collection[str] = (),
 ) -> dict[str, Baseline]:
     """Fit every baseline of the task that is meaningful for this data; for a fold, reuse the work
-    done for earlier folds. `fitted` has the trees where they were fitted beside the training."""
+    done for earlier folds. `fitted` has the trees where they were fitted beside the training,
+    `without` the names of baselines that are not wanted."""
+    fits: dict[str, Callable[[], Baseline]]
     if dataset.signature.classes:
-        return {
-            "majority": _fit_majority(dataset, load_chunks),
-            "logistic": _fit_logistic(dataset, load_chunks, work),
-            "gbm": _fit_gbm(dataset, load_chunks, work, fitted),
+        fits = {
+            "majority": lambda: _fit_majority(dataset, load_chunks),
+            "logistic": lambda: _fit_logistic(dataset, load_chunks, work),
+            "gbm": lambda: _fit_gbm(dataset, load_chunks, work, fitted),
+            "rocket": lambda: _fit_rocket(dataset, load_chunks, work),
         }
-    return {
-        "repeat": _fit_repeat(dataset, load_chunks),
-        "seasonal": _make_seasonal(dataset, load_chunks),
-        "ridge": _fit_ridge(dataset, load_chunks, work),
-        "gbm": _fit_gbm(dataset, load_chunks, work, fitted),
-    }
+    else:
+        fits = {
+            "repeat": lambda: _fit_repeat(dataset, load_chunks),
+            "seasonal": lambda: _make_seasonal(dataset, load_chunks),
+            "ridge": lambda: _fit_ridge(dataset, load_chunks, work),
+            "gbm": lambda: _fit_gbm(dataset, load_chunks, work, fitted),
+        }
+    return {name: fit() for name, fit in fits.items() if name not in without}
+
+
+def list_baselines(dataset: Dataset) -> tuple[str, ...]:
+    """Return the names of the baselines of the task."""
+    if dataset.signature.classes:
+        return ("majority", "logistic", "gbm", "rocket")
+    return ("repeat", "seasonal", "ridge", "gbm")
 
 
 def predict_repeat(past: Tensor, steps: int) -> Tensor:
@@ -129,6 +148,10 @@ def restore_baseline(
     def load_boosting(device: torch.device) -> Boosting:
         return Boosting.from_state(state).to(device)
 
+    @functools.cache
+    def load_convolutions(device: torch.device) -> Convolutions:
+        return Convolutions.from_state(state).to(device)
+
     def predict(series: Series, starts: Tensor) -> Tensor:
         match name:
             case "repeat" if signature.horizon:
@@ -136,9 +159,7 @@ def restore_baseline(
             case "repeat":
                 return state["mean"].to(starts.device).expand(len(starts), 1, -1)[..., None]
             case "seasonal":
-                period = int(state["period"])
-                past = _gather_past(series, starts, state, period)
-                return predict_seasonal(past, steps, period)[..., None]
+                return _predict_season(series, starts, state, signature)[..., None]
             case "ridge":
                 inputs, static = windows.gather_inputs(series, starts)
                 _, ahead = split_static(static, signature)
@@ -149,11 +170,18 @@ def restore_baseline(
                 boosting = load_boosting(inputs.device)
                 predicted = boosting.predict(inputs, static, rows_ahead, signature)
                 return predicted if signature.classes else predicted[..., None]
+            case "rocket":
+                inputs, _ = windows.gather_inputs(series, starts)
+                logits = load_convolutions(inputs.device).predict(inputs)
+                return logits.view(len(starts), steps, 1, -1)
             case "majority":
                 return state["log_probs"].to(starts.device).expand(len(starts), steps, 1, -1)
             case "logistic":
-                statistics = compute_statistics(*windows.gather_inputs(series, starts))
-                logits = Logistic.from_state(state).predict(statistics)
+                logistic = Logistic.from_state(state)
+                features = compute_statistics(
+                    *windows.gather_inputs(series, starts), logistic.values
+                )
+                logits = logistic.predict(features)
                 return logits.view(len(starts), steps, 1, -1)
         raise AssertionError(name)
 
@@ -197,15 +225,76 @@ def _compute_mean(dataset: Dataset, load_chunks: ChunkLoader) -> Tensor:
 
 
 def _make_seasonal(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
-    signature, period = dataset.signature, dataset.period
+    signature, periods = dataset.signature, list(dataset.index.list_periods())
     if not signature.horizon:
         return Baseline("estimation has no season", None)
-    if period is None:
+    if dataset.period is not None:
+        periods = sorted({dataset.period, *periods})
+    if not periods:
         return Baseline("no period is known; set data.period", None)
-    if period > signature.context:
-        return Baseline(f"its {period} rows are more than data.context", None)
-    state = {"period": torch.tensor(period)} | _fit_past(dataset, load_chunks)
-    return restore_baseline("seasonal", f"the values {period} rows ago", state, signature)
+    reach = _measure_reach(dataset, load_chunks)
+    usable = [period for period in periods if period <= reach]
+    if not usable:
+        return Baseline(f"its {periods[0]} rows are more than windows can look back", None)
+    short = max((period for period in usable if period <= signature.context), default=0)
+    past = _fit_past(dataset, load_chunks)
+    choices = []
+    for period in usable:
+        state = {"period": torch.tensor(period), "short": torch.tensor(short)} | past
+        description = f"the values {period} rows ago"
+        choices.append(restore_baseline("seasonal", description, state, signature))
+    if len(choices) == 1:
+        return choices[0]
+    errors = [_measure_error(choice, load_chunks) for choice in choices]
+    best = choices[errors.index(min(errors))]
+    tried = ", ".join(map(str, usable))
+    return best._replace(description=f"{best.description}, the best in validation of {tried}")
+
+
+def _predict_season(
+    series: Series, starts: Tensor, state: Mapping[str, Tensor], signature: Signature
+) -> Tensor:
+    """Return the targets one season ago, over and over. A season that begins before the context is
+    replaced where the rows are not there: by a shorter one, or by the last value."""
+    period, steps = int(state["period"]), signature.steps_out
+    short = min(period, int(state.get("short", period)))  # a season of 0.1 fits the context
+    if short:
+        past = predict_seasonal(_gather_past(series, starts, state, short), steps, short)
+    else:
+        past = predict_repeat(_gather_past(series, starts, state, 1), steps)
+    if period <= signature.context:
+        return past
+    season = windows.gather_season(series, starts, period)
+    season = windows.separate_channels(season, signature.sequences_per_window)
+    return torch.where(season.isnan(), past, season)
+
+
+def _measure_reach(dataset: Dataset, load_chunks: ChunkLoader) -> int:
+    """Return the number of rows that every window of validation and test can look back, the context
+    included; rows that stay on disk are known within the context alone."""
+    context = dataset.signature.context
+    if dataset.stream is not None:
+        return context
+    reach = []
+    for chunk in (chunk for set_name in ("val", "test") for chunk in load_chunks(set_name)):
+        starts, series = chunk.starts.cpu(), chunk.series
+        borders = (series.offsets if series.segments is None else series.segments).cpu()
+        first = borders[(torch.bucketize(starts, borders, right=True) - 1).clamp(min=0)]
+        reach.append(int((starts - first).min()) + context)
+    return min(reach)
+
+
+def _measure_error(baseline: Baseline, load_chunks: ChunkLoader) -> float:
+    """Return the mean absolute error over the validation windows, scaled."""
+    total, count = 0.0, 0
+    assert baseline.predict is not None
+    for chunk in load_chunks("val"):
+        for part in chunk.starts.split(EVAL_BATCH):
+            starts = part.to(chunk.series.values.device)
+            truth = windows.gather(chunk.series, starts).targets
+            errors = (baseline.predict(chunk.series, starts)[..., 0] - truth).abs()
+            total, count = total + float(errors.sum(dtype=torch.float64)), count + errors.numel()
+    return total / max(count, 1)
 
 
 def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
@@ -267,6 +356,17 @@ def _fit_gbm(
     return restore_baseline("gbm", description, fitted.boosting.to_state(), signature)
 
 
+def _fit_rocket(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
+    context = dataset.signature.context
+    if context < MIN_CONTEXT:
+        return Baseline(f"windows of {format_count(context, 'row')} are too short", None)
+    max_windows = 0 if work is None else work.max_windows
+    fitted, stride = fit_convolutions(dataset, load_chunks, max_windows)
+    kernels = format_count(len(fitted.bias), "random convolution")
+    description = f"ridge classifier on {kernels}, from {_describe(stride)}"
+    return restore_baseline("rocket", description, fitted.to_state(), dataset.signature)
+
+
 def _prepare_gbm(
     dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
 ) -> PreparedBoosting:
@@ -322,13 +422,15 @@ def _fit_majority(dataset: Dataset, load_chunks: ChunkLoader) -> Baseline:
 
 def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
     signature = dataset.signature
-    features = len(STATISTICS) * len(signature.inputs) + signature.static_width
+    num_inputs = len(signature.inputs)
+    values = min(signature.context, max(LOGISTIC_VALUES // num_inputs, MIN_LOGISTIC_VALUES))
+    features = (len(STATISTICS) + values) * num_inputs + signature.static_width
     outputs = signature.steps_out * len(signature.classes)
     effort = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
     max_windows = max(int(min(effort, LOGISTIC_NUMBERS / features)), EVAL_BATCH)
     num_windows = dataset.num_windows["train"] if work is None else work.max_windows
     stride = -(-num_windows // max_windows)
-    get_statistics = _make_reader(load_chunks, work, features)
+    get_statistics = _make_reader(load_chunks, work, features, values)
 
     def load(set_name: str) -> Iterator[tuple[Tensor, Tensor]]:
         for chunk in load_chunks(set_name):
@@ -337,9 +439,11 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
                 labels = chunk.series.targets[starts[:, None] + chunk.series.target_rows]
                 yield get_statistics(chunk.series, starts), labels[..., 0].long()
 
-    logistic = fit_logistic(load("train"), load("val"), num_classes=len(signature.classes))
-    ahead = " and the rows known ahead" if signature.future else ""
-    description = f"logistic regression on the window's statistics{ahead}, from {_describe(stride)}"
+    logistic = fit_logistic(
+        load("train"), load("val"), num_classes=len(signature.classes), values=values
+    )
+    ahead = ", statistics and the rows known ahead" if signature.future else " and statistics"
+    description = f"logistic regression on the window's values{ahead}, from {_describe(stride)}"
     baseline = restore_baseline("logistic", description, logistic.to_state(), signature)
     if work is None:
         return baseline
@@ -352,13 +456,13 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
 
 
 def _make_reader(
-    load_chunks: ChunkLoader, work: FoldWork | None, features: int
+    load_chunks: ChunkLoader, work: FoldWork | None, features: int, values: int
 ) -> Callable[[Series, Tensor], Tensor]:
     """Return a function from windows to their features; with folds, the features are computed once,
     unless there are too many to hold."""
 
     def compute(series: Series, starts: Tensor) -> Tensor:
-        return compute_statistics(*windows.gather_inputs(series, starts))
+        return compute_statistics(*windows.gather_inputs(series, starts), values)
 
     if work is None or len(work.windows) * features > LOGISTIC_NUMBERS:
         return compute
@@ -610,14 +714,18 @@ def _append_one(features: Tensor) -> Tensor:
     return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
 
 
-def compute_statistics(inputs: Tensor, static: Tensor | None) -> Tensor:
-    """Return the statistics of each input, and the static columns: [T, B, F] to [B, 7 F + K]."""
+def compute_statistics(inputs: Tensor, static: Tensor | None, values: int = 0) -> Tensor:
+    """Return the statistics of each input, so many `values` of it, each the mean of neighbouring
+    rows, and the static columns: [T, B, F] to [B, (7 + values) F + K]."""
     rows = inputs.double()
     time = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
     time = (time - time.mean())[:, None, None]
     slope = (time * rows).sum(dim=0) / time.square().sum().clamp(min=1.0)
     deviation, mean = torch.std_mean(rows, dim=0, correction=0)
     parts = [mean, deviation, rows[0], rows[-1], rows.amin(dim=0), rows.amax(dim=0), slope]
+    if values:
+        pooled = torch.nn.functional.adaptive_avg_pool1d(rows.permute(1, 2, 0), values)
+        parts.append(pooled.flatten(1))
     return torch.cat(parts if static is None else [*parts, static.double()], dim=1)
 
 
@@ -630,24 +738,27 @@ class Logistic:
     weights: Tensor
     """[D + 1, H * Q], the constant last"""
     penalty: float
+    values: int = 0
+    """Values of each input among the features, beside its statistics"""
 
     def to_state(self) -> dict[str, Tensor]:
         """Return it as tensors alone."""
         state = {"mean": self.mean, "size": self.size, "weights": self.weights}
-        return state | _to_tensors({"penalty": self.penalty})
+        return state | _to_tensors({"penalty": self.penalty, "values": self.values})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Logistic:
-        penalty = float(state["penalty"])
-        return cls(state["mean"], state["size"], state["weights"], penalty)
+        penalty, values = float(state["penalty"]), int(state.get("values", 0))  # 0.1 has none
+        return cls(state["mean"], state["size"], state["weights"], penalty, values)
 
     def predict(self, features: Tensor) -> Tensor:
         """Return logits: [B, D] to [B, H * Q]."""
         return (_append_one((features - self.mean) / self.size) @ self.weights).float()
 
 
-def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
-    """Fit to batches of features [B, D] and labels [B, H], with the penalty that validates best."""
+def fit_logistic(train: Batches, val: Batches, *, num_classes: int, values: int = 0) -> Logistic:
+    """Fit to batches of features [B, D] and labels [B, H], with the penalty that validates best;
+    so many `values` of each input are among the features."""
     (features, labels), (val_features, val_labels) = _join(train), _join(val)
     deviation, mean = torch.std_mean(features, dim=0, correction=0)
     size = torch.where(deviation > 1e-12, deviation, 1.0)
@@ -661,7 +772,7 @@ def fit_logistic(train: Batches, val: Batches, *, num_classes: int) -> Logistic:
         return float(_compute_log_loss(val_x @ warm_start, val_labels)), warm_start
 
     weights, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
-    return Logistic(mean, size, weights, penalty)
+    return Logistic(mean, size, weights, penalty, values)
 
 
 def _compute_log_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -97,7 +97,8 @@ class RegressionSums:
     max_by_series: Tensor
     """[S, C]"""
     covered: Tensor
-    """[2, C]: number of truths between the outermost quantiles, and of all known truths"""
+    """[3, C]: number of truths between the outermost quantiles, of all truths, and the distance of
+    these quantiles, scaled"""
     pinball: Tensor
     """[C]: pinball loss, averaged over the quantiles; a point prediction counts as each of them"""
     shift: Tensor
@@ -142,7 +143,7 @@ class RegressionSums:
             by_series=zeros(6, len(series)),
             max_by_step=zeros(steps),
             max_by_series=zeros(len(series)),
-            covered=zeros(2),
+            covered=zeros(3),
             pinball=zeros(),
             by_window=(WindowSums(5, device),),
         )
@@ -158,7 +159,8 @@ class RegressionSums:
         self.add(select_point(values, quantiles), truth, starts, series)
         if has_quantiles and len(quantiles) > 1:
             inside = (values[..., 0] <= truth) & (truth <= values[..., -1])
-            counts = torch.stack([inside, torch.ones_like(inside)])
+            width = (values[..., -1] - values[..., 0]).double()
+            counts = torch.stack([inside, torch.ones_like(inside), width])
             self.covered.add_(counts.sum(dim=(1, 2)))
         if self.quantiles:
             error = values.double() - truth.double()[..., None]
@@ -277,13 +279,19 @@ class RegressionSums:
         return result
 
     def _compute_quantiles(self, count: Tensor) -> dict[str, Tensor]:
-        """Return the pinball loss in physical units and, of two quantiles or more, the share of
-        truths between the outermost ones; nothing without quantiles. [C] each."""
+        """Return the pinball loss in physical units, `crps`, which is twice that loss relative to
+        the size of the truths, and of two quantiles or more, the share of truths between the
+        outermost ones and the distance of these; nothing without quantiles. [C] each."""
         if not self.quantiles:
             return {}
-        result = {"pinball": self.pinball.cpu() / count * self.size}
-        inside, possible = self.covered.cpu()
-        return result | ({"coverage": inside / possible} if bool(possible.any()) else {})
+        pinball, truth = self.pinball.cpu() * self.size, self.relative[1].sum(dim=0).cpu()
+        result = {"pinball": pinball / count}
+        if bool((truth > 0).all()):
+            result["crps"] = 2 * pinball / truth
+        inside, possible, width = self.covered.cpu()
+        if bool(possible.any()):
+            result |= {"coverage": inside / possible, "width": width / possible * self.size}
+        return result
 
     def _compute_errors(self, sums: Tensor, largest: Tensor) -> dict[str, Tensor]:
         """Return physical metrics [..., C] from scaled sums [6, ..., C]."""

@@ -78,7 +78,7 @@ def fit_trees(task: TreeTask, threads: int) -> dict[str, Array]:
     from sklearn import ensemble  # takes a second
     from threadpoolctl import threadpool_limits
 
-    # threads that wait for one another on a busy machine cost small tasks a hundred times their work
+    # on a busy machine, the threads of a small task spend most of their time waiting
     threads = threads if task.x.size >= MIN_THREADED_NUMBERS else 1
     with threadpool_limits(threads, user_api="openmp"):
         level, models = fit(task, ensemble)

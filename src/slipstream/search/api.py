@@ -19,7 +19,7 @@ from slipstream.base.run_names import AUTO_FILE, is_run
 from slipstream.base.text import mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
-from slipstream.data.loading import resolve_context
+from slipstream.data import defaults
 from slipstream.engine import monitor, recovery
 from slipstream.engine.planning import MAX_LANES
 from slipstream.events import SearchEnd, SearchStart, Start
@@ -93,7 +93,7 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         settings = _load_resumed_config(run, request)
         runs.require_data(run, settings, data, runs.SAME_ROWS)
     elif request.config is not None:
-        settings = resolve_context(request.load_config(), data)
+        settings = defaults.resolve(request.load_config(), data, measures=False).config
         request.permit_classes(settings)
     else:
         raise UserError("give a config, or a search to resume")
@@ -151,7 +151,7 @@ def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
     settings = configs.load(request.config or earlier, request.settings)
     if isinstance(request, AutoRequest) and request.minutes is not None:
         settings = configs.replace_settings(settings, {"tune.minutes": request.minutes})
-    settings = resolve_context(settings, request.data)
+    settings = defaults.keep_resolved(settings, earlier, request.data)
     differences = configs.list_differences(earlier, settings)
     if changed := [name for name in differences if name not in sharing.MAY_DIFFER]:
         raise UserError(

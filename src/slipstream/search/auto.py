@@ -28,7 +28,7 @@ from slipstream.reporting import wording
 from slipstream.runs import Run
 from slipstream.runs.summary import LeaderboardRow, RunSummary, Scores, SearchSummary
 from slipstream.scoring.summary import get_metric
-from slipstream.search import ensemble, retraining, sharing
+from slipstream.search import ensemble, portfolio, retraining, sharing
 from slipstream.search import summary as summaries
 from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
 from slipstream.search.candidates import (
@@ -36,7 +36,7 @@ from slipstream.search.candidates import (
     CANDIDATES,
     AutoSearch,
     BaselineCandidate,
-    add_baselines,
+    BaselineFits,
     name_trial,
     parse_name,
 )
@@ -87,7 +87,7 @@ def run_auto(
 ) -> FinishedSearch:
     """Fit the baselines, run the trials and conclude; a signal ends the trials, and the answer is
     what they have found so far."""
-    baselines = add_baselines(search)
+    fits = BaselineFits(search)
     interrupted = False
     if result is None:
         try:
@@ -102,6 +102,7 @@ def run_auto(
             )
             scheduler.close()
     search.restore_candidates()
+    baselines = fits.finish()
     timer.end("searching")
     return finish_auto(search, scheduler, result, timer, baselines, interrupted=interrupted)
 
@@ -165,7 +166,7 @@ def finish_auto(
         raise summaries._make_no_result_error(run, trials)
     choice = choose(search.library, plan.prefer, trials, baselines)
     costs = search.costs.estimate_model() or ModelCosts(0.0)
-    kinds = {trial.number: trial.params["model.kind"] for trial in trials}
+    kinds = {trial.number: get_kind(search.config, trial) for trial in trials}
     seeds = {} if interrupted else plan_seeds(choice.weights, kinds, budget, costs, plan.prefer)
     if seeds:
         run.append(RetrainingStart(num_trials=len(seeds), num_seeds=max(seeds.values())))
@@ -441,14 +442,14 @@ def make_leaderboard(
         trial = by_name.get(name)
         losses = library.losses[name]
         notes = {} if trial is None else trial.user_attrs.get(NOTES, {})
-        kind = name.removesuffix(" long") if trial is None else trial.params["model.kind"]
+        kind = name.removesuffix(" long") if trial is None else get_kind(search.config, trial)
         fitted = baselines.get(name)
         found = tested.get(name)
         rows.append(
             {
                 "name": name,
                 "kind": kind,
-                "what": describe_candidate(trial, fitted),
+                "what": describe_candidate(search.config, trial, fitted),
                 "val": library.compute_loss(name),
                 "val_sd": statistics.compute_deviation(losses) if len(losses) > 1 else None,
                 "test": sum(found) / len(found) if found else None,
@@ -466,8 +467,8 @@ def make_leaderboard(
             rows.append(
                 {
                     "name": name,
-                    "kind": trial.params.get("model.kind", "?"),
-                    "what": describe_candidate(trial, None),
+                    "kind": get_kind(search.config, trial),
+                    "what": describe_candidate(search.config, trial, None),
                     "val": None,
                     "val_sd": None,
                     "test": None,
@@ -481,11 +482,19 @@ def make_leaderboard(
     return rows
 
 
-def describe_candidate(trial: FrozenTrial | None, fitted: BaselineCandidate | None) -> str:
+def get_kind(config: Config, trial: FrozenTrial) -> str:
+    """Return the kind of a trial's model."""
+    kind: str = trial.params.get("model.kind", config.model.kind)
+    return kind
+
+
+def describe_candidate(
+    config: Config, trial: FrozenTrial | None, fitted: BaselineCandidate | None
+) -> str:
     """Return the settings of a candidate in a few words."""
     if trial is None:
         return fitted.baseline.description if fitted else "a baseline"
-    params = trial.params
+    params = portfolio.read_given(config) | trial.params
     if trial.user_attrs.get(GIVEN):
         return "the config as given"
     parts = [f"{params['data.context']} rows"]

@@ -7,10 +7,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -28,11 +27,12 @@ from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
-from slipstream.data.windows import Series, WindowChunk
+from slipstream.data.windows import WindowChunk
 from slipstream.engine.lanes import LaneResult
 from slipstream.engine.planning import make_plan
-from slipstream.scoring.baselines import fit_baselines, make_linear_weights
+from slipstream.scoring.baselines import fit_baselines, list_baselines, make_linear_weights
 from slipstream.scoring.batch import Baseline
+from slipstream.scoring.boosting import BackgroundBoosting, prepare_boosting
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.search import portfolio
 from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
@@ -71,8 +71,10 @@ MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training and the test at most"""
-BASELINE_NAMES = ("repeat", "majority")
+BASELINE_NAMES = ("majority",)
 """Baselines that are shown and never combined: they know nothing"""
+LINEAR_BASELINES = ("ridge", "repeat")
+"""Baselines that are linear models, and so networks"""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,11 @@ def prepare_auto(
             setting="data.split",
         )
     config, cache = _choose_folds(config, data)
+    if portfolio.should_scale_series(config, cache.get(config).dataset):
+        scaled = {"data.scale_by": "series"}
+        scaled |= {"tune.metric": "mae"} if config.tune.metric == "mse" else {}
+        config = configs.replace_settings(config, scaled)
+        cache = DatasetCache(config, data)
     base = cache.get(config)
     dataset, device = base.dataset, base.series.values.device.type
     contexts = [int(config.data.context)]
@@ -254,10 +261,11 @@ class AutoSearch(OptunaSearch):
         return self.study.ask()
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Params:
-        space = self.study.space
+        space, given = self.study.space, portfolio.read_given(self.config)
         tried = [trial.params for trial in trials]
         tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
-        for params in self.plan.candidates:
+        for candidate in self.plan.candidates:
+            params = {name: candidate[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
@@ -271,10 +279,10 @@ class AutoSearch(OptunaSearch):
         ]
         while True:
             place = min(int(generator.expovariate(0.5)), len(parents) - 1)
-            given = self.plan.prefer
-            params = portfolio.change_params(
-                parents[place], self.plan.facts, self.config, generator, given
+            changed = portfolio.change_params(
+                given | parents[place], self.plan.facts, self.config, generator, self.plan.prefer
             )
+            params = {name: changed[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
 
@@ -374,49 +382,98 @@ class BaselineCandidate(NamedTuple):
     """Where it is a network as well, which can be exported: a ridge is a linear model"""
 
 
-def _load_chunk(
-    series: Series, starts: Mapping[str, Tensor], ids: Tensor, set_name: str
-) -> Iterator[WindowChunk]:
-    yield WindowChunk(series, starts[set_name], 0, ids, None)
+class FoldBaselines(NamedTuple):
+    """What the baselines of one fold are fitted and judged on."""
+
+    config: Config
+    data: TrialData
+    number: int
+    starts: dict[str, Tensor]
+
+    @property
+    def dataset(self) -> Dataset:
+        return self.data.dataset.select_fold(Fold("", self.starts))
+
+    def load_chunks(self, set_name: str) -> Iterator[WindowChunk]:
+        ids = torch.arange(len(self.data.dataset.index.series_names))
+        yield WindowChunk(self.data.series, self.starts[set_name], 0, ids, None)
+
+    @property
+    def windows(self) -> BlockWindows:
+        return BlockWindows(self.data.series, self.starts["val"], self.data.first_rows[self.number])
 
 
-def add_baselines(search: AutoSearch) -> dict[str, BaselineCandidate]:
-    """Fit the baselines on every block's training windows and keep their errors; return those of
-    the split itself by name."""
-    result: dict[str, BaselineCandidate] = {}
-    given = search.config
-    contexts = {max(search.plan.facts.contexts): " long", int(given.data.context): ""}
-    for context, suffix in contexts.items():
-        config = configs.replace_settings(given, {"data.context": context, "model.patch": 1})
-        if search.plan.facts.is_forecast and search.plan.facts.targets == search.plan.facts.inputs:
+class BaselineFits:
+    """The baselines as candidates: the quick ones are fitted at once, trees beside the trials."""
+
+    def __init__(self, search: AutoSearch) -> None:
+        self.search = search
+        self.candidates: dict[str, BaselineCandidate] = {}
+        """Those of the split itself, by name"""
+        facts, given = search.plan.facts, int(search.config.data.context)
+        self.folds = list(self._list_folds(given))
+        for fold in self.folds:
+            self._fit(fold, "", without=("gbm",))
+        if max(facts.contexts) != given:
+            for fold in self._list_folds(max(facts.contexts)):
+                self._fit(fold, " long", without=("gbm", "seasonal", "repeat"))
+        prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
+        self._began = time.perf_counter()
+        self._boosting = BackgroundBoosting(lambda: prepared)
+
+    def _list_folds(self, context: int) -> Iterator[FoldBaselines]:
+        search, facts = self.search, self.search.plan.facts
+        config = configs.replace_settings(
+            search.config, {"data.context": context, "model.patch": 1}
+        )
+        if facts.is_forecast and facts.targets == facts.inputs:
             config = configs.replace_settings(config, {"data.channels": "independent"})
         data = search.datasets.get(config)
         device = data.series.values.device
-        sizes = get_sizes(data.dataset)
         for number, fold in enumerate(data.folds):
-            began = time.perf_counter()
             starts = {name: rows.to(device) for name, rows in fold.items()}
-            dataset = data.dataset.select_fold(Fold("", starts))
-            ids = torch.arange(len(data.dataset.index.series_names))
+            yield FoldBaselines(config, data, number, starts)
 
-            fitted = fit_baselines(dataset, partial(_load_chunk, data.series, starts, ids))
-            seconds = time.perf_counter() - began
-            search.fitted[config.data.model_dump_json()] = fitted
-            windows = BlockWindows(data.series, starts["val"], data.first_rows[number])
-            anchors = search.library.blocks[number].anchors
-            wanted = find_block_starts(windows, anchors, data.dataset.signature)
-            for name, baseline in fitted.items():
-                if baseline.predict is None or (suffix and name not in ("ridge", "gbm")):
-                    continue
-                errors = compute_errors(baseline.predict, windows, wanted, data.dataset, sizes)
-                if not bool(errors.isfinite().all()):
-                    continue
-                search.library.add(name + suffix, number, errors)
-                candidate = BaselineCandidate(name + suffix, config, baseline, seconds)
-                if name == "ridge" and number == len(data.folds) - 1:
-                    candidate = _make_linear(candidate, data, windows, wanted, errors)
-                result[name + suffix] = candidate
-    return result
+    def _fit(self, fold: FoldBaselines, suffix: str, *, without: Collection[str]) -> None:
+        """Fit the baselines of a fold and keep their errors."""
+        for name in list_baselines(fold.dataset):
+            if name in without:
+                continue
+            began = time.perf_counter()
+            others = [other for other in list_baselines(fold.dataset) if other != name]
+            baseline = fit_baselines(fold.dataset, fold.load_chunks, without=others)[name]
+            self._add(fold, name, suffix, baseline, time.perf_counter() - began)
+
+    def _add(
+        self, fold: FoldBaselines, name: str, suffix: str, baseline: Baseline, seconds: float
+    ) -> None:
+        """Keep the errors of a baseline on its block."""
+        search, data = self.search, fold.data
+        key = fold.config.data.model_dump_json()
+        if fold.number == len(data.folds) - 1:
+            search.fitted.setdefault(key, {})[name] = baseline
+        if baseline.predict is None:
+            return
+        anchors = search.library.blocks[fold.number].anchors
+        wanted = find_block_starts(fold.windows, anchors, data.dataset.signature)
+        sizes = get_sizes(data.dataset)
+        errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
+        if not bool(errors.isfinite().all()):
+            return
+        search.library.add(name + suffix, fold.number, errors)
+        candidate = BaselineCandidate(name + suffix, fold.config, baseline, seconds)
+        if name in LINEAR_BASELINES and fold.number == len(data.folds) - 1:
+            candidate = _make_linear(candidate, data, fold.windows, wanted, errors)
+        self.candidates[name + suffix] = candidate
+
+    def finish(self) -> dict[str, BaselineCandidate]:
+        """Wait for the trees, and return the candidates of the split itself."""
+        fitted = self._boosting.wait()
+        for fold, trees in zip(self.folds, fitted or (), strict=False):
+            others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
+            found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
+            self._add(fold, "gbm", "", found["gbm"], time.perf_counter() - self._began)
+        return self.candidates
 
 
 def _make_linear(
@@ -426,12 +483,24 @@ def _make_linear(
     starts: Tensor,
     errors: Tensor,
 ) -> BaselineCandidate:
-    """Return a ridge as a linear network; as it is where the two do not agree."""
-    signature, dataset = data.dataset.signature, data.dataset
+    """Return a ridge as a linear network; as it is where the two do not agree. To repeat the last
+    value is a linear network of zeros."""
+    signature, dataset, state = data.dataset.signature, data.dataset, ridge.baseline.state
     if signature.quantiles:
         return ridge
-    weights = make_linear_weights(ridge.baseline.state, signature)
-    normalize = "last" if bool(ridge.baseline.state["relative"]) else "none"
+    if "weights" in state:
+        weights = make_linear_weights(state, signature)
+        normalize = "last" if bool(state["relative"]) else "none"
+    elif signature.model_shared == signature.model_targets:
+        width = signature.context * signature.model_inputs + signature.static_width
+        outputs = signature.steps_out * signature.model_targets
+        weights = {
+            "core.head.linear.weight": torch.zeros(outputs, width),
+            "core.head.linear.bias": torch.zeros(outputs),
+        }
+        normalize = "last"
+    else:
+        return ridge
     settings = {"model.kind": "linear", "model.normalize": normalize, "train.loss": "mse"}
     config = configs.replace_settings(ridge.config, settings)
     plan = make_plan(config, data_bytes=0, training=False)

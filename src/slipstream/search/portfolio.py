@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from slipstream.config import Config, Range
 from slipstream.config import search_space as spaces
 from slipstream.config.model import SPECS
@@ -33,7 +35,10 @@ FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
 TRIAL_SHARE = 0.12
 """The share of the whole time that one candidate may take with all its folds"""
 PATIENCE = 6
-MIN_CONTEXTS = 5
+MIN_SCALED, MAX_SIZE_RATIO = 5, 10.0
+"""Series from which on each may have its own scale, and the ratio of the largest to the smallest
+from which on each has one"""
+MIN_CONTEXTS = 3
 """A context is at most this part of the training windows of a series"""
 NAMES = (
     *("model.kind", "data.context", "model.normalize", "train.loss", "model.patch"),
@@ -90,7 +95,7 @@ def list_contexts(config: Config, dataset: Dataset) -> list[int]:
     if signature.classes and not signature.horizon and dataset.num_windows["train"] < 100_000:
         longer: list[int] = []  # a window is what is classified
         return longer
-    if data.split.by or data.split.folders:  # a longer context has fewer windows
+    if _divides_series(dataset):  # a longer context has fewer windows
         return [length for length in (given // 2, given // 4) if length >= 16]
     horizon = max(data.horizon, 1)
     if not data.horizon:
@@ -98,14 +103,52 @@ def list_contexts(config: Config, dataset: Dataset) -> list[int]:
     else:
         week = 14 * season if season else 4 * horizon
         middle = max(min(week, 512), 2 * horizon, 16)
-        wanted = [max(horizon, season or 0, 16), middle, 2 * middle]
+        wanted = [max(horizon, season or 0, 16), middle // 2, middle, 2 * middle]
     num_series = max(len(dataset.index.series_names), 1)
     limit = dataset.num_windows["train"] / num_series / MIN_CONTEXTS
-    return sorted({_round(length) for length in wanted if 8 <= length <= limit} - {given})
+    rounded = {_round(length, season) for length in wanted if 8 <= length <= limit}
+    return sorted(rounded - {given})
 
 
-def _round(length: int) -> int:
-    """Return a length that patches divide."""
+def _divides_series(dataset: Dataset) -> bool:
+    """Whether the split divides whole series, not the rows of each."""
+    memory = dataset.memory
+    if memory is None:
+        return False
+    sets = (memory.series.find_series(memory.starts[name]).unique() for name in ("train", "val"))
+    trained, validated = sets
+    return not bool(torch.isin(trained, validated).any())
+
+
+def should_scale_series(config: Config, dataset: Dataset) -> bool:
+    """Whether each series is better scaled by itself: of many series whose sizes differ, the
+    largest alone would count."""
+    data, signature = config.data, dataset.signature
+    if "scale_by" in data.model_fields_set or not data.horizon or signature.classes:
+        return False
+    memory = dataset.memory
+    if memory is None or len(dataset.index.series_names) < MIN_SCALED or not signature.shared:
+        return False
+    series = memory.series
+    owners = series.find_series(torch.arange(len(series.values)))
+    targets = series.targets.double().nan_to_num()
+    count = torch.bincount(owners).clamp(min=1)[:, None]
+    sums = torch.zeros(2, len(count), targets.shape[1], dtype=torch.float64)
+    sums[0].index_add_(0, owners, targets)
+    sums[1].index_add_(0, owners, targets.square())
+    mean, square = sums / count
+    sizes = (square - mean.square()).clamp(min=0.0).sqrt().amax(dim=1)
+    sizes = sizes[sizes > 0].sort().values
+    if len(sizes) < MIN_SCALED:
+        return False
+    low, high = sizes[len(sizes) // 20], sizes[-1 - len(sizes) // 20]
+    return bool(high > MAX_SIZE_RATIO * low)
+
+
+def _round(length: int, season: int | None) -> int:
+    """Return a length that patches divide; a whole number of seasons where it has several."""
+    if season is not None and season % 4 == 0 and length >= 2 * season:
+        return length // season * season
     step = 16 if length >= 64 else 8 if length >= 32 else 4
     return max(length // step * step, step)
 
@@ -323,7 +366,8 @@ def make_space(given: Params, candidates: Sequence[Params], facts: Facts) -> dic
             space[name] = ranges[name]
             continue
         values = {given[name], *(row[name] for row in candidates), *further.get(name, ())}
-        space[name] = tuple(sorted(values, key=str))
+        if len(values) > 1:
+            space[name] = tuple(sorted(values, key=str))
     return space
 
 

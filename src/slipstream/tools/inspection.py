@@ -360,7 +360,6 @@ SHORT = 0.3
 MANY_GAPS = 5
 """Gaps up to which windows never cross them; where gaps are the rule, rows count as consecutive"""
 INFINITE = [math.inf, -math.inf]
-MODEL_REASONS = {"normalize": "forecast the difference from the last row"}
 SETS = ("train", "val", "test")
 MAX_ALTERNATIVES = 3
 """Less likely readings of the time that the config lists as comments"""
@@ -600,8 +599,6 @@ class Proposal:
         if self.data.get("context") == "all":  # a few whole series: small steps, many of them
             model = {"kind": "tcn", "hidden": 32}
             train = {"epochs": 2 * EPOCHS, "batch": 16}
-        elif "task" not in self.data:
-            model["normalize"] = "last"
         return {"data": self.data, "model": model, "train": train}
 
     def _choose_cases(self) -> None:
@@ -970,7 +967,7 @@ class Proposal:
 
     def to_toml(self, path: str | None = None) -> str:
         """Format the config as TOML, each choice with its reason; `path` replaces `data.path`."""
-        reasons, left_out = self.reasons | MODEL_REASONS, self.left_out.items()
+        reasons, left_out = self.reasons, self.left_out.items()
         lines = ["# Written by slipstream inspect: a config to begin with."]
         for section, settings in self.config.items():
             lines += ["", f"[{section}]"]

@@ -34,9 +34,8 @@ from slipstream.base.errors import UserError
 from slipstream.base.text import format_count, format_ms, format_number
 from slipstream.config import Config, replace_settings
 from slipstream.data import dataset as datasets
-from slipstream.data import windows
+from slipstream.data import defaults, windows
 from slipstream.data.dataset import Dataset
-from slipstream.data.loading import resolve_context
 from slipstream.engine import monitor, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.plan import Plan
@@ -721,7 +720,7 @@ def profile(
     config = configs.load(config, overrides)
     custom.allow_classes(config)
     tell("loading the data ...")
-    config = resolve_context(config)
+    config = defaults.resolve(config).config
     dataset = datasets.load_dataset(config)
     if dataset.memory is None and config.engine.home != "stream":
         config = replace_settings(config, engine={"home": "stream"})

@@ -25,6 +25,7 @@ from slipstream.base.errors import (
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.run_names import is_run
 from slipstream.config import Config
+from slipstream.data import defaults
 from slipstream.engine.recovery import explain_out_of_memory
 from slipstream.events import Event, Start
 from slipstream.models import custom
@@ -70,8 +71,7 @@ def train_share_of(
     run = Run(folder.resolve(), watch)
     summary = {"run": str(run.folder), "share": share.number, "of": share.of}
     was = runs.load_config(run)
-    if config.train.batch == "auto":  # measured by who created the run
-        config = configs.replace_settings(config, {"train.batch": was.train.batch})
+    config = defaults.keep_resolved(config, was)
     resuming.refuse_changes(run, was, config, force=False)
     if (run.folder / "metrics.json").exists():
         return summary | {"lanes": []}
@@ -116,10 +116,11 @@ def _create_run(config: Config, folder: Path, num_shares: int, timer: PhaseTimer
     """Create a run whose lanes are divided; one that another task has created meanwhile stays."""
     check_divisible(config, Option("share"))
     count_workers(num_shares, config, None)
+    config, choices = fitting.resolve_config(config)
     context = fitting.load_context(config, None, timer)
 
     def divide(run: Run) -> None:
-        divide_run(replace(context, run=run, num_workers=num_shares))
+        divide_run(replace(context, run=run, choices=choices, num_workers=num_shares))
 
     files = {"config.toml": runs.format_config(config)}
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -57,9 +57,12 @@ class Division:
     """Of the run's data"""
     batch: dict[str, Any] | None = None
     """How the batch size of all was chosen, where it was measured: the reason and the evidence"""
+    settings: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The value and the reason of each setting that the data have decided"""
 
     def complete_plan(self, plan: dict[str, Any]) -> dict[str, Any]:
-        """Return the plan of a share, as JSON has it, with what was measured for all."""
+        """Return the plan of a share, as JSON has it, with what was decided for all."""
+        plan = plan | {"settings": self.settings}
         if self.batch is None or "batch" in plan["reasons"]:
             return plan
         reasons = plan["reasons"] | {"batch": self.batch["reason"]}

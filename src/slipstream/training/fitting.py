@@ -19,9 +19,10 @@ from slipstream.base.errors import Interrupted, ResumableError, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.text import format_count, format_epoch
 from slipstream.config import Config, describe_recurrent, list_unused
-from slipstream.data import checks
+from slipstream.data import checks, defaults
 from slipstream.data import dataset as datasets
 from slipstream.data.dataset import Dataset
+from slipstream.data.defaults import ResolvedConfig
 from slipstream.engine import checkpoint, planning, recovery
 from slipstream.engine import state as states
 from slipstream.engine.context import EncoderMatch, RunContext, build_model, seed_generators
@@ -42,6 +43,13 @@ from slipstream.training.preview import build_preview
 
 FIT_PHASES = ("set-up", "training", "validation")
 """The phases whose seconds a checkpoint has"""
+
+
+@recovery.explain_out_of_memory()
+def resolve_config(config: Config, data: Any = None) -> ResolvedConfig:
+    """Resolve what is left to the data, from that of the config or from the table passed
+    instead."""
+    return defaults.resolve(config, data)
 
 
 def load_context(
@@ -150,7 +158,8 @@ def prepare_model(context: RunContext) -> RunContext:
         with timer.time("plan"):
             if not context.is_plan_final:
                 context = _settle_plan(context)
-    context = replace(context, ranks=ranks)
+    plan = replace(context.plan, settings=defaults.to_plain(context.choices))
+    context = replace(context, ranks=ranks, plan=plan)
     runs.remove_manifest(run)
     write_config(context)
     record_data(context)

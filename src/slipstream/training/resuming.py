@@ -12,8 +12,9 @@ from slipstream import runs
 from slipstream.base.errors import Command, Message, Option, UserError
 from slipstream.base.text import format_count
 from slipstream.config import Config
+from slipstream.data import defaults
 from slipstream.data.dataset import Dataset
-from slipstream.data.loading import resolve_context
+from slipstream.data.defaults import Choice
 from slipstream.engine import checkpoint
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.context import RunContext
@@ -60,9 +61,7 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
     saved, wrong = _read_newest(run, division)
     was = runs.load_config(run, origin=saved.metadata if saved else None)
     config = configs.load(was if request.config is None else request.config, request.settings)
-    config = resolve_context(config, request.data)
-    if config.train.batch == "auto" and was.train.batch != "auto":  # measured when it began
-        config = configs.replace_settings(config, {"train.batch": was.train.batch})
+    config = defaults.keep_resolved(config, was, request.data)
     changed = refuse_changes(run, was, config, request.force)
     resume = _describe_start(run, config, saved)
     runs.require_data(run, config, request.data, runs.SAME_ROWS)
@@ -71,6 +70,7 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
         fitting.load_context(config, request.data, request.timer, run=run),
         started_at=request.started_at,
         spent_s=sum_parts(run, division),
+        choices=_read_choices(run),
         **placement._asdict(),
     )
     if saved is None:
@@ -97,6 +97,13 @@ def load_resumed(run: Run, request: TrainRequest) -> RunContext:
     differs = _describe_differences(then, now, changed)
     run.append(replace(resume, differs=differs, spent_s=context.spent_s))
     return context
+
+
+def _read_choices(run: Run) -> dict[str, Choice]:
+    """Return what the data decided of the run's config when it began."""
+    path = run.folder / "plan.json"
+    settings = runs.read_json(path).get("settings", {}) if path.exists() else {}
+    return {name: Choice(**choice) for name, choice in settings.items()}
 
 
 def _place_workers(run: Run, request: TrainRequest, config: Config) -> shares.Placement:

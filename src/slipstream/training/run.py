@@ -33,7 +33,6 @@ from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.text import format_count
 from slipstream.config import Config
-from slipstream.data.loading import resolve_context
 from slipstream.engine import loop, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import FitResult, LaneResult
@@ -93,7 +92,7 @@ def _train_as_rank(request: TrainRequest, place: RankPlace) -> FinishedRun:
             "faster side by side: start it without torchrun, with " + Option("workers", place.size)
         )
     request = request.for_rank(place)
-    config = resolve_context(request.load_config(), request.data)
+    config = fitting.resolve_config(request.load_config(), request.data).config
     request.permit_classes(config)
     with parallel.join_ranks(config, place) as ranks:
         if not place.is_leader:
@@ -125,7 +124,7 @@ def _open_run(request: TrainRequest, leader: RankLeader | None = None) -> Iterat
             context = resuming.load_resumed(run, request)
             yield replace(context, ranks=leader.open(run) if leader else None)
         return
-    config = resolve_context(request.load_config(), request.data)
+    config, choices = fitting.resolve_config(request.load_config(), request.data)
     request.permit_classes(config)
     placement = shares.place_workers(request.workers, request.on, config, request.data)
     # bad data are refused before there is a folder
@@ -140,7 +139,7 @@ def _open_run(request: TrainRequest, leader: RankLeader | None = None) -> Iterat
         run = replace(run, started_at=request.started_at)
         ranks = leader.open(run) if leader else None
         context = replace(context, run=run, ranks=ranks, started_at=request.started_at)
-        yield replace(context, **placement._asdict())
+        yield replace(context, choices=choices, **placement._asdict())
 
 
 def _refuse_other_kinds(request: TrainRequest, run: Run) -> None:

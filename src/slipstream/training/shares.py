@@ -32,6 +32,7 @@ from slipstream.base.errors import (
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.storage import read_verified
 from slipstream.config import Config
+from slipstream.data import defaults
 from slipstream.engine import checkpoint, loop
 from slipstream.engine.checkpoint import Checkpoint
 from slipstream.engine.context import RunContext, resolve_settings
@@ -665,7 +666,11 @@ def _divide(context: RunContext, all_lanes: list[Lane], batch: MeasuredBatch | N
     on: Literal["ray"] | None = None if context.bundle is None else "ray"
     fingerprint, log_bytes = context.fingerprint, runs.get_log_size(run)
     division = Division(context.num_workers, shares, len(all_lanes), log_bytes, on, fingerprint)
-    division = replace(division, batch=None if batch is None else batch._asdict())
+    division = replace(
+        division,
+        batch=None if batch is None else batch._asdict(),
+        settings=defaults.to_plain(context.choices),
+    )
     for index, numbers in enumerate(shares):
         share = get_share(run, index)
         share.folder.mkdir(parents=True)

@@ -435,6 +435,8 @@ def test_green_is_only_what_is_shown_to_be_better(site, folder, verdict, shade, 
 def test_quantiles_show_their_pinball_loss_and_coverage(site):
     page = site.get("/result/quantiles").text
     assert "Pinball loss" in page
+    assert "CRPS" in page
+    assert "apart on average" in page
     assert "Between the quantiles 0.1 and 0.9" in page
     assert "80 % should be" in page
 

@@ -354,7 +354,7 @@ def test_a_recipe_is_measured_with_its_validation_and_test_scores(
     assert result.problem == ""
     assert len(result.val) == len(result.test) == 3
     assert result.joined_test <= max(result.test)
-    options = argparse.Namespace(out=tmp_path / "record", device="cpu")
+    options = argparse.Namespace(out=tmp_path / "record", device="cpu", by="val")
     (tmp_path / "record").mkdir()
     line = portfolio.json.dumps(portfolio.asdict(result))
     (tmp_path / "record" / portfolio.MEASUREMENTS).write_text(line + "\n", encoding="utf-8")

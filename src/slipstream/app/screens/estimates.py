@@ -20,7 +20,7 @@ from slipstream import config as configs
 from slipstream.app.jobs import choose_queue, read_object
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
-from slipstream.config import Config
+from slipstream.config import ALL_ROWS, Config
 from slipstream.reporting.run_rows import FINISHED
 
 MAX_RUNS = 20
@@ -87,6 +87,7 @@ def estimate_job(
     share = median([run.windows / run.rows for run in same]) if same else None
     if windows:
         share = windows * config.data.stride / rows / (config.data.split.walk_forward or 1)
+    config = _resolve_roughly(config, rows, num_numbers)
     size = _measure_job(config, rows, num_numbers, share, device)
     alike = [run for run in earlier if run.kind == config.model.kind]
     seconds = _estimate_seconds(config, size, alike)
@@ -101,6 +102,33 @@ def estimate_job(
         "basis": _explain(config, alike),
         "is_too_large": device == "cpu" and bytes_[0] > free,
     }
+
+
+def _resolve_roughly(config: Config, rows: int, num_numbers: int) -> Config:
+    """Return the config with what the data will decide of it, as far as their size tells."""
+    import numpy as np
+
+    from slipstream.data.defaults import DataFacts, SeriesFacts, resolve_auto
+
+    data, is_forecast = config.data, bool(config.data.horizon)
+    num_inputs = len(data.inputs or ()) or max(num_numbers, 1)
+    num_targets = len(data.targets or ()) or num_inputs
+    series = SeriesFacts(
+        lengths=np.array([rows]),
+        pieces=np.array([rows]),
+        training_rows=np.array([int(rows * _find_train_share(config, rows))]),
+        period=data.period,
+        drift=1.0,
+    )
+    facts = DataFacts(
+        num_inputs=num_inputs,
+        num_targets=num_targets,
+        num_shared=min(num_inputs, num_targets) if is_forecast else 0,
+        has_static=bool(data.static),
+        series=series,
+    )
+    resolved = resolve_auto(config, facts).config
+    return resolved if resolved.data.context != ALL_ROWS else config
 
 
 def _measure_job(

@@ -345,9 +345,14 @@ def _list_quantile_facts(summary: RunSummary) -> list[dict[str, Any]]:
         value = format_number(metrics["pinball"])
         note = f"the mean of the quantiles {', '.join(f'{level:g}' for level in levels)}"
         facts.append({"name": "Pinball loss", "key": "pinball", "value": value, "note": note})
+    if levels and (crps := metrics.get("crps")) is not None:
+        note = "twice the pinball loss, relative to the size of the true values"
+        facts.append({"name": "CRPS", "key": "crps", "value": format_number(crps), "note": note})
     if levels and (coverage := metrics.get("coverage")) is not None:
         name = f"Between the quantiles {levels[0]:g} and {levels[-1]:g}"
         note = f"of the true values; {100 * (levels[-1] - levels[0]):.0f} % should be"
+        if (width := metrics.get("width")) is not None:
+            note += f"; {format_number(width)} apart on average"
         value = f"{100 * coverage:.1f} %"
         facts.append({"name": name, "key": "coverage", "value": value, "note": note})
     return facts

@@ -130,7 +130,13 @@ def _describe_plan(folder: Path) -> list[tuple[str, str, str]]:
     reasons = plan.get("reasons")
     reasons = reasons if isinstance(reasons, dict) else {}
     choices = ("device", "precision", "home", "capture", "rnn", "compile", "fused", "threads")
-    lines = []
+    settings = plan.get("settings")
+    settings = settings if isinstance(settings, dict) else {}
+    lines = [
+        (name, _format_choice(choice.get("value")), str(choice.get("reason", "")))
+        for name, choice in settings.items()
+        if isinstance(choice, dict)
+    ]
     for name in choices:
         if name in plan:
             value = plan[name]

@@ -426,6 +426,10 @@ def describe_plan(plan: dict[str, Any], num_steps: int, expected_s: float) -> It
     plan = upgrade_plan(plan)
     device_name = plan["hardware"].get("gpu", plan["hardware"]["cpu"])
     reasons = plan["reasons"]
+    for name, choice in plan.get("settings", {}).items():
+        value = choice["value"]
+        text = f'"{value}"' if isinstance(value, str) else f"{value}"
+        yield f"plan: {name} = {text} ({choice['reason']})"
     yield f"plan: {plan['device']} ({device_name}); data: {plan['home']} ({reasons['home']})"
     if plan.get("data_parallel", 1) > 1:
         yield f"plan: {plan['data_parallel']} processes ({reasons['data_parallel']})"

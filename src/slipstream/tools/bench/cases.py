@@ -13,6 +13,7 @@ from slipstream import config as configs
 from slipstream.base.errors import UserError
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
+from slipstream.data import defaults
 from slipstream.data.dataset import Dataset
 from slipstream.engine.planning import resolve_batch_size
 from slipstream.models import custom
@@ -133,6 +134,7 @@ def build_case(source: Config | str | Path | Mapping[str, Any], overrides: Itera
     custom.allow_classes(config)
     if config.masked:
         raise UserError('the bench measures training; remove train.objective = "masked"')
+    config = defaults.resolve(config).config
     dataset = datasets.load_dataset(config)
     if dataset.memory is None:
         raise UserError(
