@@ -17,7 +17,7 @@ from slipstream.config.base import AUTO, Section, list_from_data, read_descripti
 from slipstream.config.prepare import STEPS
 from slipstream.runs import to_json
 
-TRAIN, TUNE, PRETRAIN, AUTO = "train", "tune", "pretrain", "auto"
+TRAIN, TUNE, PRETRAIN = "train", "tune", "pretrain"
 COMMANDS = (TRAIN, TUNE, PRETRAIN)
 """The commands that a form can start"""
 PLAIN_DATA = ("name", "data.path", "data.time", "data.id")

@@ -779,6 +779,10 @@ def _describe_failure(comparison: SearchComparison) -> str:
     )
 
 
+MIN_CHANGE = 0.5
+"""Percent below which two errors are called the same"""
+
+
 def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     """State the error of a model on the test set, beside the best baseline and the best of its
     members: in the data's units, or of several targets in standard deviations."""
@@ -805,8 +809,9 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     if baselines and own is not None:
         best = choose(baselines, key=lambda name: baselines[name])
         change = 100 * (own - baselines[best]) / max(abs(baselines[best]), 1e-300)
-        side = "above" if change > 0 else "below"
-        text += f", {abs(change):.0f} % {side} {best} ({format_number(baselines[best])})"
+        side = f"{abs(change):.0f} % {'above' if change > 0 else 'below'}"
+        side = side if abs(change) >= MIN_CHANGE else "as"
+        text += f", {side} {best} ({format_number(baselines[best])})"
     alone = [read(member) for member in result.get("members") or () if member["weight"] > 0]
     known = [value for value in alone if value is not None]
     if len(known) > 1:

@@ -194,9 +194,7 @@ async def start_auto(request: Request) -> Response:
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)
     options = ("--minutes", f"{minutes:g}", "--prefer", prefer)
-    job = await run_in_threadpool(
-        submit_config, workspace, checked.config, forms.AUTO, options=options
-    )
+    job = await run_in_threadpool(submit_config, workspace, checked.config, "auto", options=options)
     return reply({"job": job})
 
 
