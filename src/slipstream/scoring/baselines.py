@@ -276,7 +276,8 @@ def _measure_reach(dataset: Dataset, load_chunks: ChunkLoader) -> int:
     if dataset.stream is not None:
         return context
     reach = []
-    for chunk in (chunk for set_name in ("val", "test") for chunk in load_chunks(set_name)):
+    sets = [name for name in ("val", "test") if name in dataset.num_windows]  # a search has no test
+    for chunk in (chunk for set_name in sets for chunk in load_chunks(set_name)):
         starts, series = chunk.starts.cpu(), chunk.series
         borders = (series.offsets if series.segments is None else series.segments).cpu()
         first = borders[(torch.bucketize(starts, borders, right=True) - 1).clamp(min=0)]
