@@ -27,6 +27,7 @@ PUBLIC = [
     "Study",
     "TrainedModel",
     "UserError",
+    "auto",
     "best_run",
     "compare_runs",
     "copy_run",
