@@ -254,7 +254,7 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
         "best_baseline": best and (format_number(best[0], column.decimals), best[1]),
         "num_models": len(members) or 1,
         "chosen_rows": found,
-        "score_name": search.name_score(summary),
+        "score_name": wording.name_ranking(summary),
         "name_candidate": wording.name_candidate,
         "describe_candidate": wording.describe_candidate,
         "judged_name": wording.format_metric(

@@ -819,6 +819,13 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     return text + "."
 
 
+def name_ranking(summary: SearchSummary) -> str:
+    """Return the metric that the candidates of `slipstream auto` are ranked by, in words."""
+    if cast(RunSummary, summary).get("quantiles"):
+        return "pinball loss"
+    return format_metric(f"{SCALED}{summary['metric']}") if "scaled" in summary else "log-loss"
+
+
 def name_candidate(row: LeaderboardRow) -> str:
     """Return the name of a row of the leaderboard: a baseline's own, of a trial its kind too."""
     return row["name"] if row["state"] == "baseline" else f"{row['kind']}, {row['name']}"

@@ -28,11 +28,10 @@ from slipstream.reporting.charts import (
     render_bars,
 )
 from slipstream.reporting.wording import (
-    SCALED,
-    format_metric,
     format_value,
     get_chosen,
     name_candidate,
+    name_ranking,
     shorten_names,
 )
 from slipstream.runs.summary import LeaderboardRow, RunSummary, SearchSummary, get_metrics
@@ -133,7 +132,7 @@ def draw_answer(summary: SearchSummary, events: Sequence[Event]) -> dict[str, An
     """Draw the plots of `slipstream auto`: its candidates, the weights, the error over time, and
     the test errors."""
     rows = summary["leaderboard"]
-    metric = name_score(summary)
+    metric = name_ranking(summary)
     weighted = [row for row in rows if row["weight"] > 0]
     weighted.sort(key=lambda row: -row["weight"])
     bars = [
@@ -145,11 +144,6 @@ def draw_answer(summary: SearchSummary, events: Sequence[Event]) -> dict[str, An
         "progress": draw_progress(events, rows, metric),
         "tests": draw_tests(summary),
     }
-
-
-def name_score(summary: SearchSummary) -> str:
-    """Return the metric that candidates are ranked by, in words."""
-    return format_metric(f"{SCALED}{summary['metric']}") if "scaled" in summary else "log-loss"
 
 
 def _get_row_colour(row: LeaderboardRow) -> str:

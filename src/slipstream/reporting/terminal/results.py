@@ -342,10 +342,7 @@ MIN_SETTINGS_WIDTH = 110
 
 
 def _build_leaderboard(summary: SearchSummary, *, with_settings: bool) -> TextTable:
-    metric = summary["metric"]
-    title = f"{summary['name']}: candidates by validation {metric}, scaled"
-    if "scaled" not in summary:
-        title = f"{summary['name']}: candidates by validation log-loss"
+    title = f"{summary['name']}: candidates by validation {wording.name_ranking(summary)}"
     table = TextTable("", "validation", "± blocks", "test", "weight", "seconds", title=title)
     if with_settings:
         table.add_column("settings")
