@@ -355,8 +355,7 @@ def summarize(
 ) -> SearchSummary:
     """Return the summary: that of the model, of the search, and the leaderboard."""
     run, config = search.run, search.config
-    ranked = rank_trials(trials)
-    best = ranked[0]
+    best = next(iter(rank_trials(trials)), None)
     states = [get_state(trial) for trial in trials]
     counts = {name: states.count(name) for name in STATE_NAMES.values()}
     if CUT_OFF in states:
@@ -372,7 +371,11 @@ def summarize(
         "metric": config.tune.metric,
         "trials": counts,
         "given": None if given is None else given.number,
-        "best": {"trial": best.number, "value": get_score(best), "params": best.params},
+        "best": {
+            "trial": None if best is None else best.number,
+            "value": None if best is None else get_score(best),
+            "params": {} if best is None else best.params,
+        },
         "best_config": str(run.folder / "best.toml"),
         "search_s": search_s,
         "trials_per_hour": 3600 * len(states) / max(search_s, 1e-9),
