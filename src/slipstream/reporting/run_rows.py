@@ -396,12 +396,15 @@ def _describe_model(files: RunFiles) -> str | None:
 def _describe_answer(summary: SearchSummary) -> str | None:
     """Return the kind of the one model, or the number of models in the ensemble; None before the
     end."""
-    members = cast(RunSummary, summary).get("members") or ()
-    models = [member for member in members if member["weight"] > 0]
-    if len(models) > 1:
-        return f"ensemble of {len(models)}"
-    kinds = [str(row["kind"]) for row in summary.get("leaderboard") or () if row["weight"] > 0]
-    return kinds[0] if kinds else None
+    try:
+        members = cast(RunSummary, summary).get("members") or ()
+        models = [member for member in members if member["weight"] > 0]
+        if len(models) > 1:
+            return f"ensemble of {len(models)}"
+        kinds = [str(row["kind"]) for row in summary.get("leaderboard") or () if row["weight"] > 0]
+        return kinds[0] if kinds else None
+    except DAMAGE_ERRORS:
+        return None
 
 
 def _describe_state(files: RunFiles, epochs: float | None) -> str:

@@ -448,8 +448,9 @@ def _read_settings(files: RunFiles) -> Mapping[str, Any]:
         members = [member["name"] for member in summary.get("members", [])]
         return {"data": files.config.get("data", {}), "members": members}
     chosen = files.folder / "retrained" / "best"
-    config = read_files(chosen).config if files.kind in SEARCHES and chosen.exists() else {}
-    return {name: value for name, value in (config or files.config).items() if name != "tune"}
+    if files.kind in SEARCHES and chosen.exists() and (inner := read_files(chosen)).config:
+        return _read_settings(inner)
+    return {name: value for name, value in files.config.items() if name != "tune"}
 
 
 def _label_runs(rows: Sequence[RunRow]) -> list[str]:

@@ -188,7 +188,7 @@ async def start_auto(request: Request) -> Response:
             f"minutes is {str(minutes)[:40]}; it should be a number from {MIN_MINUTES:g} to "
             f"{MAX_MINUTES:,}"
         )
-    if prefer not in PREFERENCES:
+    if not isinstance(prefer, str) or prefer not in PREFERENCES:
         raise UserError(f"prefer: expected one of {', '.join(PREFERENCES)}")
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
     if checked.config is None:
