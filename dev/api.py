@@ -38,6 +38,7 @@ ORDER = (
         "follow",
         "ensemble",
         "tune",
+        "auto",
         "pretrain",
         "probe",
         "train_share",

@@ -569,3 +569,111 @@ def test_pretraining_begins_with_the_settings_of_a_run(site):
     assert values["model.kind"] == "gru"
     assert "train.batch" not in values
     assert "bars-1" in text
+
+
+# slipstream auto
+
+
+ROW = {
+    "name": "trial 0",
+    "kind": "gru",
+    "what": "48 rows, mse, 1 x 16",
+    "val": 0.25,
+    "val_sd": 0.05,
+    "test": 0.3,
+    "train_s": 1.5,
+    "parameters": 100,
+    "weight": 0.75,
+    "state": "finished",
+    "stopped": None,
+}
+
+
+def write_auto(folder, **more):
+    """Write a folder of `slipstream auto` after its first trial, and return it."""
+    run = write_search(folder, trials=100_000, minutes=5.0)
+    (run / "auto.json").write_text("{}")
+    add_trial(run, 0, 0.25)
+    if more:
+        finish_search(run, **more)
+    return run
+
+
+def test_auto_starts_as_a_job_with_its_minutes(site):
+    body = {"settings": FORM, "minutes": 2.5, "prefer": "small"}
+    job = site.workspace.store.read(site.post("/api/auto", body).json["job"])
+    assert job.command[0] == "auto"
+    assert job.command[1].endswith(".toml")
+    assert job.command[2:6] == ("--minutes", "2.5", "--prefer", "small")
+    assert job.command[-1] == "--json"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"minutes": 0}, "minutes is 0; it should be a number from 0.1"),
+        ({"minutes": True}, "minutes is True"),
+        ({"minutes": "5"}, "minutes is 5"),
+        ({"prefer": "huge"}, "expected one of best, fast, small"),
+        ({"prefer": ["best"]}, "expected one of best, fast, small"),
+    ],
+)
+def test_auto_refuses_what_is_no_time_or_preference(site, change, message):
+    body = {"settings": FORM, "minutes": 1, "prefer": "best"} | change
+    answer = site.post("/api/auto", body)
+    assert answer.status == 400
+    assert message in answer.json["error"]
+    assert site.workspace.store.list_recent() == []
+
+
+def test_auto_names_the_mistakes_of_the_form(site):
+    body = {"settings": FORM | {"train.lr": "fast"}, "minutes": 1, "prefer": "best"}
+    answer = site.post("/api/auto", body)
+    assert answer.status == 400
+    assert "train.lr" in answer.json["problems"]
+
+
+def test_auto_counts_minutes_and_not_trials(site):
+    folder = write_auto(site.workspace.folder)
+    runs.Run(folder).append(
+        make_start(folder, is_resumed=True, trials=100_000, minutes=5.0, left_s=1e6)
+    )
+    found = describe_search(folder)
+    assert found["total"] is None
+    assert found["ended"] == 1
+    assert 0 < found["left_s"] < 1e6
+
+
+def test_the_page_of_auto_has_the_verdict_and_the_leaderboard(site):
+    failed = ROW | {"name": "trial 1", "val": None, "val_sd": None, "test": None, "weight": 0.0}
+    failed |= {"state": "failed", "stopped": "<b>out of memory</b>"}
+    write_auto(site.workspace.folder, leaderboard=[ROW, failed], verdict="2.31 MW on the test set.")
+    page = site.get("/search/job-1").text
+    assert "2.31 MW on the test set." in page
+    assert "48 rows, mse, 1 x 16" in page
+    assert "75 %" in page
+    assert "&lt;b&gt;out of memory&lt;/b&gt;" in page
+    assert 'id="more"' not in page
+
+
+def test_a_damaged_leaderboard_leaves_the_page(site):
+    write_auto(site.workspace.folder, leaderboard=[{"name": "trial 0"}, 7], verdict="So.")
+    answer = site.get("/search/job-1")
+    assert answer.status == 200
+    assert 'id="leaderboard"' not in answer.text
+
+
+def test_auto_goes_on_where_it_was_stopped_and_not_where_its_time_is_up(site):
+    folder = write_auto(site.workspace.folder)
+    job = site.workspace.store.read(site.post("/api/search/resume/job-1", {}).json["job"])
+    assert job.command[:3] == ("auto", "--resume", str(folder))
+    assert site.workspace.store.cancel(job.id)
+    answer = site.post("/api/search/resume/job-1", {"trials": 7})
+    assert "the minutes that are left" in answer.json["error"]
+    finish_search(folder, leaderboard=[ROW], verdict="So.", interrupted=False)
+    answer = site.post("/api/search/resume/job-1", {})
+    assert "its minutes are used up" in answer.json["error"]
+    finish_search(folder, leaderboard=[ROW], verdict="So.", interrupted=True)
+    assert RESUME_BUTTON in site.get("/search/job-1").text
+    job = site.workspace.store.read(site.post("/api/search/resume/job-1", {}).json["job"])
+    assert job.command[0] == "auto"

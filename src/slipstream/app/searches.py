@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from slipstream.app import forms
 from slipstream.app.jobs import AppJob, read_object
 from slipstream.app.paths import MissingError
 from slipstream.base.errors import UserError
-from slipstream.base.run_names import find_kind
+from slipstream.base.run_names import SEARCHES, find_kind
 from slipstream.config import Config, Range, search_space
 from slipstream.events import (
     End,
@@ -182,7 +184,9 @@ DAMAGE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, OverflowErr
 
 def is_search(folder: Path, job: AppJob | None) -> bool:
     """Whether a run is a search. One that begins has no file yet that says so, but a job."""
-    return find_kind(folder) == "search" or (job is not None and job.command[:1] == ("tune",))
+    return find_kind(folder) in SEARCHES or (
+        job is not None and job.command[:1] in (("tune",), ("auto",))
+    )
 
 
 def read_search_events(folder: Path) -> list[Event]:
@@ -273,17 +277,19 @@ def describe_search(folder: Path) -> dict[str, Any]:
     begin, phase = _find_start(events), _find_phase(events)
     total = begin and begin.trials
     total = total or (config.tune.trials if config else len(trials))
+    is_timed = find_kind(folder) == "auto"
     return {
         "metric": config.tune.metric if config else "loss",
-        "total": total,
+        "total": None if is_timed else total,
         "counts": {str(state): states.count(state) for state in dict.fromkeys(states)},
         "ended": len(ended),
         "trials": trials,
         "axes": list_axes(_read_space(config, summary), trials),
         "best": find_best(trials),
-        "chosen": _find_chosen(summary, trials) if phase == ENDED else None,
+        "chosen": _find_chosen(summary, trials) if phase == ENDED and not is_timed else None,
         "phase": phase,
         **_measure_speed(events, total - len(ended)),
+        **({"left_s": _compute_left_s(begin)} if is_timed else {}),
         **(_read_speed(summary) if phase == ENDED else {}),
         "importances": _read_importances(summary),
         "seconds": summary.get("seconds"),
@@ -392,6 +398,16 @@ def _measure_speed(events: Sequence[Event], num_left: int) -> dict[str, Any]:
         return {"per_hour": None, "left_s": None}
     per_s = len(times) / (times[-1] - begin)
     return {"per_hour": 3600 * per_s, "left_s": max(num_left, 0) / per_s}
+
+
+def _compute_left_s(begin: SearchStart | None) -> float | None:
+    """Return the time that is left of a search's minutes, by the clock of this machine."""
+    if begin is None or begin.left_s is None or begin.at_s is None or begin.opened_at is None:
+        return None
+    with suppress(ValueError):
+        started_at = datetime.fromisoformat(begin.opened_at).timestamp() + begin.at_s
+        return max(begin.left_s - (time.time() - started_at), 0.0)
+    return None
 
 
 def _read_importances(summary: SearchSummary) -> list[tuple[str, float]]:

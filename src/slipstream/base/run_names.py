@@ -15,11 +15,15 @@ LAST = "last"
 CONFIGS = ("config.toml", "labels.toml")
 """Files of which one makes a folder a run; labels.toml is that of a probe"""
 SEARCH_FILES = ("trials.json", "study.log")
+AUTO_FILE = "auto.json"
+"""The file that makes a search one of `slipstream auto`"""
 ENSEMBLE_FILE = "ensemble.json"
 EXPORT_FILE = "export.json"
 """The file that makes a folder an export, which can be named like a run but is never the `last`
 one"""
-KINDS = ("train", "pretrain", "search", "probe", "ensemble")
+KINDS = ("train", "pretrain", "search", "auto", "probe", "ensemble")
+SEARCHES = ("search", "auto")
+"""Kinds of run that have trials"""
 MAX_CANDIDATES = 10
 """The number of runs that a message about an ambiguous name lists"""
 FIRST_BYTES = 4096
@@ -158,7 +162,7 @@ def find_kind(folder: Path) -> str:
     if (folder / ENSEMBLE_FILE).exists():
         return "ensemble"
     if any((folder / name).exists() for name in SEARCH_FILES) or _logs_search(folder):
-        return "search"
+        return "auto" if (folder / AUTO_FILE).exists() else "search"
     try:
         config = (folder / "config.toml").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -168,7 +172,8 @@ def find_kind(folder: Path) -> str:
 
 def suggest_resume(folder: Path) -> Command:
     """Return the command that resumes a training, a pre-training or a search."""
-    verb = {"pretrain": "pretrain", "search": "tune"}.get(find_kind(folder), "train")
+    verbs = {"pretrain": "pretrain", "search": "tune", "auto": "auto"}
+    verb = verbs.get(find_kind(folder), "train")
     return Command(verb, resume=folder)
 
 

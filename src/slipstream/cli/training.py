@@ -311,7 +311,7 @@ def auto(
             )
         if is_config or resume:
             path = Path(source) if source is not None else None
-            loaded, earlier = load_job(path, resume, overrides, demo="search", kinds=("search",))
+            loaded, earlier = load_job(path, resume, overrides, demo="search", kinds=("auto",))
         else:
             assert source is not None
             loaded, earlier = _propose(source, wanted, horizon, overrides, quiet), None

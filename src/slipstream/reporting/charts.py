@@ -519,16 +519,20 @@ def _render_entry(entry: LegendEntry) -> str:
 
 
 def render_bars(
-    rows: Sequence[tuple[str, float, str]], *, colour: str = MODEL, limit: float | None = None
+    rows: Sequence[tuple[str, float, str]],
+    *,
+    colour: str | Sequence[str] = MODEL,
+    limit: float | None = None,
 ) -> Markup:
-    """Return horizontal bars as HTML, each with its name and its value in words; `limit` is the
-    value of a bar that fills the width, by default the largest."""
+    """Return horizontal bars as HTML, each with its name and its value in words, in one colour or
+    each in its own; `limit` is the value of a bar that fills the width, by default the largest."""
+    colours = [colour] * len(rows) if isinstance(colour, str) else colour
     longest = limit or max((value for _, value, _ in rows), default=0.0) or 1.0
     lines = "".join(
         f'<span class="name" title="{escape(name)}">{escape(name)}</span><span class="bar">'
-        f'<i style="width:{100 * max(value, 0.0) / longest:.2f}%;background:{colour}"></i></span>'
+        f'<i style="width:{100 * max(value, 0.0) / longest:.2f}%;background:{own}"></i></span>'
         f'<span class="value">{escape(text)}</span>'
-        for name, value, text in rows
+        for (name, value, text), own in zip(rows, colours, strict=True)
     )
     return Markup(f'<div class="bars">{lines}</div>')
 

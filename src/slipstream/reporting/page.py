@@ -16,6 +16,7 @@ from markupsafe import Markup
 from slipstream import __version__, runs
 from slipstream import config as configs
 from slipstream.base.errors import UserError
+from slipstream.base.statistics import HIGHER_IS_BETTER
 from slipstream.base.text import format_number
 from slipstream.config import Config
 from slipstream.config.train import upgrade_plan
@@ -193,14 +194,15 @@ def write_search_report(run: Run, to: Path) -> Path:
     gain = comparison.get("gain_percent") if comparison else None
     retrained = run.folder / "retrained"
     unit = "fold" if config.tune.pruner == "wilcoxon" else "epoch"
+    answer = _describe_answer(run, summary) if "leaderboard" in summary else {}
     page = render_page(
-        "search.html",
+        "auto.html" if answer else "search.html",
+        **answer,
         summary=summary,
         date=find_date(run.folder, summary),
         tune=config.tune,
-        verdict=summary.get("verdict") or wording.describe_search_verdict(summary),
+        verdict=wording.describe_search_verdict(summary),
         outcome=wording.judge_search(summary),
-        leaderboard=summary.get("leaderboard"),
         notes=list(wording.describe_search(summary)),
         total_s=wording.get_total_s(summary),
         states=wording.list_states(summary["trials"]),
@@ -220,6 +222,46 @@ def write_search_report(run: Run, to: Path) -> Path:
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )
     return write_report(page, of=run.folder, to=to)
+
+
+def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
+    """Return what the page of `slipstream auto` has beside that of a search: the figures at its
+    top, the plots of the candidates, and the model's predictions."""
+    result = cast(RunSummary, summary)
+    layout = choose_layout(result)
+    column = layout.facts[0][0]
+    baselines = [
+        (value, name)
+        for name, scores in (result.get("baselines") or {}).items()
+        if scores and (value := column.read(scores)) is not None
+    ]
+    choose = max if column.key in HIGHER_IS_BETTER else min
+    best = choose(baselines) if baselines else None
+    found = [row for row in summary["leaderboard"] if row["weight"] > 0]
+    members = [member for member in result.get("members") or () if member["weight"] > 0]
+    inner = run.folder / "retrained" / "best"
+    examples: dict[str, Any] = {}
+    if not result.get("classes") and (inner / PREDICTIONS).exists():
+        table = read_predictions(inner / PREDICTIONS)
+        targets = list(table.shape.targets)[:MAX_TARGETS]
+        examples = {
+            "examples": predictions.draw_examples(table, targets),
+            "sampled": table.sampled,
+        }
+    return {
+        "answer": search.draw_answer(summary, runs.read_log(run)[0]),
+        "headline": (format_number(column.read(result), column.decimals), layout.facts[0][1]),
+        "best_baseline": best and (format_number(best[0], column.decimals), best[1]),
+        "num_models": len(members) or 1,
+        "chosen_rows": found,
+        "score_name": wording.name_ranking(summary),
+        "name_candidate": wording.name_candidate,
+        "describe_candidate": wording.describe_candidate,
+        "judged_name": wording.format_metric(
+            f"{wording.SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
+        ),
+        **examples,
+    }
 
 
 def count_epochs(trials: Sequence[Mapping[str, Any]], config: Config) -> tuple[float, float]:
@@ -364,6 +406,7 @@ def _write_run_report(run: Run, to: Path) -> Path:
             summary=summary,
             layout=choose_layout(summary),
             rows=build_rows(summary),
+            was_trained=wording.was_trained(summary),
             verdict=wording.describe_verdict(summary),
             outcome=wording.judge(summary),
             quantile_line=wording.describe_quantiles(summary),
@@ -446,7 +489,7 @@ def _find_target_baselines(summary: RunSummary) -> list[str]:
 def build_rows(summary: RunSummary) -> list[dict[str, Any]]:
     """Build the rows of the model and every baseline, best first."""
     members = summary.get("members", ())
-    text = f"the weighted mean of {len(members)} runs" if members else "this run"
+    text = f"the weighted mean of {len(members)} models" if members else "this run"
     results: list[tuple[str, str, Scores]] = [("model", text, summary)]
     results += [
         (name, "without predict.filter", result)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from slipstream import runs
 from slipstream.base.errors import UserError
-from slipstream.base.run_names import find_foreign_entry, find_kind, get_start_time
+from slipstream.base.run_names import SEARCHES, find_foreign_entry, find_kind, get_start_time
 from slipstream.base.statistics import HIGHER_IS_BETTER, Difference, Spread
 from slipstream.base.storage import parse_path
 from slipstream.base.text import format_epoch
@@ -112,7 +112,7 @@ def find_result(kind: str, summary: Summary) -> ComparedScores:
     For a search that is the retrained best config, for a probe the fine-tuned model, for a run
     with repeats the single model or the ensemble, whichever `predict` uses.
     """
-    if kind == "search":
+    if kind in SEARCHES:
         tests = cast(SearchSummary, summary)["test"]
         return tests.get("best") or {}
     if kind == "probe":
@@ -189,11 +189,11 @@ class RunRow:
     Attributes:
         run: The run folder.
         name: The name of the folder.
-        kind: train, pretrain, search, probe or ensemble.
+        kind: train, pretrain, search, auto, probe or ensemble.
         state: running, stopped (it can be resumed), finished or damaged.
         at: When the run was created (UTC).
         age_s: The seconds since then.
-        model: The kind of model.
+        model: The kind of model; of an ensemble, those of its members.
         data: The files, the targets and the horizon: `ETTh1.csv: OT +24`.
         metric: The metric of the next values; `scaled_mse` is in standardised units.
         test: The error on the test set of the model that `predict` uses.
@@ -382,12 +382,29 @@ def make_row(files: RunFiles, metric: str | None = None) -> RunRow:
 
 
 def _describe_model(files: RunFiles) -> str | None:
-    """Return the kind of model; of an ensemble, the kinds of its members."""
+    """Return the kind of model; of an ensemble, the kinds of its members; of `slipstream auto`,
+    what it answers with."""
+    if files.kind == "auto":
+        return _describe_answer(cast(SearchSummary, files.summary or {}))
     members = cast(RunSummary, files.summary or {}).get("members")
     if files.kind == "ensemble" and members:
         return " + ".join(dict.fromkeys(str(member["kind"]) for member in members))
     kind = _get(files.config, "model", "kind")
     return None if kind is None else str(kind)
+
+
+def _describe_answer(summary: SearchSummary) -> str | None:
+    """Return the kind of the one model, or the number of models in the ensemble; None before the
+    end."""
+    try:
+        members = cast(RunSummary, summary).get("members") or ()
+        models = [member for member in members if member["weight"] > 0]
+        if len(models) > 1:
+            return f"ensemble of {len(models)}"
+        kinds = [str(row["kind"]) for row in summary.get("leaderboard") or () if row["weight"] > 0]
+        return kinds[0] if kinds else None
+    except DAMAGE_ERRORS:
+        return None
 
 
 def _describe_state(files: RunFiles, epochs: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from slipstream import runs
 from slipstream.base.errors import UserError
-from slipstream.base.run_names import KINDS, OUT, find_run, suggest_resume
+from slipstream.base.run_names import KINDS, OUT, SEARCHES, find_run, suggest_resume
 from slipstream.base.statistics import HIGHER_IS_BETTER, NO_DIFFERENCE, Spread
 from slipstream.base.storage import parse_path, refuse_url
 from slipstream.base.text import format_count, format_html_table, format_number, format_table
@@ -448,8 +448,9 @@ def _read_settings(files: RunFiles) -> Mapping[str, Any]:
         members = [member["name"] for member in summary.get("members", [])]
         return {"data": files.config.get("data", {}), "members": members}
     chosen = files.folder / "retrained" / "best"
-    config = read_files(chosen).config if files.kind == "search" and chosen.exists() else {}
-    return {name: value for name, value in (config or files.config).items() if name != "tune"}
+    if files.kind in SEARCHES and chosen.exists() and (inner := read_files(chosen)).config:
+        return _read_settings(inner)
+    return {name: value for name, value in files.config.items() if name != "tune"}
 
 
 def _label_runs(rows: Sequence[RunRow]) -> list[str]:
@@ -480,7 +481,7 @@ def _iter_metrics(
         if run.summary is None:
             continue
         result = find_result(run.kind, run.summary)
-        spreads = cast(RunSummary, run.summary) if run.kind != "search" else result
+        spreads = cast(RunSummary, run.summary) if run.kind not in SEARCHES else result
         classes = choose_metric(run.kind, run.summary) == "log_loss"
         for metric in CLASSIFICATION if classes else REGRESSION:
             test = read_metric(result, "test", metric)
@@ -667,7 +668,7 @@ def prune_runs(
     rows = list_runs(out, metric=metric)
     finished = [row for row in rows if row.state == FINISHED]
     removed = set[Path]()
-    for kinds in (("train", "search", "ensemble"), ("pretrain",), ("probe",)):
+    for kinds in (("train", *SEARCHES, "ensemble"), ("pretrain",), ("probe",)):
         for _, group in group_comparable(row for row in finished if row.kind in kinds):
             removed |= {row.run for row in sorted(group, key=_rank)[keep_best:]}
     if unfinished:
@@ -784,7 +785,8 @@ def show_run(name: str | PathLike[str], *, out: str | PathLike[str] = OUT) -> di
 
 def _list_settings(files: RunFiles) -> dict[str, Any]:
     """Return the settings that differ from the defaults, by their dotted names; of an ensemble,
-    those of the data, since each member has a model of its own."""
+    those of the data, since each member has a model of its own; of `slipstream auto`, without those
+    of its search, which it has set itself."""
     from slipstream import config as configs
 
     defaults = tomllib.loads(configs.to_toml(configs.Config()))
@@ -792,6 +794,8 @@ def _list_settings(files: RunFiles) -> dict[str, Any]:
     settings = {row["setting"]: row["run"] for row in rows if row["run"] is not None}
     if files.kind == "ensemble":
         return {name: value for name, value in settings.items() if name.startswith("data.")}
+    if files.kind == "auto":
+        return {name: value for name, value in settings.items() if not name.startswith("tune.")}
     return settings
 
 
@@ -804,7 +808,7 @@ def _judge(files: RunFiles) -> dict[str, str | None]:
         if files.kind == "probe":
             probe = cast(ProbeSummary, files.summary)
             return {"verdict": str(probe["verdict"]), "outcome": str(probe["helped"])}
-        if files.kind == "search":
+        if files.kind in SEARCHES:
             search = cast(SearchSummary, files.summary)
             sentence = wording.describe_search_verdict(search)
             return {"verdict": sentence, "outcome": wording.judge_search(search)}
@@ -835,7 +839,7 @@ def suggest_command(files: RunFiles) -> str | None:
         return SUGGESTED.get(files.kind, f"slipstream predict {run} DATA").format(run=run)
     if files.kind == "probe" and not (run / "encoder").exists():
         return None  # of an encoder that was named on the command line
-    if files.kind == "search":
+    if files.kind in SEARCHES:
         return str(studies.suggest_resume(run, studies.read_storage(run)))
     if files.kind == "probe":
         return RESUME_PROBE.format(run=run, repeats=make_row(files).repeats)

@@ -18,6 +18,7 @@ from slipstream.runs.summary import (
     ChosenSettings,
     ComparedScores,
     EstimateSummary,
+    LeaderboardRow,
     Metrics,
     MonitorSummary,
     ProbeSummary,
@@ -629,15 +630,19 @@ def describe_lanes(summary: RunSummary) -> Iterator[str]:
         yield describe_coverage(coverage, "of the ensemble" if is_ensemble else "")
 
 
+def was_trained(summary: Mapping[str, Any]) -> bool:
+    """Whether the run itself trained: an ensemble did not, nor the one model of `slipstream auto`,
+    which its search has trained."""
+    return "best_epoch" in summary or "lanes" in summary
+
+
 def list_members(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """List an ensemble's members by the name of their row: kind and weight, the run where several
     are of one kind; empty for other runs."""
     members = summary.get("members", ())
     kinds = [member["kind"] for member in members]
     labels = [
-        member["kind"]
-        if kinds.count(member["kind"]) == 1
-        else f"{member['kind']}, {member['name']}"
+        member["kind"] if kinds.count(member["kind"]) == 1 else _name_member(member)
         for member in members
     ]
     names = [
@@ -647,13 +652,23 @@ def list_members(summary: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return list(zip(names, members, strict=True))
 
 
+def _name_member(member: Mapping[str, Any]) -> str:
+    """Return kind and name of a member; the name alone where it says the kind, as a baseline's."""
+    kind, name = str(member["kind"]), str(member["name"])
+    return name if name.startswith(kind) else f"{kind}, {name}"
+
+
 def describe_members(summary: RunSummary) -> Iterator[str]:
     """Yield the members of an ensemble with their weights, and the coverage of its intervals."""
     members = summary.get("members")
     if not members:
         return
+    shares: dict[tuple[str, str], list[float]] = {}
+    for member in members:  # of one candidate there may be models from several seeds
+        shares.setdefault((member["name"], member["kind"]), []).append(float(member["weight"]))
     weights = ", ".join(
-        f"{member['weight']:.3f} {member['name']} ({member['kind']})" for member in members
+        f"{math.fsum(own):.3f} {name} ({kind}" + (f", {len(own)} seeds)" if len(own) > 1 else ")")
+        for (name, kind), own in shares.items()
     )
     last = ", those of the last fold" if summary["folds"] else ""
     yield f"weights, fitted to the validation set{last}: {weights}"
@@ -671,7 +686,10 @@ def describe_settings(params: Mapping[str, Any]) -> str:
 
 
 def describe_search_verdict(summary: SearchSummary, reader: Reader = "terminal") -> str:
-    """State how much better the chosen settings are than the defaults, given seed noise."""
+    """State how much better the chosen settings are than the defaults, given seed noise; of
+    `slipstream auto`, how good its model is."""
+    if "leaderboard" in summary:
+        return summary["verdict"]
     comparison, best = summary["comparison"], summary["best"]
     if comparison is None:
         lowest = (
@@ -761,6 +779,10 @@ def _describe_failure(comparison: SearchComparison) -> str:
     )
 
 
+MIN_CHANGE = 0.5
+"""Percent below which two errors are called the same"""
+
+
 def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     """State the error of a model on the test set, beside the best baseline and the best of its
     members: in the data's units, or of several targets in standard deviations."""
@@ -787,13 +809,32 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     if baselines and own is not None:
         best = choose(baselines, key=lambda name: baselines[name])
         change = 100 * (own - baselines[best]) / max(abs(baselines[best]), 1e-300)
-        side = "above" if change > 0 else "below"
-        text += f", {abs(change):.0f} % {side} {best} ({format_number(baselines[best])})"
+        side = f"{abs(change):.0f} % {'above' if change > 0 else 'below'}"
+        side = side if abs(change) >= MIN_CHANGE else "as"
+        text += f", {side} {best} ({format_number(baselines[best])})"
     alone = [read(member) for member in result.get("members") or () if member["weight"] > 0]
     known = [value for value in alone if value is not None]
     if len(known) > 1:
         text += f"; the best of its members alone {format_number(choose(known))}"
     return text + "."
+
+
+def name_ranking(summary: SearchSummary) -> str:
+    """Return the metric that the candidates of `slipstream auto` are ranked by, in words."""
+    if cast(RunSummary, summary).get("quantiles"):
+        return "pinball loss"
+    return format_metric(f"{SCALED}{summary['metric']}") if "scaled" in summary else "log-loss"
+
+
+def name_candidate(row: LeaderboardRow) -> str:
+    """Return the name of a row of the leaderboard: a baseline's own, of a trial its kind too."""
+    return row["name"] if row["state"] == "baseline" else f"{row['kind']}, {row['name']}"
+
+
+def describe_candidate(row: LeaderboardRow) -> str:
+    """Return the settings of a row of the leaderboard in a few words, and why it failed."""
+    failed = row["state"] == "failed" and row["stopped"]
+    return f"{row['what']}: {row['stopped']}" if failed else row["what"]
 
 
 def get_chosen(summary: SearchSummary) -> ChosenSettings:

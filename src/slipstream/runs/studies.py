@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slipstream.base.errors import Command, Message, Option, UserError
+from slipstream.base.run_names import AUTO_FILE
 from slipstream.events import SearchStart
 from slipstream.runs.folder import Run
 from slipstream.runs.log import parse_line
@@ -56,7 +57,7 @@ def find_storage(stated: str) -> str | None:
 
 def suggest_resume(folder: Path, storage: str | None) -> Command:
     """Return the command that resumes a search whose study is in `storage`, None for its folder."""
-    command = Command("tune", resume=folder)
+    command = Command("auto" if (folder / AUTO_FILE).exists() else "tune", resume=folder)
     if storage is None or find_storage(storage):
         return command
     return command.add(storage=f"{PREFIX}FILE" if is_journal(storage) else "URL")

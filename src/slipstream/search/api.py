@@ -15,7 +15,7 @@ from slipstream.base import machine
 from slipstream.base.errors import Interrupted, Message, Option, ResumableError, UserError
 from slipstream.base.phases import PhaseTimer
 from slipstream.base.rank import find_place
-from slipstream.base.run_names import is_run
+from slipstream.base.run_names import AUTO_FILE, is_run
 from slipstream.base.text import mask_url
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
@@ -28,7 +28,7 @@ from slipstream.runs.watching import start_follower
 from slipstream.search import auto as autos
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget
-from slipstream.search.candidates import AUTO_FILE, AutoBudget, AutoPlan, AutoSearch, prepare_auto
+from slipstream.search.candidates import AutoBudget, AutoPlan, AutoSearch, prepare_auto
 from slipstream.search.packs import DatasetCache, PackScheduler, TrialSource
 from slipstream.search.portfolio import Prefer
 from slipstream.search.retraining import fill_places
@@ -62,6 +62,8 @@ class SearchRequest(RunRequest):
 @dataclass(frozen=True, kw_only=True)
 class AutoRequest(SearchRequest):
     """A search for the best model; `slipstream.auto` documents the fields."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("auto",)
 
     minutes: float | None = None
     """None: five minutes, or those of the search to resume"""

@@ -22,6 +22,7 @@ from torch import Tensor
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import UserError
+from slipstream.base.run_names import AUTO_FILE
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.data.dataset import Dataset
@@ -53,8 +54,6 @@ from slipstream.search.study import (
 )
 from slipstream.search.trials import OptunaSearch
 
-AUTO_FILE = "auto.json"
-"""What a folder of `slipstream auto` has beside that of a search: the candidates"""
 CANDIDATES = "candidates"
 """The folder of the candidates' weights, until the members are chosen"""
 MAX_FOLDS = {"cuda": 3, "cpu": 2}

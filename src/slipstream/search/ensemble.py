@@ -358,7 +358,7 @@ def describe_member(member: Member) -> MemberDescription:
     return {
         "name": member.name,
         "run": str(member.run.folder),
-        "kind": member.config.model.kind,
+        "kind": member.baseline or member.config.model.kind,
         "what": member.trained.description,
         "context": signature.context,
         "inputs": len(signature.inputs),

@@ -25,7 +25,12 @@ from slipstream.events import EncoderLoaded
 from slipstream.models.files import WEIGHTS_FILE, load_run_config, parse_description, parse_limits
 from slipstream.models.kinds import load_kind
 
-OTHER_KINDS = {"search": "a search", "ensemble": "an ensemble", "probe": "a probe"}
+OTHER_KINDS = {
+    "search": "a search",
+    "auto": "a search",
+    "ensemble": "an ensemble",
+    "probe": "a probe",
+}
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,18 @@ from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
 """A request with larger numbers is refused: no table has as many rows"""
+MIN_MINUTES, MAX_MINUTES = 0.1, 100_000
+PREFERENCES = {
+    "best": "an ensemble where it is better",
+    "fast": "one model",
+    "small": "one for a microcontroller",
+}
+"""The choices of `slipstream auto --prefer`"""
 
 
 def show(request: Request) -> Response:
     """The form."""
-    return show_form(request, forms.TRAIN, "new_run.html")
+    return show_form(request, forms.TRAIN, "new_run.html", preferences=PREFERENCES)
 
 
 def show_form(
@@ -171,12 +178,38 @@ async def start(request: Request) -> Response:
     return reply({"job": job})
 
 
-def submit_config(workspace: Workspace, config: Config, verb: str = forms.TRAIN) -> str:
+async def start_auto(request: Request) -> Response:
+    """Start `slipstream auto` with the settings of a form; return its job, or the mistakes."""
+    workspace, body = get_workspace(request), await read_request(request)
+    minutes, prefer = body.get("minutes"), body.get("prefer")
+    is_number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if not is_number or not MIN_MINUTES <= float(minutes or 0) <= MAX_MINUTES:
+        raise UserError(
+            f"minutes is {str(minutes)[:40]}; it should be a number from {MIN_MINUTES:g} to "
+            f"{MAX_MINUTES:,}"
+        )
+    if not isinstance(prefer, str) or prefer not in PREFERENCES:
+        raise UserError(f"prefer: expected one of {', '.join(PREFERENCES)}")
+    checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
+    if checked.config is None:
+        return reply({"problems": checked.problems}, 400)
+    options = ("--minutes", f"{minutes:g}", "--prefer", prefer)
+    job = await run_in_threadpool(submit_config, workspace, checked.config, "auto", options=options)
+    return reply({"job": job})
+
+
+def submit_config(
+    workspace: Workspace,
+    config: Config,
+    verb: str = forms.TRAIN,
+    *,
+    options: tuple[str, ...] = (),
+) -> str:
     """Write a config and put its training, search or pre-training into the queue."""
     job, folder = workspace.store.create_folder()
     path = folder / f"{clean_run_name(config.name)}.toml"
     write_text(path, format_job(config))
-    command = [verb, str(path), "--out", str(workspace.out), "--json"]
+    command = [verb, str(path), *options, "--out", str(workspace.out), "--json"]
     if workspace.allow_code and verb != forms.PRETRAIN:
         command.append("--allow-code")
     workspace.store.submit(
@@ -198,6 +231,7 @@ SCREEN = Screen(
         ("POST", "/api/ready", ready),
         ("POST", "/api/estimate", estimate),
         ("POST", "/api/start", start),
+        ("POST", "/api/auto", start_auto),
     ),
     navigation=(("/new", "New run"),),
 )

@@ -21,7 +21,7 @@ from slipstream.app.jobs import OPEN, AppJob, choose_queue, read_object
 from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.rows import describe_row
 from slipstream.app.screens.job import format_command
-from slipstream.app.screens.run import FILES, make_download_name, pack_folder
+from slipstream.app.screens.run import FILES, find_outer, make_download_name, pack_folder
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import EXPORT_FILE
@@ -182,7 +182,7 @@ def download_predictions(request: Request) -> Response:
     return FileResponse(path, media_type="application/octet-stream", filename=PREDICTIONS)
 
 
-INNER = {"search": "retrained/best", "probe": "fine-tuned"}
+INNER = {"search": "retrained/best", "auto": "retrained/best", "probe": "fine-tuned"}
 """By kind of run: the inner run whose model `predict` uses"""
 MAX_NAME = 200
 """Characters of a name in a list"""
@@ -207,6 +207,7 @@ def show(request: Request) -> Response:
     folder = paths.find_run_folder(workspace.folder, name)
     row = describe_row(workspace.folder, read_row(folder))
     values: dict[str, Any] = {"run": row, "id": name, "url": quote(name), "inner": ""}
+    values["outer"] = find_outer(name)
     inner = INNER.get(row["kind"], "")
     if inner and (folder / inner / "metrics.json").is_file():
         values["inner"] = quote(f"{name}/{inner}")

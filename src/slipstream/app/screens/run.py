@@ -32,7 +32,7 @@ from slipstream.config import Config
 from slipstream.config.train import upgrade_plan
 from slipstream.reporting.run_rows import FINISHED, RUNNING, looks_like_run, read_row
 from slipstream.reporting.runs import show_run
-from slipstream.reporting.wording import choose_layout, sort_key
+from slipstream.reporting.wording import choose_layout, sort_key, was_trained
 from slipstream.runs.summary import RunSummary, Scores
 
 FILES = {
@@ -46,7 +46,6 @@ FILES = {
 }
 """Files that can be downloaded, by their fixed names"""
 MAX_EPOCHS = 100_000
-SEARCH = "search"
 
 
 def show(request: Request) -> Response:
@@ -59,7 +58,8 @@ def show(request: Request) -> Response:
     job = workspace.store.find_by_run(name)
     if is_search(folder, job):
         return RedirectResponse(f"/search/{quote(name)}", 303)
-    summary = details["summary"] or {}
+    summary, parts = details["summary"] or {}, _list_parts(name, folder)
+    has_training = not summary or was_trained(summary)
     return render(
         request,
         "run.html",
@@ -74,11 +74,19 @@ def show(request: Request) -> Response:
         files=[(file, title) for file, title in FILES.items() if _has_file(folder, file)],
         resume=details["next"] if row["state"] == "stopped" else "",
         epochs=_read_epochs(folder),
-        can_resume=row["kind"] in ("train", "pretrain"),
-        parts=_list_parts(name, folder),
+        can_resume=row["kind"] in ("train", "pretrain") and has_training,
+        parts=parts,
+        has_training=has_training and not parts,
+        outer=find_outer(name),
         is_open=job is not None and job.state in OPEN,
         error=job.error if job is not None else "",
     )
+
+
+def find_outer(name: str) -> str:
+    """Return the search that a run is the model of; "" for other runs."""
+    outer, _, inner = name.rpartition("/retrained/")
+    return outer if "/" not in inner else ""
 
 
 def _list_parts(name: str, folder: Path) -> list[dict[str, str]]:
@@ -216,7 +224,7 @@ def load_resumed(workspace: Workspace, folder: Path, overrides: Sequence[str] = 
     try:
         app_settings.refuse_unsafe(workspace, config)
     except UserError as error:
-        kind = {SEARCH: "tune"}.get(find_kind(folder), find_kind(folder))
+        kind = {"search": "tune"}.get(find_kind(folder), find_kind(folder))
         command = f"slipstream {kind} --resume {shlex.quote(str(folder))}"
         raise UserError(f"{error}; resume the run on the command line: {command}") from None
     return config

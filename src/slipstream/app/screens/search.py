@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from slipstream.app import forms, paths, searches, settings
-from slipstream.app.jobs import OPEN, choose_queue
+from slipstream.app.jobs import OPEN, choose_queue, read_object
 from slipstream.app.pages import Screen, get_workspace, read_request, render, reply
 from slipstream.app.rows import describe_row
 from slipstream.app.screens.job import format_command
@@ -24,6 +24,7 @@ from slipstream.app.searches import DAMAGE_ERRORS, describe_search, is_search
 from slipstream.app.settings import Checked
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
+from slipstream.base.run_names import SEARCHES
 from slipstream.base.text import format_number
 from slipstream.config import Config, search_space
 from slipstream.reporting import wording
@@ -151,7 +152,6 @@ async def start_pretraining(request: Request) -> Response:
     return reply({"job": job})
 
 
-KIND = "search"
 TESTS = {"best": "the chosen settings", "default": "the settings without a search"}
 """Runs in retrained/"""
 MAX_TRIALS = 1_000_000
@@ -163,7 +163,7 @@ def list_searches(request: Request) -> Response:
     """The searches of the folder."""
     workspace = get_workspace(request)
     rows = workspace.rows.list(workspace.folder, workspace.run_folders)
-    searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] == KIND]
+    searches = [row | {"url": quote(row["id"])} for row in rows if row["kind"] in SEARCHES]
     return render(request, "searches.html", searches=searches, command="slipstream tune CONFIG")
 
 
@@ -178,6 +178,7 @@ def show(request: Request) -> Response:
         return RedirectResponse(f"/run/{quote(name)}", 303)
     details = show_run(folder)
     summary = cast(SearchSummary, details["summary"] or {})
+    is_auto = row["kind"] == "auto" or (job is not None and job.command[:1] == ("auto",))
     return render(
         request,
         "search.html",
@@ -186,6 +187,9 @@ def show(request: Request) -> Response:
         url=quote(name),
         details=details,
         pending=summary.get("pending") or "",
+        is_auto=is_auto,
+        can_go_on=row["state"] == "stopped" or bool(summary.get("interrupted")),
+        leaderboard=_list_leaderboard(summary),
         retrained=_list_retrained(summary),
         tests=_list_tests(folder, name),
         findings=_list_findings(summary) if row["state"] == FINISHED else [],
@@ -198,6 +202,33 @@ def show(request: Request) -> Response:
         is_open=job is not None and job.state in OPEN,
         error=job.error if job is not None else "",
     )
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Whether a signal ended `slipstream auto` before its time, with what it had found so far."""
+    return bool(read_object(folder / "metrics.json").get("interrupted"))
+
+
+def _list_leaderboard(summary: SearchSummary) -> list[dict[str, Any]]:
+    """Return the rows of the leaderboard of `slipstream auto`, as texts; empty for other
+    searches."""
+    try:
+        return [
+            {
+                "name": str(row["name"]),
+                "kind": str(row["kind"]),
+                "val": format_number(row["val"]) if row["val"] is not None else str(row["state"]),
+                "val_sd": format_number(row["val_sd"], figures=2),
+                "test": format_number(row["test"]),
+                "weight": float(row["weight"]),
+                "seconds": "–" if row["train_s"] is None else f"{row['train_s']:.1f}",
+                "what": wording.describe_candidate(row),
+                "is_baseline": row["state"] == "baseline",
+            }
+            for row in summary.get("leaderboard") or ()
+        ]
+    except DAMAGE_ERRORS:
+        return []
 
 
 def _list_retrained(summary: SearchSummary) -> list[dict[str, Any]]:
@@ -227,6 +258,8 @@ def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def _list_findings(summary: SearchSummary) -> list[str]:
+    if summary.get("leaderboard"):
+        return [str(finding) for finding in summary.get("findings") or ()]
     try:
         return [str(finding) for finding in wording.describe_search(summary)]
     except DAMAGE_ERRORS:
@@ -279,7 +312,7 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
     """Put the continuation of a search into the queue."""
     folder = paths.find_run_folder(workspace.folder, name)
     row = read_row(folder)
-    if row.kind != KIND:
+    if row.kind not in SEARCHES:
         raise UserError("this run is not a search")
     if row.state == RUNNING:
         raise UserError("the search is running already")
@@ -289,10 +322,16 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
     if problem := _explain_storage(folder):
         raise UserError(problem)
     overrides = [f"tune.{key}={values[key]}" for key in LIMITS if _is_number(key, values)]
-    if row.state == FINISHED and not overrides:
+    if row.kind == "auto":
+        if overrides:
+            raise UserError("a search of slipstream auto goes on with the minutes that are left")
+        if row.state == FINISHED and not was_interrupted(folder):
+            raise UserError("the search is finished: its minutes are used up; start a new one")
+    elif row.state == FINISHED and not overrides:
         raise UserError("the search is finished; say how many trials it should have")
     config = load_resumed(workspace, folder, overrides)
-    command = ["tune", "--resume", str(folder), "--json"]
+    verb = "auto" if row.kind == "auto" else "tune"
+    command = [verb, "--resume", str(folder), "--json"]
     for override in overrides:
         command += ["--set", override]
     if workspace.allow_code:

@@ -120,7 +120,7 @@ function showState(answer, text = "Compares the settings with the data …") {
   const count = Object.keys(answer.problems).length;
   config = count ? null : answer.toml ?? config;
   showProblems(answer.problems);
-  find("#go").disabled = count > 0 || isReading;
+  for (const button of findAll("#go, #auto-go")) button.disabled = count > 0 || isReading;
   find("#ready").textContent = !data.value ? "Choose the data first." : isReading ? "Reads the file …" : count ?
     `${count} ${count === 1 ? "setting has" : "settings have"} to be corrected.` : text;
   find("#counts").textContent = "";
@@ -276,7 +276,7 @@ data.addEventListener("change", () => {
 start.addEventListener("change", begin);
 form.addEventListener("changed", changed);
 form.addEventListener("input", event => {
-  if (event.target === data || event.target === start) return;
+  if (event.target === data || event.target === start || event.target.closest("#auto")) return;
   const setting = event.target.closest("[data-setting]")?.dataset.setting;
   if (setting) {
     touched.add(setting);
@@ -288,13 +288,11 @@ form.addEventListener("input", event => {
 form.addEventListener("change", event => {
   if (READING.includes(event.target.closest("[data-setting]")?.dataset.setting)) inspect({suggest: true});
 });
-form.addEventListener("submit", async event => {
-  event.preventDefault();
-  const go = find("#go");
+async function submit(go, route, body) {
   if (isReading) return;
   go.disabled = true;
   try {
-    const answer = await ask(`${api}/start`, request());
+    const answer = await ask(route, body);
     const now = await ask(`/api/job/${answer.job}?wait=2`);  // the run's own page, without a detour
     location.assign(now.run && !now.error ? `/run/${encodePath(now.run)}` : `/job/${answer.job}`);
   } catch (problem) {
@@ -305,7 +303,14 @@ form.addEventListener("submit", async event => {
     else notify(problem.message);
     go.disabled = config === null;
   }
+}
+
+form.addEventListener("submit", event => {
+  event.preventDefault();
+  submit(find("#go"), `${api}/start`, request());
 });
+find("#auto-go")?.addEventListener("click", event =>
+  submit(event.currentTarget, "/api/auto", {...request(), minutes: Number(find("#auto-minutes").value), prefer: find("#auto-prefer").value}));
 
 // What was typed while the page was loading.
 for (const [setting, node] of fields) if (controlOf(node).value.trim()) touched.add(setting);

@@ -27,7 +27,7 @@ const isScored = one => one.value != null && ["finished", "cut off"].includes(on
 function drawFigures() {
   const {counts, ended, total} = search, best = search.trials.find(one => one.trial === search.best);
   const set = (name, text) => { find(`#f-${name}`).textContent = text; };
-  set("done", `${ended} of ${Math.max(total, ended)}`);
+  set("done", total === null ? `${ended}` : `${ended} of ${Math.max(total, ended)}`);
   set("best", best ? formatNumber(best.value) : "–");
   find("#f-best-note").textContent = best ? `trial ${best.trial}, validation ${search.metric}` : "";
   const chosen = search.chosen ?? null;

@@ -3,13 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from markupsafe import Markup
 
+from slipstream.base.statistics import HIGHER_IS_BETTER
+from slipstream.base.text import format_number
+from slipstream.events import Event, TrialEnd
 from slipstream.reporting.charts import (
     BLUE,
+    GREEN,
     GREY,
     INK,
     MODEL,
@@ -23,8 +27,14 @@ from slipstream.reporting.charts import (
     number_places,
     render_bars,
 )
-from slipstream.reporting.wording import format_value, get_chosen, shorten_names
-from slipstream.runs.summary import SearchSummary
+from slipstream.reporting.wording import (
+    format_value,
+    get_chosen,
+    name_candidate,
+    name_ranking,
+    shorten_names,
+)
+from slipstream.runs.summary import LeaderboardRow, RunSummary, SearchSummary, get_metrics
 
 Trial = Mapping[str, Any]
 BEST = ORANGE
@@ -111,6 +121,132 @@ def draw_all(
     if summary["retrained"]:
         plots["retrained"] = draw_retrained(summary, trials, metric)
     return plots
+
+
+MAX_CANDIDATES = 20
+"""Candidates of a leaderboard that are drawn beside the members and the baselines"""
+MEMBER, OTHER, BASELINE = BLUE, GREY, ORANGE
+
+
+def draw_answer(summary: SearchSummary, events: Sequence[Event]) -> dict[str, Any]:
+    """Draw the plots of `slipstream auto`: its candidates, the weights, the error over time, and
+    the test errors."""
+    rows = summary["leaderboard"]
+    metric = name_ranking(summary)
+    weighted = [row for row in rows if row["weight"] > 0]
+    weighted.sort(key=lambda row: -row["weight"])
+    bars = [
+        (name_candidate(row), row["weight"], f"{100 * row['weight']:.0f} %") for row in weighted
+    ]
+    return {
+        "candidates": draw_candidates(rows, metric),
+        "weights": render_bars(bars, colour=[_get_row_colour(row) for row in weighted]),
+        "progress": draw_progress(events, rows, metric),
+        "tests": draw_tests(summary),
+    }
+
+
+def _get_row_colour(row: LeaderboardRow) -> str:
+    if row["state"] == "baseline":
+        return BASELINE
+    return MEMBER if row["weight"] > 0 else OTHER
+
+
+def draw_candidates(rows: Sequence[LeaderboardRow], metric: str) -> Markup:
+    """Draw mean and deviation over the validation blocks of the best candidates, of all members and
+    of the baselines; members are filled."""
+    ranked = [row for row in rows if row["val"] is not None]
+    shown = [
+        row
+        for place, row in enumerate(ranked)
+        if place < MAX_CANDIDATES or row["weight"] > 0 or row["state"] == "baseline"
+    ][::-1]
+    ends = [
+        value + sign * (row["val_sd"] or 0.0)
+        for row in shown
+        if (value := row["val"]) is not None
+        for sign in (-1, 1)
+    ]
+    x = cover([value for value in ends if value > 0], log=True, margin=0.04)
+    ticks = tuple((float(place), name_candidate(row)) for place, row in enumerate(shown))
+    y = Scale(-0.6, len(shown) - 0.4, ticks=ticks)
+    chart = Chart(x, y, f"validation {metric}, mean ± deviation of the blocks")
+    chart.height = 40 + 22 * len(shown)
+    for place, row in enumerate(shown):
+        value, colour = row["val"], _get_row_colour(row)
+        assert value is not None
+        if row["val_sd"]:
+            low = max(value - row["val_sd"], x.low)
+            chart.line([low, value + row["val_sd"]], [place, place], colour, width=1.6)
+        is_baseline = row["state"] == "baseline"
+        chart.dots([value], [place], colour, size=9, square=is_baseline, hollow=not row["weight"])
+    chart.name("dot", MEMBER, "member")
+    chart.name("dot hollow", OTHER, "not chosen")
+    chart.name("square hollow", BASELINE, "baseline (filled: member)")
+    return chart.render()
+
+
+def draw_progress(
+    events: Sequence[Event], rows: Sequence[LeaderboardRow], metric: str
+) -> Markup | None:
+    """Draw the score of every candidate when its training ended, and the best so far; None
+    without any."""
+    scores = {row["name"]: row["val"] for row in rows}
+    points: list[tuple[float, float]] = []
+    offset_s = last_s = 0.0
+    for event in events:
+        if event.at_s is None:
+            continue
+        if event.at_s < last_s:  # a resumed part counts from zero
+            offset_s += last_s
+        last_s = event.at_s
+        value = scores.get(f"trial {event.trial}") if isinstance(event, TrialEnd) else None
+        if value is not None:
+            points.append((offset_s + event.at_s, value))
+    if not points:
+        return None
+    seconds, values = ([point[axis] for point in points] for axis in (0, 1))
+    levels = {
+        row["name"]: row["val"]
+        for row in rows
+        if row["state"] == "baseline" and row["val"] is not None
+    }
+    best = min(levels, key=lambda name: levels[name], default=None)
+    known = [levels[best]] if best is not None else []
+    last = offset_s + last_s
+    y = cover([*values, *known], log=True, margin=0.08)
+    chart = Chart(Scale(0.0, last), y, "seconds", f"validation {metric}", 230)
+    chart.dots(seconds, values, OTHER, size=6, label="candidates")
+    lowest = np.minimum.accumulate(values)
+    steps = np.repeat([*seconds, last], 2)[1:]
+    chart.line(
+        steps, np.repeat([*lowest, lowest[-1]], 2)[:-1], MEMBER, width=2.2, label="best so far"
+    )
+    if best is not None:
+        chart.hline(levels[best], BASELINE, dash="6 4", label=f"best baseline, {best}")
+    return chart.render()
+
+
+def draw_tests(summary: SearchSummary) -> Markup:
+    """Draw the test scores of the model, of its members and of the baselines, the best first."""
+    result = cast(RunSummary, summary)
+    metric = result["judged_by"]
+    own = (result.get("scaled") or get_metrics(result))["test"][metric]
+    rows: Sequence[LeaderboardRow] = summary["leaderboard"]
+    members = [row for row in rows if row["weight"] > 0]
+    answer = "the ensemble"
+    if len(members) == 1:  # its own row would say the same
+        answer = f"the model: {name_candidate(members[0])}"
+        rows = [row for row in rows if row not in members]
+    scores = [(name_candidate(row), row["test"], _get_row_colour(row)) for row in rows]
+    scores.append((answer, own, GREEN))
+    known = [(name, value, colour) for name, value, colour in scores if value is not None]
+    sign = -1 if metric in HIGHER_IS_BETTER else 1
+    known.sort(key=lambda entry: sign * entry[1])
+    return render_bars(
+        [(name, value, format_number(value)) for name, value, _ in known],
+        colour=[colour for *_, colour in known],
+    )
 
 
 def select_finished(trials: Sequence[Trial]) -> list[Trial]:

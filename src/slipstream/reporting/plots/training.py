@@ -68,7 +68,7 @@ MACHINE: dict[str, tuple[float, str, str]] = {
 
 def draw_training(summary: RunSummary, events: Sequence[Event]) -> dict[str, Any]:
     """Draw the plots that every kind of run has: losses, learning rate, time and machine."""
-    if summary.get("members"):  # an ensemble trains nothing
+    if not wording.was_trained(summary):
         return {}
     label = "loss" if summary.get("classes") else "loss (scaled)"
     plots: dict[str, Any] = {"rates": None, "lanes": None}

@@ -706,6 +706,9 @@ class SearchProgress:
 
     def _describe_speed(self) -> str:
         """Describe the trials per hour since this command started, and the time left."""
+        if not self.num_ended and self.limit_s is not None:
+            left_s = max(self.limit_s - (time.monotonic() - self.started_at), 0.0)
+            return f"~{format_seconds(left_s)} left"
         if not self.num_ended:
             return "–"
         per_second = self.num_ended / max(time.monotonic() - self.started_at, 1e-9)
@@ -739,10 +742,11 @@ def describe_start(event: SearchStart) -> str:
     done = f", {event.done} of them done" if event.done else ""
     trials = format_count(event.trials, "trial")
     if event.trials >= UNLIMITED:
-        trials, done = f"{event.minutes:g} minutes", f", {event.done} trials done" * bool(done)
+        unit = "minute" if event.minutes == 1 else "minutes"
+        trials, done = f"{event.minutes:g} {unit}", f", {event.done} trials done" * bool(done)
+    over = "" if event.trials >= UNLIMITED else f", over {', '.join(event.space)}"
     return (
-        f"search on {event.device}: {trials}{done}, {event.parallel} "
-        f"in parallel, over {', '.join(event.space)}; windows: "
+        f"search on {event.device}: {trials}{done}, {event.parallel} in parallel{over}; windows: "
         f"{windows['train']:,} training, {windows['val']:,} validation"
     )
 

@@ -311,13 +311,18 @@ MAX_ROWS = 16
 
 def print_auto(summary: SearchSummary, console: Console) -> None:
     """Print the leaderboard of `slipstream auto`, what the answer consists of, and the verdict."""
-    console.print(_build_leaderboard(summary))
+    table = _build_leaderboard(summary, with_settings=console.width >= MIN_SETTINGS_WIDTH)
+    console.print(table)
     tried = len(summary["leaderboard"])
     failed = [row for row in summary["leaderboard"] if row["state"] == "failed"]
+    trained = sum(summary["trials"].values())
+    states = wording.list_states({name: n for name, n in summary["trials"].items() if n})
+    more = "" if table.row_count == tried else "; metrics.json and the report have all of them"
     print_text(
         console,
-        f"{tried} candidates tried: {wording.list_states(summary['trials'])}; "
-        f"metrics.json has all of them",
+        f"{format_count(tried, 'candidate')} tried, {trained} of them networks"
+        + (f" ({states})" if states else "")
+        + more,
     )
     for row in failed[:3]:
         print_text(console, f"{row['name']} ({row['kind']}) failed: {row['stopped']}")
@@ -332,13 +337,15 @@ def print_auto(summary: SearchSummary, console: Console) -> None:
     print_text(console, f"run: {run}\nmodel: {run}/retrained/best")
 
 
-def _build_leaderboard(summary: SearchSummary) -> TextTable:
-    metric = summary["metric"]
-    title = f"{summary['name']}: candidates by validation {metric}, scaled"
-    if "scaled" not in summary:
-        title = f"{summary['name']}: candidates by validation log-loss"
+MIN_SETTINGS_WIDTH = 110
+"""The width of a terminal from which on the settings of candidates are shown beside their scores"""
+
+
+def _build_leaderboard(summary: SearchSummary, *, with_settings: bool) -> TextTable:
+    title = f"{summary['name']}: candidates by validation {wording.name_ranking(summary)}"
     table = TextTable("", "validation", "± blocks", "test", "weight", "seconds", title=title)
-    table.add_column("what")
+    if with_settings:
+        table.add_column("settings")
     rows = [row for row in summary["leaderboard"] if row["val"] is not None]
     shown = [
         row
@@ -346,15 +353,14 @@ def _build_leaderboard(summary: SearchSummary) -> TextTable:
         if place < MAX_ROWS or row["weight"] > 0 or row["state"] == "baseline"
     ]
     for row in shown:
-        name = row["name"] if row["state"] == "baseline" else f"{row['kind']}, {row['name']}"
         table.add_row(
-            name,
+            wording.name_candidate(row),
             format_number(row["val"]),
-            "" if row["val_sd"] is None else format_number(row["val_sd"]),
+            "" if row["val_sd"] is None else format_number(row["val_sd"], figures=2),
             "" if row["test"] is None else format_number(row["test"]),
             f"{100 * row['weight']:.0f} %" if row["weight"] > 0 else "",
             "" if row["train_s"] is None else f"{row['train_s']:.1f}",
-            row["what"],
+            *((row["what"],) if with_settings else ()),
             style="bold" if row["weight"] > 0 else None,
         )
     return table

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from slipstream import runs
 from slipstream.base.errors import UserError
-from slipstream.base.run_names import find_kind, is_run
+from slipstream.base.run_names import SEARCHES, find_kind, is_run
 from slipstream.events import (
     Epoch,
     Event,
@@ -143,7 +143,7 @@ STATE = "state.json"
 def find_durable_size(folder: Path) -> int | None:
     """Return the bytes of a run's log that a resumed run retains: those up to its last checkpoint;
     None for all."""
-    if (folder / "workers").is_dir() or find_kind(folder) == "search":
+    if (folder / "workers").is_dir() or find_kind(folder) in SEARCHES:
         return None
     steps = [
         int(path.name.removeprefix("step-"))

@@ -1,0 +1,44 @@
+"""`slipstream auto` by clicks: started from a data file, and its leaderboard."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+expect.set_options(timeout=180_000)
+pytestmark = pytest.mark.ui
+
+
+def test_the_best_model_is_found_from_a_data_file(page, app):
+    page.goto(app.url)
+    page.goto(f"{app.root}/new")
+    assert page.locator("#auto-go").is_disabled()
+    page.select_option("#data", "load.csv")
+    expect(page.locator("#ready")).to_have_text("Ready.")
+    chip = page.locator("[data-setting='data.targets'] .chips button", has_text="load")
+    if chip.get_attribute("aria-pressed") != "true":
+        chip.click()
+    expect(page.locator("#ready")).to_have_text("Ready.")
+    page.fill("#auto-minutes", "0.01")
+    page.click("#auto-go")
+    expect(page.locator("body")).to_contain_text("minutes is 0.01; it should be a number from 0.1")
+    page.fill("#auto-minutes", "0.3")
+    page.click("#auto-go")
+    page.wait_for_url("**/search/runs/**")
+    expect(page.locator("#state")).to_have_text("finished")
+    expect(page.locator("#verdict")).to_contain_text("on the test set")
+    summary = app.read_metrics(app.find_run())
+    rows = page.locator("#leaderboard tbody tr")
+    expect(rows).to_have_count(len(summary["leaderboard"]))
+    weighted = [row for row in summary["leaderboard"] if row["weight"] > 0]
+    expect(page.locator("#leaderboard tr.own")).to_have_count(len(weighted))
+    expect(page.locator("#f-done")).not_to_contain_text("of")
+    assert json.loads((app.find_run() / "auto.json").read_text())["prefer"] == "best"
+    page.click("#open-model")
+    page.wait_for_url("**/result/**")
+    expect(page.locator("main")).to_contain_text("MAE")
+    page.goto(app.root)
+    expect(page.locator("#runs")).to_contain_text("auto")
