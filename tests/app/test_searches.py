@@ -571,6 +571,13 @@ def test_pretraining_begins_with_the_settings_of_a_run(site):
     assert "bars-1" in text
 
 
+def test_a_trial_that_was_given_counts_as_running_once_it_has_begun(site):
+    folder = write_search(site.workspace.folder)
+    waiting = {"op_code": 4, "state": 4}
+    write_journal(folder, waiting, waiting, {"op_code": 6, "trial_id": 0, "state": 0})
+    assert describe_search(folder)["counts"] == {"running": 1}
+
+
 # slipstream auto
 
 
