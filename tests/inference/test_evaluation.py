@@ -83,7 +83,8 @@ def test_the_table_lists_every_baseline_below_the_model(result):
     out = io.StringIO()
     print_evaluation(scored, Console(file=out, width=120))
     cells = [line.strip("│ ").split("│")[0].strip() for line in out.getvalue().splitlines()]
-    assert cells[-4:-1] == ["all", "baseline repeat", "baseline ridge"]
+    wanted = ["all", "baseline repeat", "baseline ridge", "baseline gbm"]
+    assert cells[-5:-1] == wanted
 
 
 def test_predictions_are_written_beside_the_truth(result, tmp_path):

@@ -583,6 +583,23 @@ def tune_resume(cell: Cell) -> None:
     check_finite(cli("tune", "--resume", cell.run)["best"])
 
 
+@command("auto")
+def auto(cell: Cell) -> None:
+    """In so little time that hardly a candidate trains; the baselines are candidates as well."""
+    out = cell.folder / "auto"
+    result = cli("auto", cell.run / "config.toml", "--out", out, "--minutes", "0.05")
+    check_finite(result["metrics"]["test"])
+    assert result["leaderboard"]
+    assert math.isclose(sum(member["weight"] for member in result["ensemble"]), 1.0)
+    assert result["verdict"]
+
+
+@command("auto --resume")
+def auto_resume(cell: Cell) -> None:
+    cell = cell.copy()
+    check_finite(cli("auto", "--resume", cell.run)["metrics"]["test"])
+
+
 @command("ensemble")
 def ensemble(cell: Cell) -> None:
     other = cell.trained.copy(cell.folder / "other").run
@@ -820,6 +837,14 @@ def tune_python(cell: Cell) -> None:
     assert repr(study)
     assert study.verdict
     assert len(study.to_pandas())
+
+
+@command("slipstream.auto", returns=["Study"])
+def auto_python(cell: Cell) -> None:
+    cell, data = cell.copy(), cell.trained.table
+    study = python("auto", None, data, resume=cell.run, quiet=True)
+    assert study.verdict
+    assert len(study.leaderboard)
 
 
 @command("slipstream.probe", only=("gru", "classes", "pre-trained", "table"), returns=["Probe"])

@@ -219,6 +219,19 @@ def searched(build: Build, **tune: Any) -> Build:
     return build_search
 
 
+def chosen(build: Build, **options: Any) -> Build:
+    """The best model around the settings of another kind, of a few seconds."""
+
+    def build_auto(folder: Path) -> Trained:
+        finished = build(folder)
+        settings = configs.load(finished.run / "config.toml").model_dump(exclude_unset=True)
+        settings |= {"name": "auto"}
+        study = slipstream.auto(settings, finished.table, minutes=0.1, quiet=True, **options)
+        return replace(finished, run=study.run)
+
+    return build_auto
+
+
 def from_table(build: Build) -> Build:
     """The run of another kind, trained on a table in memory."""
 
@@ -354,6 +367,10 @@ KINDS: dict[str, Build] = {
     # several runs
     "search": searched(job()),
     "search, nothing retrained": searched(job(), retrain=0),
+    "search of auto": chosen(job()),
+    "search of auto, fast": chosen(job(), prefer="fast"),
+    "search of auto, quantiles": chosen(job(**QUANTILES)),
+    "search of auto, classes": chosen(classes()),
     "ensemble": joint(job(), job(**model("mlp"))),
     "probe": probed,
     "hub export": exported(job(), "hub"),

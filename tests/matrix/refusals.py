@@ -208,13 +208,22 @@ REFUSALS = [
     ),
     Refused(
         TABLES,
-        ["train", "pretrain", "pretrain --probe", "tune"],
+        ["train", "pretrain", "pretrain --probe", "tune", "auto"],
         "data.path is not set; name a file or a folder",
         "a config names no table",
     ),
     Refused(
         EXPORTS,
-        [*OWN_TEST, "export --to *", "train", "train --resume*", *LONGER, "pretrain", "tune"],
+        [
+            *OWN_TEST,
+            "export --to *",
+            "train",
+            "train --resume*",
+            *LONGER,
+            "pretrain",
+            "tune",
+            "auto",
+        ],
         r"there is no such file or folder \(data.path\)",
         "an export tells nobody where the data were",
     ),
@@ -242,6 +251,19 @@ REFUSALS = [
         ["tune"],
         "a search keeps one copy of the series per fold on the device",
         "trials draw from it together",
+    ),
+    Refused(STREAMED, ["auto"], "a search keeps one copy of the series per fold", "as for tune"),
+    Refused(
+        having("walk-forward"),
+        ["auto"],
+        "data.split.walk_forward is for train and tune",
+        "auto has validation blocks of its own",
+    ),
+    Refused(
+        [kind for kind in KINDS if "auto" not in kind],
+        ["auto --resume", "slipstream.auto"],
+        "",
+        "it is not a run of auto",
     ),
     Refused(["streamed"], ["bench *"], "larger than memory and would be streamed", "peers cannot"),
     Refused(
@@ -285,7 +307,7 @@ REFUSALS = [
     Refused(having("own"), ["pretrain"], "is your own class, which has no encoder", "its class is"),
     Refused(
         ENCODERS,
-        ["tune"],
+        ["tune", "auto"],
         "train.objective is not supported in a search; pre-train first",
         "trials are scored by what they predict",
     ),

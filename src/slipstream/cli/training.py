@@ -267,7 +267,7 @@ def auto(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="The time of the whole command; 5 where nothing is said.", min=0.1),
+        typer.Option(help="The time of the whole command; 5 where nothing is said.", min=0.01),
     ] = None,
     prefer: Annotated[
         str,

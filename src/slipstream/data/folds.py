@@ -99,11 +99,11 @@ def divide_training(
 def _rotate_series(
     starts: dict[str, Tensor], owners: list[Tensor], trained: Tensor, size: int, count: int
 ) -> list[dict[str, Tensor]]:
-    """Return the folds before the split itself: each validates on `size` series of the training
-    set, spread evenly over it, and trains on all others that are not tested."""
-    stride = len(trained) // size
-    if len(trained) < count or stride < count - 1:
-        size, stride = max(len(trained) // count, 1), count
+    """Return the folds before the split itself: each validates on its share of the training
+    series, at least `size` of them where there are enough, spread evenly over the set, and trains
+    on all others that are not tested."""
+    size = min(max(size, len(trained) // count), max(len(trained) // (count - 1), 1))
+    stride = max(len(trained) // size, 1)
     if len(trained) < count:
         raise UserError(
             f"tune.folds = {count}: the training set has {len(trained)} series, and each fold "

@@ -58,6 +58,8 @@ CANDIDATES = "candidates"
 """The folder of the candidates' weights, until the members are chosen"""
 MAX_FOLDS = {"cuda": 3, "cpu": 2}
 """Validation blocks, where the rows allow it"""
+FEW_WINDOWS, FEW_WINDOWS_FOLDS = 1_000, 5
+"""Windows of classes below which there are so many blocks, which cost little"""
 MAX_TRIALS = 100_000
 PARALLEL = {"cuda": 16, "cpu": 1}
 GIVEN_PLACE = {"cuda": 0, "cpu": 3}
@@ -107,6 +109,7 @@ def prepare_auto(
 ) -> tuple[Config, AutoPlan, DatasetCache]:
     """Return the config of the search, its plan, and the data that were loaded for it."""
     config = _adapt_config(config, minutes)
+    spaces.check_config(config)
     if config.data.split.walk_forward is not None:
         raise UserError(
             "slipstream auto judges by blocks of its own inside the training period; "
@@ -169,7 +172,12 @@ def _adapt_config(config: Config, minutes: float) -> Config:
 def _choose_folds(config: Config, data: Any) -> tuple[Config, DatasetCache]:
     """Return the config with as many validation blocks as the rows allow."""
     device = make_plan(config, data_bytes=0, lanes=True).device.type
-    for count in range(MAX_FOLDS[device], 1, -1):
+    most = MAX_FOLDS[device]
+    if config.data.task == "classify":  # a series is a window, and few of them say little
+        alone = DatasetCache(configs.replace_settings(config, {"tune.folds": None}), data)
+        if alone.get(config).dataset.num_windows["train"] < FEW_WINDOWS:
+            most = FEW_WINDOWS_FOLDS
+    for count in range(most, 1, -1):
         changed = configs.replace_settings(config, {"tune.folds": count})
         cache = DatasetCache(changed, data)
         try:
