@@ -226,7 +226,7 @@ def chosen(build: Build, **options: Any) -> Build:
         finished = build(folder)
         settings = configs.load(finished.run / "config.toml").model_dump(exclude_unset=True)
         settings |= {"name": "auto"}
-        study = slipstream.auto(settings, finished.table, minutes=0.1, quiet=True, **options)
+        study = slipstream.auto(settings, finished.table, minutes=0.3, quiet=True, **options)
         return replace(finished, run=study.run)
 
     return build_auto
@@ -367,10 +367,9 @@ KINDS: dict[str, Build] = {
     # several runs
     "search": searched(job()),
     "search, nothing retrained": searched(job(), retrain=0),
-    "search of auto": chosen(job()),
-    "search of auto, fast": chosen(job(), prefer="fast"),
-    "search of auto, quantiles": chosen(job(**QUANTILES)),
-    "search of auto, classes": chosen(classes()),
+    "search of auto": chosen(job(), prefer="fast"),
+    "search of auto, quantiles": chosen(job(**QUANTILES), prefer="fast"),
+    "search of auto, classes": chosen(classes(), prefer="fast"),
     "ensemble": joint(job(), job(**model("mlp"))),
     "probe": probed,
     "hub export": exported(job(), "hub"),

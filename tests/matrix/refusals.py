@@ -111,7 +111,7 @@ REFUSALS = [
         "no scores to weigh",
     ),
     Refused(
-        [kind for kind in SEARCHES if kind not in STOPPED],
+        [kind for kind in SEARCHES if kind not in STOPPED and "auto" not in kind],
         ["slipstream.Result"],
         "is a search of many models; (open the run that it chose|none is tested)",
         "a study has trials, not one result",

@@ -344,7 +344,8 @@ def auto(
             prefer=prefer,
         )
         finished = api.run_search(request)
-    return Study(finished.run, finished.summary, finished.best, finished.study)
+        from slipstream.search.auto import to_public
+    return Study(finished.run, to_public(finished.summary), finished.best, finished.study)
 
 
 def _propose_job(

@@ -321,6 +321,7 @@ def auto(
             display.say(LOADING)
             with import_modules():
                 from slipstream.search.api import AutoRequest, run_search
+                from slipstream.search.auto import to_public
 
             has_classes = loaded is not None and loaded.data.task == "classify"
             request = AutoRequest(
@@ -337,7 +338,7 @@ def auto(
                 prefer=cast(Any, prefer),
             )
             study = run_search(request)
-        finish(study.summary, Output(as_json, quiet, print_auto), timer)
+        finish(to_public(study.summary), Output(as_json, quiet, print_auto), timer)
         if study.summary["interrupted"]:
             raise SystemExit(128 + signal.SIGINT)
 

@@ -406,7 +406,8 @@ class SearchSummary(RunOrigin, total=False):
     prefer: str
     """Of `slipstream auto`, as all that follow"""
     leaderboard: list[LeaderboardRow]
-    ensemble: list[MemberWeight]
+    weights: list[MemberWeight]
+    """Of the ensemble's candidates; of one model, itself"""
     verdict: str
     coverage: Mapping[str, float]
     """The share of the test set's true values inside the interval of each level"""

@@ -19,7 +19,7 @@ from torch import Tensor
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import statistics
-from slipstream.base.errors import Interrupted
+from slipstream.base.errors import Interrupted, Option, ResumableError
 from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
@@ -33,7 +33,6 @@ from slipstream.search import summary as summaries
 from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
 from slipstream.search.candidates import (
     BASELINE_NAMES,
-    CANDIDATES,
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
@@ -62,7 +61,9 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.trials import OptunaSearch
 from slipstream.training.trained_lanes import LoadedData
 
-MIN_BASELINE_GAIN = 0.01
+MAX_SAVED = 16
+"""Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
+MIN_BASELINE_GAIN = 0.02
 """How much better an ensemble has to be to have baselines that cannot be exported"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
@@ -87,6 +88,9 @@ def run_auto(
 ) -> FinishedSearch:
     """Fit the baselines, run the trials and conclude; a signal ends the trials, and the answer is
     what they have found so far."""
+    earlier = _read_finished(search) if result is not None else None
+    if earlier is not None:
+        return earlier
     fits = BaselineFits(search)
     interrupted = False
     if result is None:
@@ -105,6 +109,17 @@ def run_auto(
     baselines = fits.finish()
     timer.end("searching")
     return finish_auto(search, scheduler, result, timer, baselines, interrupted=interrupted)
+
+
+def _read_finished(search: AutoSearch) -> FinishedSearch | None:
+    """Return the answer of a search that has used its time; None where it has none yet."""
+    folder = search.run.folder
+    if not (folder / "metrics.json").exists():
+        return None
+    summary = cast(SearchSummary, runs.read_metrics(folder))
+    if "leaderboard" not in summary or summary["interrupted"]:
+        return None
+    return FinishedSearch(folder, configs.load(folder / "best.toml"), summary, search.study.study)
 
 
 class MemberTraining(Retraining):
@@ -183,7 +198,7 @@ def finish_auto(
     summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
     runs.write_metrics(run, summary)
     if not interrupted:
-        runs.remove(run.folder / CANDIDATES)
+        search.drop_weights(search.library.rank()[:MAX_SAVED])
     runs.remove(run.folder / retraining.LANES)
     run.append(End(seconds=summary["seconds"]))
     return FinishedSearch(run.folder, chosen, summary, study.study)
@@ -197,14 +212,18 @@ def choose(
 ) -> Combination:
     """Return the ensemble, or the one model where it is not better or not wanted."""
     usable = {name_trial(trial.number) for trial in trials}
+    usable |= {name for name, candidate in baselines.items() if candidate.weights}
+    networks = set(usable)
     if prefer == "best":
         usable |= {name for name in baselines if name not in BASELINE_NAMES}
     found = library.combine([name for name in library.rank() if name in usable])
-    assert found is not None
-    networks = [name for name in usable if name not in baselines or baselines[name].weights]
+    if found is None:
+        raise ResumableError(
+            "no model has trained in this time; give it more", fix="raise " + Option("minutes")
+        )
     portable = library.combine([name for name in library.rank() if name in networks])
     if portable is not None and portable.loss <= (1 + MIN_BASELINE_GAIN) * found.loss:
-        found, usable = portable, set(networks)  # it can be exported and served
+        found, usable = portable, networks  # it can be exported and served
     if prefer == "best" and found.is_better:
         return found
     names = [name for name in library.rank() if name in usable]
@@ -391,11 +410,17 @@ def summarize(
         "pending": None,
         "prefer": search.plan.prefer,
         "leaderboard": rows,
-        "ensemble": [{"name": name, "weight": weight} for name, weight in choice.weights.items()],
+        "weights": [{"name": name, "weight": weight} for name, weight in choice.weights.items()],
     }
     summary["verdict"] = wording.describe_auto(result, search.signature.targets)
     summary |= runs.describe_origin()
     return cast(SearchSummary, summary)
+
+
+def to_public(summary: SearchSummary) -> SearchSummary:
+    """Return the object that `slipstream auto --json` prints: the weights as `ensemble`, which in
+    the file of a run is the mean of its repeats."""
+    return cast(SearchSummary, {**summary, "ensemble": summary["weights"]})
 
 
 def describe_findings(

@@ -174,8 +174,8 @@ def _choose_folds(config: Config, data: Any) -> tuple[Config, DatasetCache]:
     device = make_plan(config, data_bytes=0, lanes=True).device.type
     most = MAX_FOLDS[device]
     if config.data.task == "classify":  # a series is a window, and few of them say little
-        alone = DatasetCache(configs.replace_settings(config, {"tune.folds": None}), data)
-        if alone.get(config).dataset.num_windows["train"] < FEW_WINDOWS:
+        whole = DatasetCache(configs.replace_settings(config, {"tune.folds": None}), data)
+        if whole.get(config).dataset.num_windows["train"] < FEW_WINDOWS:
             most = FEW_WINDOWS_FOLDS
     for count in range(most, 1, -1):
         changed = configs.replace_settings(config, {"tune.folds": count})
@@ -303,6 +303,12 @@ class AutoSearch(OptunaSearch):
         host = {name: tensor.detach().cpu().contiguous() for name, tensor in ended.weights.items()}
         with runs.replace_atomically(self._get_path(trial.number, fold)) as temporary:
             save_file(host, temporary)
+
+    def drop_weights(self, kept: Sequence[str]) -> None:
+        """Remove the weights of all candidates but these."""
+        for path in self._find_weights():
+            if name_trial(int(path.stem.split("-")[0])) not in kept:
+                path.unlink(missing_ok=True)
 
     def find_path(self, number: int, fold: int) -> Path:
         """Return the weights of a candidate, whichever process has trained it."""
@@ -469,6 +475,9 @@ class BaselineFits:
         if not bool(errors.isfinite().all()):
             return
         search.library.add(name + suffix, fold.number, errors)
+        period = int(baseline.state["period"]) if "period" in baseline.state else 0
+        if name == "seasonal" and period > data.dataset.signature.context:
+            return  # it reads rows before its window, which a stream does not keep
         candidate = BaselineCandidate(name + suffix, fold.config, baseline, seconds)
         if name in LINEAR_BASELINES and fold.number == len(data.folds) - 1:
             candidate = _make_linear(candidate, data, fold.windows, wanted, errors)

@@ -272,6 +272,8 @@ def get_state_colour(state: str) -> str:
 
 def draw_history(trials: Sequence[Trial], metric: str) -> Markup:
     """Draw the score of every trial by its number, and the best score so far."""
+    if not trials:
+        return Markup("")
     size = 7 if len(trials) <= FEW else 5
     y = cover([trial["value"] for trial in trials], log=True, margin=0.08)
     last = max(trial["trial"] for trial in trials)
