@@ -283,6 +283,7 @@ def describe_search(folder: Path) -> dict[str, Any]:
     return {
         "metric": config.tune.metric if config else "loss",
         "total": None if is_timed else total,
+        "minutes": begin and begin.minutes,
         "counts": {str(state): states.count(state) for state in dict.fromkeys(states)},
         "ended": len(ended),
         "trials": trials,
