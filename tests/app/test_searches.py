@@ -571,6 +571,13 @@ def test_pretraining_begins_with_the_settings_of_a_run(site):
     assert "bars-1" in text
 
 
+def test_a_trial_that_was_given_counts_as_running_once_it_has_begun(site):
+    folder = write_search(site.workspace.folder)
+    waiting = {"op_code": 4, "state": 4}
+    write_journal(folder, waiting, waiting, {"op_code": 6, "trial_id": 0, "state": 0})
+    assert describe_search(folder)["counts"] == {"running": 1}
+
+
 # slipstream auto
 
 
@@ -653,7 +660,8 @@ def test_the_page_of_auto_has_the_verdict_and_the_leaderboard(site):
     assert "48 rows, mse, 1 x 16" in page
     assert "75 %" in page
     assert "&lt;b&gt;out of memory&lt;/b&gt;" in page
-    assert 'id="more"' not in page
+    assert "More minutes" in page
+    assert "More trials" not in page
 
 
 def test_a_damaged_leaderboard_leaves_the_page(site):
@@ -669,11 +677,13 @@ def test_auto_goes_on_where_it_was_stopped_and_not_where_its_time_is_up(site):
     assert job.command[:3] == ("auto", "--resume", str(folder))
     assert site.workspace.store.cancel(job.id)
     answer = site.post("/api/search/resume/job-1", {"trials": 7})
-    assert "the minutes that are left" in answer.json["error"]
+    assert "say how many minutes it may take" in answer.json["error"]
     finish_search(folder, leaderboard=[ROW], verdict="So.", interrupted=False)
     answer = site.post("/api/search/resume/job-1", {})
-    assert "its minutes are used up" in answer.json["error"]
+    assert "say how many minutes it should have" in answer.json["error"]
     finish_search(folder, leaderboard=[ROW], verdict="So.", interrupted=True)
     assert RESUME_BUTTON in site.get("/search/job-1").text
-    job = site.workspace.store.read(site.post("/api/search/resume/job-1", {}).json["job"])
-    assert job.command[0] == "auto"
+    answer = site.post("/api/search/resume/job-1", {"minutes": 7.5})
+    job = site.workspace.store.read(answer.json["job"])
+    assert job.command[:3] == ("auto", "--resume", str(folder))
+    assert job.command[-2:] == ("--set", "tune.minutes=7.5")

@@ -57,6 +57,26 @@ def test_the_report_shows_the_answer_and_everything_that_was_tried(study):
     assert "<h2>Trials" not in page
 
 
+def test_a_search_without_a_network_has_a_report(study, tmp_path):
+    folder = tmp_path / "baselines"
+    shutil.copytree(study.run, folder)
+    (folder / "manifest.json").unlink()
+    summary = runs.read_metrics(folder)
+    rows = [row for row in summary["leaderboard"] if row["state"] == "baseline"]
+    rows[0]["weight"] = 1.0
+    changes = {
+        "leaderboard": rows,
+        "trials": {"finished": 0, "pruned": 0, "failed": 0},
+        "members": [],
+    }
+    runs.write_json(folder / "trials.json", [])
+    runs.write_metrics(runs.Run(folder), {**summary, **changes})
+    page = read(slipstream.report(folder))
+    assert "networks: none" in page
+    assert f"model: {rows[0]['name']}" in page
+    assert "The search" not in page
+
+
 def test_the_report_of_the_model_is_there_too(study):
     page = read(study.run / "retrained" / "best" / "report.html")
     assert "Comparison with baselines" in page

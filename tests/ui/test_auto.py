@@ -26,6 +26,8 @@ def test_the_best_model_is_found_from_a_data_file(page, app):
     page.click("#auto-go")
     expect(page.locator("body")).to_contain_text("minutes is 0.01; it should be a number from 0.1")
     page.fill("#auto-minutes", "0.3")
+    expect(page.locator("#auto-command")).to_contain_text("slipstream auto load.toml --out ")
+    expect(page.locator("#auto-command")).to_contain_text(" --minutes 0.3 --prefer best")
     page.click("#auto-go")
     page.wait_for_url("**/search/runs/**")
     expect(page.locator("#state")).to_have_text("finished")

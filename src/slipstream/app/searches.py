@@ -231,7 +231,9 @@ def _read_running(path: Path) -> dict[int, Trial]:
                 number, created = log.get("number", created), created + 1
                 if log.get("state", RUNNING_STATE) == RUNNING_STATE:
                     trials[number] = _make_running(number)
-            elif code == SET_STATE and log["state"] != RUNNING_STATE:
+            elif code == SET_STATE and log["state"] == RUNNING_STATE:  # it was given, and waited
+                trials[log["trial_id"]] = _make_running(log["trial_id"])
+            elif code == SET_STATE:
                 trials.pop(log["trial_id"], None)
             elif code == SET_PARAM and log["trial_id"] in trials:
                 value = _parse_param(log["param_value_internal"], log["distribution"])
@@ -281,6 +283,7 @@ def describe_search(folder: Path) -> dict[str, Any]:
     return {
         "metric": config.tune.metric if config else "loss",
         "total": None if is_timed else total,
+        "minutes": begin and begin.minutes,
         "counts": {str(state): states.count(state) for state in dict.fromkeys(states)},
         "ended": len(ended),
         "trials": trials,

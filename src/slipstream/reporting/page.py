@@ -194,6 +194,9 @@ def write_search_report(run: Run, to: Path) -> Path:
     gain = comparison.get("gain_percent") if comparison else None
     retrained = run.folder / "retrained"
     unit = "fold" if config.tune.pruner == "wilcoxon" else "epoch"
+    plots = {}  # an auto search without time for a network has no trials
+    if trials:
+        plots = search.draw_all(summary, trials, metric=summary["metric"], curves=unit)
     answer = _describe_answer(run, summary) if "leaderboard" in summary else {}
     page = render_page(
         "auto.html" if answer else "search.html",
@@ -217,7 +220,7 @@ def write_search_report(run: Run, to: Path) -> Path:
         metric_name=get_metric_name,
         reports=[name for name in RETRAINED if (retrained / name / "metrics.json").exists()],
         journal=journal if journal.exists() else None,
-        plots=search.draw_all(summary, trials, metric=summary["metric"], curves=unit),
+        plots=plots,
         best_toml=(run.folder / "best.toml").read_text(encoding="utf-8"),
         config=(run.folder / "config.toml").read_text(encoding="utf-8"),
     )

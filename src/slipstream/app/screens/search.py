@@ -322,16 +322,14 @@ def submit_resume(workspace: Workspace, name: str, values: dict[str, Any]) -> st
     if problem := _explain_storage(folder):
         raise UserError(problem)
     overrides = [f"tune.{key}={values[key]}" for key in LIMITS if _is_number(key, values)]
-    if row.kind == "auto":
-        if overrides:
-            raise UserError("a search of slipstream auto goes on with the minutes that are left")
-        if row.state == FINISHED and not was_interrupted(folder):
-            raise UserError("the search is finished: its minutes are used up; start a new one")
-    elif row.state == FINISHED and not overrides:
-        raise UserError("the search is finished; say how many trials it should have")
+    is_auto = row.kind == "auto"
+    if is_auto and "trials" in values:
+        raise UserError("slipstream auto has no number of trials; say how many minutes it may take")
+    if row.state == FINISHED and not overrides and not (is_auto and was_interrupted(folder)):
+        limit = "minutes" if is_auto else "trials"
+        raise UserError(f"the search is finished; say how many {limit} it should have")
     config = load_resumed(workspace, folder, overrides)
-    verb = "auto" if row.kind == "auto" else "tune"
-    command = [verb, "--resume", str(folder), "--json"]
+    command = ["auto" if is_auto else "tune", "--resume", str(folder), "--json"]
     for override in overrides:
         command += ["--set", override]
     if workspace.allow_code:

@@ -104,15 +104,22 @@ async function check() {
   }
   if (number !== checks) return;
   const count = showState(answer);
-  for (const id of ["#toml", "#command"]) find(id).classList.toggle("stale", count > 0);
+  for (const place of findAll("#toml, #command, #auto-command")) place.classList.toggle("stale", count > 0);
   find("#unused").textContent = (answer.unused ?? []).join("\n");
   estimate(number);
   if (!count) {
     find("#toml").textContent = answer.toml;
     find("#command").textContent = answer.command;
+    showAutoCommand();
     checkData(number);
   }
   form.dispatchEvent(new CustomEvent("checked", {detail: answer}));
+}
+
+// The command of the other button: the same config, with minutes and preference.
+function showAutoCommand() {
+  const place = find("#auto-command"), [, , rest] = /^(\S+ \S+) (.*)$/.exec(find("#command").textContent) ?? [];
+  if (place && rest) place.textContent = `slipstream auto ${rest} --minutes ${find("#auto-minutes").value} --prefer ${find("#auto-prefer").value}`;
 }
 
 // Shows what is wrong; the job can start only if nothing is. Returns how much is wrong.
@@ -309,6 +316,7 @@ form.addEventListener("submit", event => {
   event.preventDefault();
   submit(find("#go"), `${api}/start`, request());
 });
+find("#auto")?.addEventListener("input", showAutoCommand);
 find("#auto-go")?.addEventListener("click", event =>
   submit(event.currentTarget, "/api/auto", {...request(), minutes: Number(find("#auto-minutes").value), prefer: find("#auto-prefer").value}));
 

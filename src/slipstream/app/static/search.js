@@ -162,7 +162,7 @@ async function refresh() {
 function bind() {
   act(find("#stop"), async () => { await ask(`/api/stop/${url}`, {}); find("#note").textContent = "Saves a checkpoint and stops …"; });
   act(find("#resume"), () => resume({}));
-  find("#more")?.addEventListener("click", () => openMore(search ? Math.max(2 * search.total, 1) : 64));
+  find("#more")?.addEventListener("click", () => openMore(search ? Math.max(Math.ceil(2 * (search.total ?? search.minutes ?? 5)), 1) : 64));
 }
 
 async function resume(body) {
@@ -170,7 +170,7 @@ async function resume(body) {
   find("#note").textContent = "Starts …";
 }
 
-bindMore(total => resume({trials: total}));
+bindMore(total => resume(search?.total === null ? {minutes: total} : {trials: total}));
 find("#clear").addEventListener("click", () => parallel.clear());
 
 let jobState = null;
