@@ -28,7 +28,7 @@ windows with each other"""
 MAX_WINDOWS = 20_000
 MAX_CHANNELS = 6
 """Inputs that a kernel reads at most"""
-CPU_WORK, GPU_WORK = 2e10, 2e12
+CPU_WORK, GPU_WORK = 1e10, 2e12
 """Multiplications of all windows with all kernels; where there would be more, there are fewer
 kernels"""
 BLOCK_NUMBERS = 1 << 22
@@ -81,15 +81,15 @@ class Convolutions:
             count, length, dilation, padding = group
             chosen = slice(first, first + count)
             first += count
-            responses = torch.nn.functional.conv1d(
-                series.index_select(1, channels),
-                self.kernels[chosen, : len(channels), :length],
-                self.bias[chosen],
-                dilation=dilation,
-                padding=padding,
-            )
-            largest.append(responses.amax(dim=2))
-            positive.append((responses > 0).float().mean(dim=2))
+            rows = torch.nn.functional.pad(series.index_select(1, channels), (padding, padding))
+            # as one product: a CPU's dilated convolutions take ten times as long
+            taps = torch.arange(length, device=rows.device) * dilation
+            first_rows = torch.arange(rows.shape[2] - int(taps[-1]), device=rows.device)
+            patches = rows[:, :, first_rows[:, None] + taps].permute(0, 2, 1, 3).flatten(2)
+            kernels = self.kernels[chosen, : len(channels), :length].flatten(1)
+            responses = torch.nn.functional.linear(patches, kernels, self.bias[chosen])
+            largest.append(responses.amax(dim=1))
+            positive.append((responses > 0).float().mean(dim=1))
         return torch.cat([*largest, *positive], dim=1)
 
     def predict(self, inputs: Tensor) -> Tensor:

@@ -458,9 +458,13 @@ def make_leaderboard(
     scored: Sequence[Scores] = result.get("members") or [result]
     for member, scores in zip(members, scored, strict=True):
         tested.setdefault(member.name, []).append(get_metric(scores, "test", metric))
+    # the baselines of the answer read as many rows as its longest member
+    longest = max(int(member.config.data.context) for member in members)
+    is_long = longest != int(search.config.data.context)
     for name, known in (result.get("baselines") or {}).items():
+        row = f"{name} long" if is_long and f"{name} long" in library.losses else name
         if known:
-            tested.setdefault(name, [get_metric(known, "test", metric)])
+            tested.setdefault(row, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
     parameters = {
         member.name: sum(tensor.numel() for tensor in member.weights.values()) for member in members

@@ -474,7 +474,12 @@ class BaselineFits:
         errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
         if not bool(errors.isfinite().all()):
             return
+        quantiles = data.dataset.signature.quantiles
+        if quantiles:  # a baseline predicts one number for all of them, and is no member
+            errors = errors.expand(-1, len(quantiles))
         search.library.add(name + suffix, fold.number, errors)
+        if quantiles:
+            return
         period = int(baseline.state["period"]) if "period" in baseline.state else 0
         if name == "seasonal" and period > data.dataset.signature.context:
             return  # it reads rows before its window, which a stream does not keep

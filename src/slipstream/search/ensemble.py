@@ -53,7 +53,7 @@ from slipstream.runs.summary import (
 )
 from slipstream.scoring import ensemble as ensembles
 from slipstream.scoring import summary as summaries
-from slipstream.scoring.baselines import fit_baselines, save_baselines
+from slipstream.scoring.baselines import fit_baselines, list_baselines, save_baselines
 from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import MeanScores
 from slipstream.scoring.predict import (
@@ -579,9 +579,9 @@ def build_from_weights(
     config = configs.replace_settings(first.config, {"name": name})
     comment = COMMENT.format(count=len(members), name=first.name)
     results: list[RunSummary] = []
-    known = KnownParts(
-        [member.weight for member in members], fitted.get(config.data.model_dump_json())
-    )
+    baselines = fitted.get(config.data.model_dump_json(), {})
+    has_all = set(baselines) == set(list_baselines(data[reference].dataset))
+    known = KnownParts([member.weight for member in members], baselines if has_all else None)
 
     def fill(run: Run) -> None:
         loaded = []

@@ -311,7 +311,7 @@ def draw_curves(trials: Sequence[Trial], best: int, metric: str, unit: str) -> M
     x = replace(cover([epoch for epoch, _ in points], margin=0.02), whole=True)
     y = cover([loss for _, loss in points], log=True)
     chart = Chart(x, y, unit, f"validation {metric}", 260, x_ticks=10)
-    opacity = min(0.9, max(0.15, 20 / len(trials)))
+    opacity = min(0.9, max(0.15, 20 / max(len(trials), 1)))
     for state, group in group_by_state(trials).items():
         curves_of_state = [curves[trial["trial"]] for trial in group if trial["trial"] != best]
         curves_of_state = [curve for curve in curves_of_state if curve]
