@@ -315,7 +315,7 @@ def auto(
     wanted = (targets,) if isinstance(targets, str) else tuple(targets or ())
     more = parse_overrides(overrides)
     if resume is not None and source is None:
-        job = Job(None, None, more)
+        job = prepare_job("auto", None, data, columns=columns, overrides=overrides)
     elif is_config(source):
         if wanted or horizon is not None:
             raise UserError(

@@ -350,6 +350,7 @@ def make_space(given: Params, candidates: Sequence[Params], facts: Facts) -> dic
     further: dict[str, tuple[Any, ...]] = {
         "model.hidden": (16, 32, 64, 128, 256, 512),
         "model.layers": (1, 2, 3, 4, 5),
+        "model.pool": ("last", "mean", "flatten"),
         "data.context": facts.contexts,
         "train.batch": (8, 16, 32, 64, 128, 256, 512, 1024),
         "model.patch": tuple(

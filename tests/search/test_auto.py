@@ -1,0 +1,220 @@
+"""`slipstream auto`: its candidates, what it chooses from them, and what becomes of the answer."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import slipstream
+from slipstream import UserError, runs
+from slipstream import config as configs
+from slipstream.data import folds
+from slipstream.search import portfolio
+from slipstream.search.auto import plan_seeds
+from slipstream.search.budget import ModelCosts
+from slipstream.search.candidates import AutoBudget, prepare_auto
+from slipstream.search.portfolio import Facts
+from slipstream.tools.inspection import Aim, propose_config
+
+
+def make_table(num_rows=900, *, columns=("load", "temp")):
+    draw = np.random.default_rng(0)
+    rows = np.arange(num_rows)
+    day = np.sin(2 * np.pi * rows / 24)
+    values = {"load": day + 0.1 * draw.standard_normal(num_rows)}
+    values["temp"] = np.cos(2 * np.pi * rows / 24) + 0.2 * draw.standard_normal(num_rows)
+    start = np.datetime64("2024-01-01T00:00:00", "s")
+    time_column = start + rows * np.timedelta64(3600, "s")
+    return pa.table({"time": time_column, **{name: values[name] for name in columns}})
+
+
+def make_settings(folder, **data):
+    engine = {"device": "cpu", "monitor": False, "plan": "off"}
+    section = {"targets": ["load"], "time": "time", "context": 24, "horizon": 4} | data
+    return {"name": "a", "out": str(folder / "runs"), "data": section, "engine": engine}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("auto")
+    return slipstream.auto(make_settings(folder), make_table(), minutes=0.4, quiet=True)
+
+
+def test_the_answer_is_a_run_with_a_leaderboard(study):
+    summary = study.summary
+    assert math.isclose(sum(row["weight"] for row in summary["ensemble"]), 1.0)
+    assert {row["name"] for row in summary["ensemble"]} <= {
+        row["name"] for row in summary["leaderboard"]
+    }
+    ranked = [row["val"] for row in summary["leaderboard"] if row["val"] is not None]
+    assert ranked == sorted(ranked)
+    kinds = {row["kind"] for row in summary["leaderboard"]}
+    assert {"ridge", "gbm", "seasonal", "repeat"} <= kinds
+    assert set(summary["metrics"]) == {"train", "val", "test"}
+    assert summary["coverage"]
+    assert study.verdict == summary["verdict"]
+    assert len(study.leaderboard) == len(summary["leaderboard"])
+
+
+def test_it_is_no_worse_than_its_best_baseline(study):
+    """By more than the noise of a short test set."""
+    own = study.summary["scaled"]["test"]["mse"]
+    found = study.summary["baselines"].values()
+    assert own < 1.1 * min(one["scaled"]["test"]["mse"] for one in found if one)
+
+
+def test_commands_take_its_folder(study):
+    table = make_table(300)
+    assert study.predict(table).num_rows == 4
+    scores = slipstream.evaluate(study.run, table)
+    assert all(map(math.isfinite, scores["metrics"].values()))
+    assert slipstream.report(study.run).exists()
+    assert runs.read_metrics(study.run)["leaderboard"]
+
+
+def test_a_finished_answer_stays(study):
+    before = (study.run / "metrics.json").read_bytes()
+    again = slipstream.auto(resume=study.run, data=make_table(), quiet=True)
+    assert again.summary["verdict"] == study.verdict
+    assert (study.run / "metrics.json").read_bytes() == before
+
+
+def test_the_given_config_is_among_the_candidates(tmp_path):
+    config = configs.load(make_settings(tmp_path, context=20))
+    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best", refit=False)
+    given = portfolio.read_given(search)
+    assert portfolio.is_in_space(
+        {name: given[name] for name in search.tune.space}, search.tune.space
+    )
+    for candidate in plan.candidates:
+        assert portfolio.is_in_space(
+            {name: candidate[name] for name in search.tune.space}, search.tune.space
+        )
+    assert search.data.context == 20
+    assert max(plan.facts.contexts) > 20
+    assert search.tune.folds == 2
+
+
+def test_neighbours_are_valid_configs(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best", refit=False)
+    generator, inside = random.Random(0), []
+    for candidate in plan.candidates * 3:
+        changed = portfolio.change_params(candidate, plan.facts, search, generator, "best")
+        values = {name: changed[name] for name in search.tune.space}
+        inside.append(portfolio.is_in_space(values, search.tune.space))  # others are drawn again
+        configs.replace_settings(search, changed)
+    assert sum(inside) > len(inside) / 2
+
+
+def test_small_models_are_small(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    _, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="small", refit=False)
+    assert all(row["model.hidden"] <= 32 for row in plan.candidates)
+    assert all(row["model.kind"] != "transformer" for row in plan.candidates)
+
+
+def test_epochs_fit_into_the_time():
+    facts = Facts("cpu", 10**7, (96,), 24, 5, 1, True, 0, 1.0, 2)
+    row = {"model.kind": "transformer", "data.context": 96, "model.hidden": 128}
+    params = portfolio.complete_params(row, configs.Config(), facts)
+    assert params["train.epochs"] == 1
+
+
+def test_series_of_different_size_are_scaled_each_by_itself(tmp_path):
+    draw = np.random.default_rng(1)
+    parts = [
+        {"id": [f"s{number}"] * 200, "load": 10.0**number * (2 + draw.standard_normal(200))}
+        for number in range(6)
+    ]
+    table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+    settings = make_settings(tmp_path, id="id", time=None)
+    settings["data"] = {k: v for k, v in settings["data"].items() if v is not None}
+    search, _, _ = prepare_auto(
+        configs.load(settings), table, minutes=1.0, prefer="best", refit=False
+    )
+    assert (search.data.scale_by, search.tune.metric) == ("series", "mae")
+
+
+def test_walk_forward_splits_are_refused(tmp_path):
+    settings = make_settings(tmp_path, split={"walk_forward": 2})
+    with pytest.raises(UserError, match="walk_forward is for train and tune"):
+        slipstream.auto(settings, make_table(), minutes=0.1, quiet=True)
+
+
+def test_fresh_seeds_go_to_the_heaviest_members():
+    budget = AutoBudget(configs.load({"tune": {"minutes": 10}}).tune, 10)
+    weights = {"trial 0": 0.6, "trial 1": 0.3, "ridge": 0.1}
+    kinds = {0: "lstm", 1: "mlp"}
+    seeds = plan_seeds(weights, kinds, budget, ModelCosts(1.0, 0.1), "best")
+    assert sum(seeds.values()) == 7
+    assert seeds[0] > seeds[1] >= 1
+    assert plan_seeds(weights, kinds, budget, ModelCosts(1e9), "best") == {}
+    assert plan_seeds(weights, {0: "linear", 1: "mlp"}, budget, ModelCosts(1.0), "fast") == {1: 1}
+
+
+def test_folds_of_whole_series_hold_out_others():
+    offsets = torch.arange(0, 110, 10)
+    starts = {"train": torch.arange(0, 80, 10), "val": torch.tensor([80, 90])}
+    signature = configs.Signature(
+        inputs=("a",), targets=("b",), static=(), shared=0, context=4, horizon=0,
+        channels="together", quantiles=(), step=None,
+    )  # fmt: skip
+    parts = folds.divide_training(starts, 3, offsets, signature, 0)
+    assert len(parts) == 3
+    held = [set(part["val"].tolist()) for part in parts]
+    assert not held[0] & held[1]
+    for part in parts[:-1]:
+        assert not set(part["train"].tolist()) & set(part["val"].tolist())
+        assert {80, 90} <= set(part["train"].tolist())
+    assert set(parts[-1]["val"].tolist()) == {80, 90}
+
+
+def test_a_raw_file_needs_a_target(tmp_path):
+    path = tmp_path / "table.parquet"
+    table = make_table().rename_columns(["time", "first", "second"])
+    pq.write_table(table, path)
+    with pytest.raises(UserError, match="which column is to be predicted"):
+        propose_config(str(path), Aim())
+    with pytest.raises(UserError, match='has no column "secnd"; did you mean "second"'):
+        propose_config(str(path), Aim(("secnd",)))
+    config, findings = propose_config(str(path), Aim(("second",), 6))
+    assert (config.data.targets, config.data.horizon) == (("second",), 6)
+    assert "forecasts second, 6 rows ahead" in findings.describe_choice(config)[1]
+    estimate, _ = propose_config(str(path), Aim(("second",), 0))
+    assert (estimate.data.horizon, estimate.data.inputs) == (0, ("first",))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_an_answer_and_resume_goes_on(tmp_path):
+    path = tmp_path / "load.parquet"
+    pq.write_table(make_table(), path)
+    words = ["auto", str(path), "--targets", "load", "--minutes", "2", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slipstream", *words], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if ": trial " in line:
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    (folder,) = tmp_path.glob("load-*")
+    summary = runs.read_metrics(folder)
+    assert summary["interrupted"]
+    assert summary["verdict"]
+    began = time.monotonic()
+    study = slipstream.auto(resume=folder, minutes=1.0, quiet=True)
+    assert not study.summary["interrupted"]
+    assert time.monotonic() - began < 120
