@@ -1,8 +1,8 @@
 """The candidates of `slipstream auto`: a dozen strong and different configs, then changes of those
 that work best.
 
-The portfolio was chosen by measurements: benchmarks/portfolio.py, its record in
-benchmarks/records. Contexts, patches, batch sizes and epochs follow from the rows, the season and
+Kinds and settings come from single experiments (dev/LOG.md); benchmarks/portfolio.py measures
+recipes on many sets. Contexts, patches, batch sizes and epochs follow from the rows, the season and
 the horizon.
 """
 
