@@ -35,6 +35,9 @@ SPLIT_S, ROW_S = 3e-5, 7e-9
 """Seconds of one tree and feature: for finding splits, and for each window, on one core"""
 MAX_TREES, MIN_TREES = 300, 40
 """Trees of all outputs together, and of each output at least"""
+WINDOWS_PER_OUTPUT, WINDOWS_PER_TREE, MIN_FEW_TREES = 100, 16, 8
+"""Where there are few windows: those for each output with trees, for each tree of an output, and
+the trees that it has at least. A tree takes milliseconds however small it is"""
 MAX_FEATURES = 128
 MAX_COMPONENTS = 8
 """Principal components per target, in place of more predicted rows"""
@@ -284,7 +287,8 @@ def prepare_boosting(
         num_outputs = min(steps, MAX_CLASS_ROWS)
         num_trees = num_outputs * (1 if classes == 2 else classes)
     else:
-        num_trees = num_outputs = min(steps * targets, MAX_COMPONENTS * targets, MAX_OUTPUTS)
+        most = max(dataset.num_windows["train"] // WINDOWS_PER_OUTPUT, 2)
+        num_trees = num_outputs = min(steps * targets, MAX_COMPONENTS * targets, MAX_OUTPUTS, most)
     limit = max(MAX_FEATURES // inputs, 1)
     layout = list_features(signature.context, period, limit, classes=bool(classes))
     num_columns = min(inputs, MAX_FEATURES)
@@ -336,7 +340,8 @@ def prepare_boosting(
         boosting = _choose_columns(load("train", stride), boosting, signature, num_columns)
     x, y = _read(load("train", stride), boosting, signature)
     x_val, y_val = _read(load("val", val_stride), boosting, signature)
-    rate = 0.1 if iterations >= 100 else 0.15
+    iterations = min(iterations, max(len(x) // WINDOWS_PER_TREE, MIN_FEW_TREES))
+    rate = 0.1 if iterations >= 100 else 0.15 if iterations >= MIN_TREES else 0.3
     task = TreeTask(x, y, x_val, y_val, classes, iterations, rate)
     return PreparedBoosting(boosting, task, stride)
 
