@@ -14,17 +14,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from optuna.trial import TrialState
 
 import slipstream
 from slipstream import UserError, runs
 from slipstream import config as configs
 from slipstream.data import folds
+from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
-from slipstream.search.auto import plan_seeds
+from slipstream.search.auto import choose, plan_seeds
 from slipstream.search.budget import ModelCosts
-from slipstream.search.candidates import AutoBudget, prepare_auto
+from slipstream.search.candidates import AutoBudget, BaselineCandidate, prepare_auto
+from slipstream.search.library import Block, Library
 from slipstream.search.portfolio import Facts
 from slipstream.tools.inspection import Aim, propose_config
+from tests.search.searches import make_trial
 
 
 def make_table(num_rows=900, *, columns=("load", "temp")):
@@ -161,6 +165,19 @@ def test_fresh_seeds_go_to_the_heaviest_members():
     assert seeds[0] > seeds[1] >= 1
     assert plan_seeds(weights, kinds, budget, ModelCosts(1e9), "best") == {}
     assert plan_seeds(weights, {0: "linear", 1: "mlp"}, budget, ModelCosts(1.0), "fast") == {1: 1}
+
+
+def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():
+    library = Library([Block(torch.arange(40), 1.0)], "classes")
+    for name, likely in (("trial 0", 0.95), ("rocket", 0.9), ("gbm", 0.5)):
+        library.add(name, 0, torch.full((40,), likely))
+    fitted = Baseline("planted", None)
+    found = {
+        name: BaselineCandidate(name, configs.Config(), fitted, 0.0) for name in ("rocket", "gbm")
+    }
+    trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
+    assert choose(library, "best", trials, found).weights == {"trial 0": 0.5, "rocket": 0.5}
+    assert choose(library, "fast", trials, found).weights == {"trial 0": 1.0}
 
 
 def test_folds_of_whole_series_hold_out_others():

@@ -61,6 +61,9 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.trials import OptunaSearch
 from slipstream.training.trained_lanes import LoadedData
 
+FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS = 500, 0.5, 3.0
+"""Windows of all validation blocks below which the best baseline has this share of the ensemble,
+unless its loss is so many times that of the best candidate"""
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
 MIN_BASELINE_GAIN = 0.02
@@ -222,8 +225,11 @@ def choose(
             "no model has trained in this time; give it more", fix="raise " + Option("minutes")
         )
     portable = library.combine([name for name in library.rank() if name in networks])
-    if portable is not None and portable.loss <= (1 + MIN_BASELINE_GAIN) * found.loss:
+    is_close = portable is not None and portable.loss <= (1 + MIN_BASELINE_GAIN) * found.loss
+    if portable is not None and is_close and not _needs_hedge(library):
         found, usable = portable, networks  # it can be exported and served
+    if prefer == "best" and _needs_hedge(library):
+        return _hedge(library, found, [name for name in usable if name in baselines])
     if prefer == "best" and found.is_better:
         return found
     names = [name for name in library.rank() if name in usable]
@@ -234,6 +240,29 @@ def choose(
         other = [name for name in names if parse_name(name) is not None] or names[1:]
         weights |= dict.fromkeys(other[:1], 0.0)
     return Combination(weights, loss, loss, found.gain)
+
+
+def _needs_hedge(library: Library) -> bool:
+    """Whether classes are judged on few windows: networks stop early on the windows that judge
+    them, so that they look better than baselines, which do not."""
+    count = sum(len(block.anchors) for block in library.blocks)
+    return library.metric == "classes" and count < FEW_WINDOWS
+
+
+def _hedge(library: Library, found: Combination, baselines: Sequence[str]) -> Combination:
+    """Return the combination with half of the weight for the best baseline, where that is not far
+    worse; all of it stays where a baseline has it."""
+    best = next((name for name in library.rank() if name in baselines), None)
+    chosen = sum(weight for name, weight in found.weights.items() if name in baselines)
+    if best is None or chosen >= HEDGE:
+        return found
+    if library.compute_loss(best) > MAX_HEDGE_LOSS * found.single_loss:
+        return found
+    weights = {name: (1 - HEDGE) * weight for name, weight in found.weights.items()}
+    weights[best] = weights.get(best, 0.0) + HEDGE
+    ordered = dict(sorted(weights.items(), key=lambda pair: -pair[1])[:MAX_MEMBERS])
+    total = sum(ordered.values())
+    return found._replace(weights={name: weight / total for name, weight in ordered.items()})
 
 
 def choose_single(library: Library, names: Sequence[str], trials: Sequence[FrozenTrial]) -> str:
