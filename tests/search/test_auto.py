@@ -95,7 +95,7 @@ def test_a_finished_answer_stays(study):
 
 def test_the_given_config_is_among_the_candidates(tmp_path):
     config = configs.load(make_settings(tmp_path, context=20))
-    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best", refit=False)
+    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
     given = portfolio.read_given(search)
     assert portfolio.is_in_space(
         {name: given[name] for name in search.tune.space}, search.tune.space
@@ -111,7 +111,7 @@ def test_the_given_config_is_among_the_candidates(tmp_path):
 
 def test_neighbours_are_valid_configs(tmp_path):
     config = configs.load(make_settings(tmp_path))
-    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best", refit=False)
+    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
     generator, inside = random.Random(0), []
     for candidate in plan.candidates * 3:
         changed = portfolio.change_params(candidate, plan.facts, search, generator, "best")
@@ -123,7 +123,7 @@ def test_neighbours_are_valid_configs(tmp_path):
 
 def test_small_models_are_small(tmp_path):
     config = configs.load(make_settings(tmp_path))
-    _, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="small", refit=False)
+    _, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="small")
     assert all(row["model.hidden"] <= 32 for row in plan.candidates)
     assert all(row["model.kind"] != "transformer" for row in plan.candidates)
 
@@ -144,9 +144,7 @@ def test_series_of_different_size_are_scaled_each_by_itself(tmp_path):
     table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     settings = make_settings(tmp_path, id="id", time=None)
     settings["data"] = {k: v for k, v in settings["data"].items() if v is not None}
-    search, _, _ = prepare_auto(
-        configs.load(settings), table, minutes=1.0, prefer="best", refit=False
-    )
+    search, _, _ = prepare_auto(configs.load(settings), table, minutes=1.0, prefer="best")
     assert (search.data.scale_by, search.tune.metric) == ("series", "mae")
 
 

@@ -68,7 +68,6 @@ class AutoRequest(SearchRequest):
     minutes: float | None = None
     """None: five minutes, or those of the search to resume"""
     prefer: Prefer = "best"
-    refit: bool = False
 
 
 def tune(*arguments: Any, **options: Any) -> FinishedSearch:
@@ -112,7 +111,6 @@ def run_search(request: SearchRequest) -> FinishedSearch:
             data,
             minutes=request.minutes or DEFAULT_MINUTES,
             prefer=request.prefer,
-            refit=request.refit,
         )
     spaces.check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first

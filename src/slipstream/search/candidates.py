@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -84,11 +84,8 @@ class AutoPlan:
     """What `slipstream auto` tries, and what it is to answer with."""
 
     prefer: Prefer
-    refit: bool
     candidates: list[Params]
     facts: Facts
-
-    FIELDS: ClassVar = ("prefer", "refit", "candidates", "facts")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -105,7 +102,7 @@ class AutoPlan:
 
 
 def prepare_auto(
-    config: Config, data: Any, *, minutes: float, prefer: Prefer, refit: bool
+    config: Config, data: Any, *, minutes: float, prefer: Prefer
 ) -> tuple[Config, AutoPlan, DatasetCache]:
     """Return the config of the search, its plan, and the data that were loaded for it."""
     config = _adapt_config(config, minutes)
@@ -139,7 +136,7 @@ def prepare_auto(
     tune = {"space": space, "parallel": PARALLEL[device]}
     config = config.model_copy(update={"tune": config.tune.model_copy(update=tune)})
     cache.config = config
-    return config, AutoPlan(prefer, refit, candidates, facts), cache
+    return config, AutoPlan(prefer, candidates, facts), cache
 
 
 def _adapt_config(config: Config, minutes: float) -> Config:
