@@ -64,7 +64,8 @@ def tuned(out, pretrained, *parts):
     """A config that says nothing of what the encoder settles."""
     found = settings(out, TUNE, {"train": {"init_from": str(pretrained.run)}}, *parts)
     found.pop("model")
-    found["data"].pop("context", None)
+    for name in ("context", "channels"):
+        found["data"].pop(name, None)
     return found | {"model": parts[-1]["model"]} if parts and "model" in parts[-1] else found
 
 

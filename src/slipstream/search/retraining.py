@@ -93,7 +93,7 @@ def choose_settings(retrained: Sequence[RetrainedConfig]) -> RetrainedConfig:
     """Return the best of what `Retraining.rank` returns: a trial, or the default where none is
     better."""
     best, default = retrained[0], retrained[-1]
-    return default if default.losses and default.rank <= best.rank else best
+    return default if default.finite_losses and default.rank <= best.rank else best
 
 
 def get_first_seed(config: Config) -> int:

@@ -289,11 +289,15 @@ def _describe_failures(
     """Yield a sentence for settings that did not reach a finite loss from every seed."""
     if not retrained:
         return
-    best, default = retraining.choose_settings(retrained), retrained[-1]
+    best, default = retrained[0], retrained[-1]
+    chosen = retraining.choose_settings(retrained)
     parts = (("best", best), ("default", default))
     for name, result in parts[1:] if best is default else parts:
-        chosen = f"the chosen settings (trial {result.trial})"
-        problem = chosen if name == "best" else "the config without a search"
+        problem = f"trial {result.trial}"
+        if result is chosen:
+            problem = f"the chosen settings ({problem})"
+        if name == "default":
+            problem = "the config without a search"
         problem += " did not reach a finite loss"
         failed, num_seeds = result.num_failed, len(result.losses)
         if failed:
