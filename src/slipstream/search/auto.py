@@ -229,8 +229,10 @@ def choose(
     if portable is not None and is_close and not _needs_hedge(library):
         found, usable = portable, networks  # it can be exported and served
     if prefer == "best" and _needs_hedge(library):
-        return _hedge(library, found, [name for name in usable if name in baselines])
-    if prefer == "best" and found.is_better:
+        found = _hedge(library, found, [name for name in usable if name in baselines])
+        if len(found.weights) > 1:
+            return found
+    elif prefer == "best" and found.is_better:
         return found
     names = [name for name in library.rank() if name in usable]
     single = choose_single(library, names, trials)

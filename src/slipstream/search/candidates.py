@@ -66,6 +66,8 @@ GIVEN_PLACE = {"cuda": 0, "cpu": 3}
 """The trials before that of the given config: on a CPU the cheapest come first"""
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
+MAX_LATENESS = 10.0
+"""Of the whole time, until which the first candidate may train an epoch"""
 MAX_DIFFERENCE = 1e-2
 """Between the predictions of a ridge, in double precision, and of its linear network, in standard
 deviations"""
@@ -349,6 +351,18 @@ class AutoSearch(OptunaSearch):
     def fail(self, trial: TrialRun, reason: str) -> None:
         super().fail(trial, reason)
         self.library.forget(name_trial(trial.number))
+
+    def is_over(self) -> bool:
+        return super().is_over() and not self._lacks_model()
+
+    def find_cut(self) -> str:
+        return "" if self._lacks_model() else super().find_cut()
+
+    def _lacks_model(self) -> bool:
+        """Whether no candidate has trained an epoch yet: the first one may, however late it is, so
+        that there is a model; not much longer than all of the time."""
+        is_early = self.budget.elapsed_s < MAX_LATENESS * self.budget.total_s
+        return self.costs.num_epochs == 0 and is_early
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         reason = super().report(trial, epoch, loss)
