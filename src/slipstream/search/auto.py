@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 from optuna.trial import FrozenTrial
 from safetensors.torch import load_file
@@ -58,7 +58,7 @@ from slipstream.search.study import (
     rank_trials,
 )
 from slipstream.search.summary import FinishedSearch
-from slipstream.search.trials import OptunaSearch
+from slipstream.search.workers import Launcher
 from slipstream.training.trained_lanes import LoadedData
 
 FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS = 500, 0.5, 3.0
@@ -72,18 +72,10 @@ MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 
 
-class TrialsRunner(Protocol):
-    """What runs the trials: the launcher of the workers, or this process."""
-
-    def run(
-        self, search: OptunaSearch, scheduler: PackScheduler, *, resumed: bool
-    ) -> SearchEnd: ...
-
-
 def run_auto(
     search: AutoSearch,
     scheduler: PackScheduler,
-    runner: TrialsRunner,
+    launcher: Launcher,
     result: SearchEnd | None,
     timer: PhaseTimer,
     *,
@@ -98,7 +90,7 @@ def run_auto(
     interrupted = False
     if result is None:
         try:
-            result = runner.run(search, scheduler, resumed=resumed)
+            result = launcher.run(search, scheduler, resumed=resumed)
         except Interrupted:
             if not search.library.rank():
                 raise
@@ -163,7 +155,6 @@ class AutoMember(NamedTuple):
     weight: float
     weights: Mapping[str, Tensor]
     baseline: BaselineCandidate | None = None
-    train_s: float = 0.0
 
 
 def finish_auto(
@@ -181,7 +172,7 @@ def finish_auto(
     runs.remove_manifest(run)
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
     if not rank_trials(trials) and not search.library.rank():
-        raise summaries._make_no_result_error(run, trials)
+        raise summaries.make_no_result_error(run, trials)
     choice = choose(search.library, plan.prefer, trials, baselines)
     costs = search.costs.estimate_model() or ModelCosts(0.0)
     kinds = {trial.number: get_kind(search.config, trial) for trial in trials}
@@ -347,9 +338,8 @@ def train_members(
             own = list(_select_fresh(search, again, number))
         if not own:
             own = [load_file(search.find_path(number, last))]
-        notes = trials[number].user_attrs.get(NOTES, {})
-        seconds, share = notes.get("seconds", 0.0), weight / len(own)
-        members += [AutoMember(name, settings, share, weights, None, seconds) for weights in own]
+        share = weight / len(own)
+        members += [AutoMember(name, settings, share, weights) for weights in own]
     return members
 
 
@@ -468,7 +458,9 @@ def describe_findings(
             f"{100 * choice.gain:.1f} % better than one model on validation windows that neither "
             f"was selected by ({judged})"
         )
-    elif search.plan.prefer == "best":
+    if len(chosen) > 1 and _needs_hedge(search.library):
+        yield "half of the weight belongs to baselines, because few windows judge"
+    if len(chosen) == 1 and search.plan.prefer == "best":
         yield (
             "no ensemble: it was not better than one model on validation windows that neither was "
             f"selected by ({judged})"

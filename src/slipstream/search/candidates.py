@@ -50,6 +50,7 @@ from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import (
     GIVEN,
     PRUNED,
+    get_score,
     rank_trials,
 )
 from slipstream.search.trials import OptunaSearch
@@ -66,8 +67,8 @@ GIVEN_PLACE = {"cuda": 0, "cpu": 3}
 """The trials before that of the given config: on a CPU the cheapest come first"""
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
-MAX_LATENESS = 10.0
-"""Of the whole time, until which the first candidate may train an epoch"""
+MAX_LATE_S = 60.0
+"""Beyond the whole time, until when the first candidate may train an epoch"""
 MAX_DIFFERENCE = 1e-2
 """Between the predictions of a ridge, in double precision, and of its linear network, in standard
 deviations"""
@@ -248,8 +249,8 @@ class AutoSearch(OptunaSearch):
     def _restore(self, path: Path, number: int, fold: int) -> None:
         """Compute the errors of a candidate that was trained before."""
         trials = self.study.get_trials()
-        if number >= len(trials) or trials[number].state != TrialState.COMPLETE:
-            return
+        if number >= len(trials) or get_score(trials[number]) is None:
+            return  # it was pruned, or has not ended
         with suppress(UserError, OSError, ValueError, RuntimeError):  # it counts as untrained
             config = spaces.apply_params(self.config, self.study.space, trials[number].params)
             self._keep(name_trial(number), config, fold, load_file(path), self.datasets.get(config))
@@ -361,7 +362,7 @@ class AutoSearch(OptunaSearch):
     def _lacks_model(self) -> bool:
         """Whether no candidate has trained an epoch yet: the first one may, however late it is, so
         that there is a model; not much longer than all of the time."""
-        is_early = self.budget.elapsed_s < MAX_LATENESS * self.budget.total_s
+        is_early = self.budget.elapsed_s < self.budget.total_s + MAX_LATE_S
         return self.costs.num_epochs == 0 and is_early
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
@@ -390,10 +391,7 @@ def get_sizes(dataset: Dataset) -> Tensor | None:
     signature, scaler = dataset.signature, dataset.scaler
     if signature.classes:
         return None
-    return torch.tensor(
-        [scaler.size[name] / scaler.deviation[name] for name in signature.targets],
-        device=None,
-    )
+    return torch.tensor([scaler.size[name] / scaler.deviation[name] for name in signature.targets])
 
 
 class BaselineCandidate(NamedTuple):

@@ -422,10 +422,26 @@ def ensemble(
         copy_members(run, loaded)
         results.append(_build(run, config, loaded, datasets, reference))
 
+    summary = _write_run(config, comment, fill, results, None, watch, began)
+    return FinishedRun(Path(summary["run"]), summary)
+
+
+def _write_run(
+    config: Config,
+    comment: str,
+    fill: Callable[[Run], None],
+    results: Sequence[RunSummary],
+    folder: Path | None,
+    watch: Callable[[Event], None] | None,
+    began: float,
+) -> RunSummary:
+    """Create the folder of an ensemble, which `fill` fills and summarizes into `results`; return
+    the summary."""
     created = runs.create_locked(
         config.name,
         out=config.out,
         files={"config.toml": runs.format_config(config, comment)},
+        folder=folder,
         watch=watch,
         fill=fill,
     )
@@ -435,7 +451,7 @@ def ensemble(
         result |= {"run": str(run.folder), "seconds": time.perf_counter() - began}
         runs.write_metrics(run, result | {"detail": detail})
         run.append(End(seconds=result["seconds"]))
-    return FinishedRun(run.folder, result)
+    return result
 
 
 def _load_members(
@@ -594,21 +610,7 @@ def build_from_weights(
         datasets = [own.dataset for own in data]
         results.append(_build(run, config, loaded, datasets, reference, known))
 
-    created = runs.create_locked(
-        name,
-        out=config.out,
-        files={"config.toml": runs.format_config(config, comment)},
-        folder=folder,
-        watch=watch,
-        fill=fill,
-    )
-    with created as run:
-        (result,) = results
-        detail = result.pop("detail")
-        result |= {"run": str(run.folder), "seconds": time.perf_counter() - began}
-        runs.write_metrics(run, result | {"detail": detail})
-        run.append(End(seconds=result["seconds"]))
-    return result
+    return _write_run(config, comment, fill, results, folder, watch, began)
 
 
 def _write_member(folder: Path, member: NewMember, data: LoadedData) -> Run:

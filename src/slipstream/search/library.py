@@ -9,6 +9,7 @@ all that is kept; for classes it is the probability of the true class.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -110,7 +111,7 @@ class Library:
 
     def compute_loss(self, name: str) -> float:
         """Return the mean over the blocks, the newest counting most."""
-        return math.fsum(map(lambda a, b: a * b, self.weights, self.losses[name]))
+        return math.fsum(map(operator.mul, self.weights, self.losses[name]))
 
     def rank(self) -> list[str]:
         """Return the candidates that every block has, the best first."""
@@ -123,13 +124,13 @@ class Library:
         if first not in self.errors or second not in self.errors:
             return 0.0
         differences = []
-        for one, two in zip(self.errors[first], self.errors[second], strict=True):
-            assert one is not None
-            assert two is not None
-            pairs = zip(one.tensor_split(NUM_PARTS), two.tensor_split(NUM_PARTS), strict=True)
+        for left, right in zip(self.errors[first], self.errors[second], strict=True):
+            assert left is not None
+            assert right is not None
+            pairs = zip(left.tensor_split(NUM_PARTS), right.tensor_split(NUM_PARTS), strict=True)
             differences += [
-                float(self._reduce(part) - self._reduce(other))
-                for part, other in pairs
+                float(self._reduce(part) - self._reduce(second_part))
+                for part, second_part in pairs
                 if len(part)
             ]
         count = len(differences)
@@ -188,8 +189,10 @@ class Library:
         """Return how often each candidate was added, and the loss of the mean."""
 
         def compute(sums: Sequence[Tensor], size: int) -> Tensor:
-            losses = [self._reduce(part / size) for part in sums]
-            return sum(weight * loss for weight, loss in zip(weights, losses, strict=True))  # type: ignore[return-value]
+            pairs = zip(weights, sums, strict=True)
+            return torch.stack([weight * self._reduce(part / size) for weight, part in pairs]).sum(
+                0
+            )
 
         alone = compute(blocks, 1)
         start = alone.argsort()[: min(FIRST_MEMBERS, count)].tolist()
@@ -318,6 +321,7 @@ def compute_errors(
 
 def _read(batch: PredictionBatch, signature: Signature, sizes: Tensor | None) -> Tensor:
     assert batch.truth is not None
+    sizes = None if sizes is None else sizes.to(batch.prediction.device)
     if signature.classes:
         likely = torch.softmax(batch.prediction.float(), dim=-1)
         return likely.gather(-1, batch.truth.long()[..., None]).flatten()
@@ -326,4 +330,4 @@ def _read(batch: PredictionBatch, signature: Signature, sizes: Tensor | None) ->
         errors = errors if batch.factor is None else errors / batch.factor[..., None]
         return (errors if sizes is None else errors * sizes[:, None]).flatten(0, 2)
     errors = batch.errors(())
-    return (errors if sizes is None else errors * sizes.to(errors.device)).flatten()
+    return (errors if sizes is None else errors * sizes).flatten()

@@ -81,7 +81,7 @@ def finish_search(
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
     ranked = rank_trials(trials)
     if not ranked:
-        raise _make_no_result_error(run, trials)
+        raise make_no_result_error(run, trials)
     chosen = spaces.apply_params(config, study.space, ranked[0].params)
     space: SearchSummary = {
         "space": spaces.describe_space(study.space),
@@ -207,7 +207,7 @@ def describe_limits(
         yield f"tune.minutes cut off the test run{'s' * (len(cut) > 1)} {' and '.join(cut)}"
 
 
-def _make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:
+def make_no_result_error(run: Run, trials: Sequence[FrozenTrial]) -> UserError:
     reasons = {trial.user_attrs.get(NOTES, {}).get("stopped") for trial in trials}
     reason = "; ".join(sorted(filter(None, reasons))[:3])
     return UserError(
