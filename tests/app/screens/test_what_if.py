@@ -18,6 +18,7 @@ import pytest
 from slipstream import config as configs
 from slipstream.app.jobs import JobStore
 from slipstream.app.screens import what_if
+from slipstream.data import defaults
 from tests.app.conftest import Site, start_site, write_run
 
 SMALL = {"data.stride": "40", "model.hidden": "8", "data.context": "20", "train.epochs": "1"}
@@ -98,6 +99,26 @@ def test_sliders_hold_the_base_and_contexts_fit_the_patch(site):
     assert all(one % 5 == 0 for one in stops["data.context"])
     assert 20 in stops["data.context"]
     assert all(list(one) == sorted(one) for one in stops.values())
+
+
+def test_sliders_show_what_the_data_decide(site):
+    """Settings that are left out are numbers that the data decide: those are on the sliders, and
+    a slider that is moved to another number is another try."""
+    folder = site.workspace.folder
+    rows = [f"2024-01-{1 + n // 24:02} {n % 24:02}:00,{n % 24 + n % 7}" for n in range(20 * 24)]
+    (folder / "load.csv").write_text("\n".join(["time,load", *rows, ""]))
+    (folder / "load.toml").write_text(
+        '[data]\npath = "load.csv"\ntime = "time"\ntargets = ["load"]\nhorizon = 24\n'
+    )
+    answer = site.post("/api/what-if", {"start": "file:load.toml"})
+    session = answer.json["session"]
+    base = configs.load(folder / "what-if" / session / "base.toml")
+    resolved = defaults.resolve(configs.load(folder / "load.toml"), measures=False).config
+    values = read_page(site, session)["base"]
+    for name in ("data.context", "train.lr", "train.batch"):
+        assert values[name] == what_if.read_setting(base, name)
+        assert values[name] == what_if.read_setting(resolved, name)
+    assert values["train.batch"] != configs.Config().train.batch
 
 
 def test_widths_for_each_layer_have_no_slider(site):

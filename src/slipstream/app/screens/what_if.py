@@ -155,7 +155,7 @@ def create_session(workspace: Workspace, base: Config) -> str:
     settings.refuse_unsafe(workspace, base)
     if not base.data.paths:
         raise UserError("there are no data in these settings; start from a run or a data file")
-    text = format_job(base)
+    text = format_job(_resolve_sliders(base))
     name = clean_run_name(base.name)[:MAX_NAME].strip("._-") or "base"
     session = f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
     folder = workspace.folder / FOLDER / session
@@ -163,6 +163,20 @@ def create_session(workspace: Workspace, base: Config) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / BASE, text)
     return session
+
+
+def _resolve_sliders(base: Config) -> Config:
+    """Return the base with the numbers that the data decide where its settings are left out: a
+    slider has to show what is trained with."""
+    from slipstream.data import defaults  # numpy takes a while to import
+
+    resolved = defaults.resolve(base, measures=False)
+    values = {
+        name: choice.value if (choice := resolved.choices.get(name)) else read_setting(base, name)
+        for name in defaults.list_unset(base)
+        if name in ("data.context", *STOPS)
+    }
+    return configs.replace_settings(base, values)
 
 
 def find_session(workspace: Workspace, session: str) -> Path:
