@@ -23,8 +23,8 @@ from slipstream.data import folds
 from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
 from slipstream.search.auto import choose, plan_seeds
-from slipstream.search.budget import ModelCosts
-from slipstream.search.candidates import AutoBudget, BaselineCandidate, prepare_auto
+from slipstream.search.budget import MARGIN
+from slipstream.search.candidates import AutoCosts, BaselineCandidate, prepare_auto
 from slipstream.search.library import Block, Library
 from slipstream.search.portfolio import Facts
 from slipstream.tools.inspection import Aim, propose_config
@@ -155,14 +155,24 @@ def test_walk_forward_splits_are_refused(tmp_path):
 
 
 def test_fresh_seeds_go_to_the_heaviest_members():
-    budget = AutoBudget(configs.load({"tune": {"minutes": 10}}).tune, 10)
     weights = {"trial 0": 0.6, "trial 1": 0.3, "ridge": 0.1}
-    kinds = {0: "lstm", 1: "mlp"}
-    seeds = plan_seeds(weights, kinds, budget, ModelCosts(1.0, 0.1), "best")
+    kinds, train_s = {0: "lstm", 1: "mlp"}, {0: 1.0, 1: 1.0}
+    seeds = plan_seeds(weights, kinds, train_s, 100.0, "best")
     assert sum(seeds.values()) == 7
     assert seeds[0] > seeds[1] >= 1
-    assert plan_seeds(weights, kinds, budget, ModelCosts(1e9), "best") == {}
-    assert plan_seeds(weights, {0: "linear", 1: "mlp"}, budget, ModelCosts(1.0), "fast") == {1: 1}
+    assert plan_seeds(weights, kinds, train_s, 0.5, "best") == {}
+    assert plan_seeds(weights, kinds, {0: 9.0, 1: 1.0}, 3.0, "best") == {1: 1}
+    assert plan_seeds(weights, {0: "linear", 1: "mlp"}, train_s, 9.0, "fast") == {1: 1}
+
+
+def test_the_end_takes_what_its_candidates_took():
+    costs = AutoCosts(1000)
+    costs.record_errors("ridge", 1.0, 1000)
+    costs.record_errors("trial 0", 2.0, 500)
+    costs.train_s["trial 0"] = 30.0
+    assert costs.estimate_scoring(["trial 0"]) == 5 * costs.estimate_scoring([])
+    assert costs.estimate_training(["ridge"], 7.0) == 0.0
+    assert costs.estimate_training(["trial 0", "trial 1"], 7.0) == pytest.approx(37 * MARGIN)
 
 
 def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():

@@ -143,6 +143,11 @@ def restore_baseline(
 ) -> Baseline:
     """Return the baseline that was fitted to this state, for windows of this signature."""
     steps = signature.steps_out
+    context = int(state.get("context", signature.context))
+
+    def gather(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
+        inputs, beside = windows.gather_inputs(series, starts)
+        return inputs[-context:], beside
 
     @functools.cache
     def load_boosting(device: torch.device) -> Boosting:
@@ -161,11 +166,11 @@ def restore_baseline(
             case "seasonal":
                 return _predict_season(series, starts, state, signature)[..., None]
             case "ridge":
-                inputs, static = windows.gather_inputs(series, starts)
+                inputs, static = gather(series, starts)
                 _, ahead = split_static(static, signature)
                 return Ridge.from_state(state).predict(inputs, steps, ahead)[..., None]
             case "gbm":
-                inputs, beside = windows.gather_inputs(series, starts)
+                inputs, beside = gather(series, starts)
                 static, rows_ahead = split_static(beside, signature)
                 boosting = load_boosting(inputs.device)
                 predicted = boosting.predict(inputs, static, rows_ahead, signature)
@@ -186,6 +191,17 @@ def restore_baseline(
         raise AssertionError(name)
 
     return Baseline(description, predict, state)
+
+
+SHORTENED = ("ridge", "gbm")
+"""Baselines that can read the newest rows of windows that are longer than those of their fit"""
+
+
+def shorten(name: str, baseline: Baseline, context: int, signature: Signature) -> Baseline:
+    """Return a ridge or trees, fitted to windows of `context` rows, for the longer windows of
+    another signature."""
+    state = {**baseline.state, "context": torch.tensor(context)}
+    return restore_baseline(name, baseline.description, state, signature)
 
 
 def _gather_past(

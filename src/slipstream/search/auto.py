@@ -30,7 +30,6 @@ from slipstream.runs.summary import LeaderboardRow, RunSummary, Scores, SearchSu
 from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, portfolio, retraining, sharing
 from slipstream.search import summary as summaries
-from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
 from slipstream.search.candidates import (
     BASELINE_NAMES,
     AutoSearch,
@@ -174,9 +173,11 @@ def finish_auto(
     if not rank_trials(trials) and not search.library.rank():
         raise summaries.make_no_result_error(run, trials)
     choice = choose(search.library, plan.prefer, trials, baselines)
-    costs = search.costs.estimate_model() or ModelCosts(0.0)
     kinds = {trial.number: get_kind(search.config, trial) for trial in trials}
-    seeds = {} if interrupted else plan_seeds(choice.weights, kinds, budget, costs, plan.prefer)
+    seeds: dict[int, int] = {}
+    if not interrupted:
+        left_s = budget.left_s - search.end_costs.estimate_scoring(choice.weights)
+        seeds = plan_seeds(choice.weights, kinds, search.estimate_members(), left_s, plan.prefer)
     if seeds:
         run.append(RetrainingStart(num_trials=len(seeds), num_seeds=max(seeds.values())))
     members = train_members(search, scheduler, choice, seeds, baselines)
@@ -272,13 +273,13 @@ def choose_single(library: Library, names: Sequence[str], trials: Sequence[Froze
 def plan_seeds(
     weights: Mapping[str, float],
     kinds: Mapping[int, str],
-    budget: SearchBudget,
-    costs: ModelCosts,
+    train_s: Mapping[int, float],
+    left_s: float,
     prefer: Prefer,
 ) -> dict[int, int]:
     """Return how many fresh models of each candidate there is time for, the heaviest first: eight
     models in all, of one candidate alone too, unless a single model is wanted. A linear model is
-    the same from every seed."""
+    the same from every seed. `train_s` is what a model of each trial takes."""
     shares = {
         number: share
         for name, share in weights.items()
@@ -286,17 +287,16 @@ def plan_seeds(
     }
     fixed = len(weights) - len(shares)
     most = 1 if prefer != "best" else MAX_MEMBERS - fixed
-    if not math.isinf(budget.total_s):
-        each_s = MARGIN * costs.train_s
-        scored_s = MARGIN * costs.score_s * MAX_MEMBERS
-        most = min(most, int((budget.left_s - scored_s) / max(each_s, 1e-9)))
     seeds: dict[int, int] = {}
-    order = sorted(shares, key=lambda number: -shares[number])
-    for number in order[: max(most, 0)]:
-        seeds[number] = 1
-    while seeds and sum(seeds.values()) < most and len(seeds) == len(shares):
-        number = max(seeds, key=lambda trial: shares[trial] / seeds[trial])
-        seeds[number] += 1
+    for number in sorted(shares, key=lambda number: -shares[number]):
+        if train_s[number] <= left_s and len(seeds) < most:
+            seeds[number], left_s = 1, left_s - train_s[number]
+    while len(seeds) == len(shares) and sum(seeds.values()) < most:
+        fitting = [number for number in seeds if train_s[number] <= left_s]
+        if not fitting:
+            break
+        number = max(fitting, key=lambda trial: shares[trial] / seeds[trial])
+        seeds[number], left_s = seeds[number] + 1, left_s - train_s[number]
     return seeds
 
 
@@ -317,8 +317,7 @@ def train_members(
         update = {"retrain": len(seeds), "retrain_seeds": most, "folds": None}
         limited = config.model_copy(update={"tune": config.tune.model_copy(update=update)})
         again = MemberTraining(run, limited, study, seeds)
-        costs = search.costs.estimate_model() or ModelCosts(0.0)
-        scored_s = MARGIN * costs.score_s * MAX_MEMBERS
+        scored_s = search.end_costs.estimate_scoring(choice.weights)
         again.is_late = lambda: budget.left_s <= scored_s
         again.set_candidates([trials[number] for number in seeds])
         scheduler.pool.source = again
@@ -379,8 +378,15 @@ def build_answer(search: AutoSearch, members: Sequence[AutoMember]) -> RunSummar
     ]
     datasets = [search.datasets.get(entry.config) for entry in entries]
     loaded = [LoadedData(data.dataset, data.fingerprint, data.encoder) for data in datasets]
+    losses = [search.library.compute_loss(member.name) for member in members]
     return ensemble.build_from_weights(
-        folder, name, entries, loaded, search.fitted, watch=search.run.watch
+        folder,
+        name,
+        entries,
+        loaded,
+        search.fitted,
+        best=losses.index(min(losses)),
+        watch=search.run.watch,
     )
 
 

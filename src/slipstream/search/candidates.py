@@ -7,9 +7,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -36,6 +36,7 @@ from slipstream.scoring.boosting import BackgroundBoosting, prepare_boosting
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.search import portfolio
 from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
+from slipstream.search.ensemble import FittedBaselines, KnownParts
 from slipstream.search.library import (
     MAX_MEMBERS,
     BlockWindows,
@@ -75,7 +76,12 @@ deviations"""
 MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
-"""Of the whole time, for the members' training and the test at most"""
+"""Of the whole time, for the members' training at most"""
+REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.5, 0.1
+"""Seconds of files and reports: a constant, and more on a machine that is slow to start; at most
+this share of the whole time"""
+SCORING_FACTOR = 2.0
+"""How much longer scoring takes than predicting: metrics, intervals, files"""
 BASELINE_NAMES = ("majority",)
 """Baselines that are shown and never combined: they know nothing"""
 LINEAR_BASELINES = ("ridge", "repeat")
@@ -194,15 +200,37 @@ def _choose_folds(config: Config, data: Any) -> tuple[Config, DatasetCache]:
 
 @dataclass(frozen=True)
 class AutoBudget(SearchBudget):
-    """The time of `slipstream auto`: its end retrains and tests an ensemble."""
+    """The time of `slipstream auto`, whose tests are part of its costs."""
 
-    num_members: int = MAX_MEMBERS
+    @property
+    def overhead_s(self) -> float:
+        return min(OVERHEAD_SHARE * self.total_s, REPORT_S + REPORT_FACTOR * self.setup_s)
 
-    def compute_reserve_s(self, costs: ModelCosts | None) -> float:
-        most_s = RESERVED_SHARE * (self.total_s - self.overhead_s)
-        if costs is None:
-            return most_s
-        return min(MARGIN * self.num_members * (costs.train_s + costs.score_s), most_s)
+
+@dataclass
+class AutoCosts:
+    """What the end of `slipstream auto` takes, from what its candidates took so far."""
+
+    num_windows: int
+    """Windows that the answer and the baselines are scored on"""
+    window_s: dict[str, float] = field(default_factory=dict)
+    """By candidate: to predict a window"""
+    train_s: dict[str, float] = field(default_factory=dict)
+    """By candidate: to train one model; on a GPU, where many train at a time, it is the mean"""
+
+    def record_errors(self, name: str, seconds: float, num_windows: int) -> None:
+        self.window_s[name] = seconds / max(num_windows, 1)
+
+    def estimate_scoring(self, names: Iterable[str]) -> float:
+        """Return the seconds of scoring these candidates and the baselines."""
+        baselines = [name for name in self.window_s if parse_name(name) is None]
+        total_s = sum(self.window_s.get(name, 0.0) for name in (*names, *baselines))
+        return MARGIN * SCORING_FACTOR * total_s * self.num_windows
+
+    def estimate_training(self, names: Iterable[str], mean_s: float) -> float:
+        """Return the seconds of training a model of each candidate; baselines are fitted."""
+        trained = [name for name in names if parse_name(name) is not None]
+        return MARGIN * sum(self.train_s.get(name, mean_s) for name in trained)
 
 
 class AutoSearch(OptunaSearch):
@@ -212,12 +240,15 @@ class AutoSearch(OptunaSearch):
     plan: AutoPlan
     library: Library
     weights_folder: Path
-    fitted: dict[str, dict[str, Baseline]]
-    """The baselines of the split itself, by the `[data]` that they were fitted to, as JSON"""
+    fitted: list[FittedBaselines]
+    """The baselines of the split itself"""
+    end_costs: AutoCosts
+    _ranked: tuple[int, list[str]] = (0, [])
+    """The best candidates, after so many changes of the library"""
 
     def start_auto(self, plan: AutoPlan) -> None:
         """Prepare the library of errors, with what an earlier part of the search has left."""
-        self.plan, self.fitted = plan, {}
+        self.plan, self.fitted = plan, []
         epochs = [params["train.epochs"] for params in plan.candidates]
         self.costs.max_epochs = -(-sum(epochs) // max(len(epochs), 1))
         self.weights_folder = self.run.folder / CANDIDATES
@@ -231,6 +262,7 @@ class AutoSearch(OptunaSearch):
             blocks.append(fold["val"].cpu() - first_row + data.dataset.signature.lead)
         device = data.series.values.device
         self.library = make_library(blocks, data.dataset, self.config.tune.metric, device)
+        self.end_costs = AutoCosts(count_scored(data.dataset))
         self.restore_candidates()
 
     def restore_candidates(self) -> None:
@@ -304,6 +336,13 @@ class AutoSearch(OptunaSearch):
         with runs.replace_atomically(self._get_path(trial.number, fold)) as temporary:
             save_file(host, temporary)
 
+    def keep_baseline(self, config: Config, name: str, baseline: Baseline) -> None:
+        """Keep a baseline of the split itself, for the answer to be compared with."""
+        known = next((entry for entry in self.fitted if entry.data == config.data), None)
+        if known is None:
+            self.fitted.append(known := FittedBaselines(config.data, {}))
+        known.baselines[name] = baseline
+
     def drop_weights(self, kept: Sequence[str]) -> None:
         """Remove the weights of all candidates but these."""
         for path in self._find_weights():
@@ -336,12 +375,16 @@ class AutoSearch(OptunaSearch):
         )
         anchors = self.library.blocks[fold].anchors
         starts = find_block_starts(windows, anchors, data.dataset.signature)
-        sizes = get_sizes(data.dataset)
+        sizes, began = get_sizes(data.dataset), time.perf_counter()
         self.library.add(name, fold, compute_errors(predict, windows, starts, data.dataset, sizes))
+        self.end_costs.record_errors(name, time.perf_counter() - began, len(starts))
 
     def finish(self, trial: TrialRun) -> None:
         super().finish(trial)
         name = name_trial(trial.number)
+        if self.plan.facts.device == "cpu":
+            spent_s = time.perf_counter() - trial.started_at
+            self.end_costs.train_s[name] = spent_s / trial.num_folds
         losses = self.library.losses.get(name)
         if losses is not None and not all(map(math.isfinite, losses)):
             self.library.forget(name)
@@ -354,10 +397,32 @@ class AutoSearch(OptunaSearch):
         self.library.forget(name_trial(trial.number))
 
     def is_over(self) -> bool:
-        return super().is_over() and not self._lacks_model()
+        return not self._lacks_model() and self.budget.left_s <= self._estimate_end()
 
     def find_cut(self) -> str:
-        return "" if self._lacks_model() else super().find_cut()
+        return OUT_OF_TIME if self.is_over() else ""
+
+    def _estimate_end(self) -> float:
+        """Return the seconds that training and testing the best candidates of now would take."""
+        most_s = RESERVED_SHARE * (self.budget.total_s - self.budget.overhead_s)
+        costs = self.costs.estimate_model()
+        if costs is None:
+            return most_s
+        if self._ranked[0] != self.library.num_changes:
+            members = MAX_MEMBERS if self.plan.prefer == "best" else 1
+            self._ranked = self.library.num_changes, self.library.rank()[:members]
+        names = self._ranked[1]
+        train_s = self.end_costs.estimate_training(names, costs.train_s)
+        return min(train_s, most_s) + self.end_costs.estimate_scoring(names)
+
+    def estimate_members(self) -> dict[int, float]:
+        """Return the seconds that a fresh model of each trial takes."""
+        costs = self.costs.estimate_model() or ModelCosts(0.0)
+        numbers = [trial.number for trial in self.study.get_trials()]
+        return {
+            number: self.end_costs.estimate_training([name_trial(number)], costs.train_s)
+            for number in numbers
+        }
 
     def _lacks_model(self) -> bool:
         """Whether no candidate has trained an epoch yet: the first one may, however late it is, so
@@ -384,6 +449,13 @@ def name_trial(number: int) -> str:
 def parse_name(name: str) -> int | None:
     """Return the number of a trial; None for a baseline."""
     return int(name.removeprefix("trial ")) if name.startswith("trial ") else None
+
+
+def count_scored(dataset: Dataset) -> int:
+    """Return the number of windows of all sets that an answer is scored on."""
+    stride = KnownParts.choose_train_stride(dataset)
+    counts = dataset.num_windows
+    return counts["val"] + counts["test"] + counts["train"] // stride
 
 
 def get_sizes(dataset: Dataset) -> Tensor | None:
@@ -472,16 +544,19 @@ class BaselineFits:
     ) -> None:
         """Keep the errors of a baseline on its block."""
         search, data = self.search, fold.data
-        key = fold.config.data.model_dump_json()
         if fold.number == len(data.folds) - 1:
-            search.fitted.setdefault(key, {})[name] = baseline
+            search.keep_baseline(fold.config, name, baseline)
         if baseline.predict is None:
             return
         anchors = search.library.blocks[fold.number].anchors
         wanted = find_block_starts(fold.windows, anchors, data.dataset.signature)
         sizes = get_sizes(data.dataset)
+        began = time.perf_counter()
         errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
-        if not bool(errors.isfinite().all()):
+        is_finite = bool(errors.isfinite().all())
+        if not suffix:  # the answer is compared with one of each
+            search.end_costs.record_errors(name, time.perf_counter() - began, len(wanted))
+        if not is_finite:
             return
         quantiles = data.dataset.signature.quantiles
         if quantiles:  # a baseline predicts one number for all of them, and is no member

@@ -20,9 +20,10 @@ from slipstream import runs
 from slipstream.base import statistics
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import ENSEMBLE_FILE
-from slipstream.config import Config
+from slipstream.config import Config, Data, Signature
 from slipstream.data import predictions
 from slipstream.data.dataset import Dataset
+from slipstream.data.folds import Fold
 from slipstream.data.series import Flags
 from slipstream.data.splits import SETS
 from slipstream.data.table import open_table_writer
@@ -53,7 +54,13 @@ from slipstream.runs.summary import (
 )
 from slipstream.scoring import ensemble as ensembles
 from slipstream.scoring import summary as summaries
-from slipstream.scoring.baselines import fit_baselines, list_baselines, save_baselines
+from slipstream.scoring.baselines import (
+    SHORTENED,
+    fit_baselines,
+    list_baselines,
+    save_baselines,
+    shorten,
+)
 from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import MeanScores
 from slipstream.scoring.predict import (
@@ -221,6 +228,8 @@ class FoldScores:
     train: list[Any]
     scores: MeanScores
     baselines: BaselineSums
+    train_stride: int
+    """Of so many training windows one is scored"""
 
     @property
     def sums(self) -> dict[str, list[Any]]:
@@ -246,33 +255,41 @@ def list_folds(
     ]
 
 
+MIN_TRAIN_WINDOWS = 2_000
+"""Training windows of an ensemble from a search that are scored, where there are so many"""
+
+
 class KnownParts(NamedTuple):
     """What an ensemble need not compute, because a search has."""
 
-    weights: Sequence[float] | None = None
+    weights: Sequence[float]
     """The members' weights"""
-    baselines: Mapping[str, Baseline] | None = None
-    """Fitted to the training windows of the reference"""
+    best: int
+    """The member with the lowest validation error"""
+    baselines: Mapping[str, Baseline]
+    """Fitted to training windows of the reference; others are fitted"""
 
-
-NOTHING_KNOWN = KnownParts()
+    @staticmethod
+    def choose_train_stride(dataset: Dataset) -> int:
+        """Return of how many training windows one is scored: no more than are judged by, since a
+        search has a time limit."""
+        judged = dataset.num_windows["val"] + dataset.num_windows["test"]
+        return max(dataset.num_windows["train"] // max(judged, MIN_TRAIN_WINDOWS), 1)
 
 
 def score_folds(
-    run: Run, config: Config, folds: Sequence[JointFold], series: Series, known: KnownParts
+    run: Run, config: Config, folds: Sequence[JointFold], series: Series, known: KnownParts | None
 ) -> list[FoldScores]:
     """Score every fold, and write the ensemble's predictions for the test sets."""
     with open_table_writer(run.folder / summaries.PREDICTIONS) as write:
         return [_score_fold(fold, len(folds) > 1, series, config, write, known) for fold in folds]
 
 
-def _score_fold(
-    fold: JointFold, numbered: bool, series: Series, config: Config, write: Write, known: KnownParts
-) -> FoldScores:
-    dataset, predictors = fold.dataset, fold.predictors
-    metric = summaries.get_comparison_metric(config)
-    window_filter = make_window_filter(config, dataset)
-    load_chunks = _make_loader(dataset, series)
+def _fit_mixture(
+    dataset: Dataset, predictors: Sequence[Predictor], load_chunks: ChunkLoader, metric: str
+) -> tuple[list[float], int]:
+    """Return the members' weights, fitted to the validation set, and the member that is the best
+    there."""
     errors = MemberErrors(dataset, len(predictors))
 
     def collect() -> Any:
@@ -285,7 +302,26 @@ def _score_fold(
     best = 0
     for place, value in enumerate(values):
         best = place if statistics.is_better(value, values[best], metric) else best
-    weights = errors.fit(metric) if known.weights is None else list(known.weights)
+    return errors.fit(metric), best
+
+
+def _score_fold(
+    fold: JointFold,
+    numbered: bool,
+    series: Series,
+    config: Config,
+    write: Write,
+    known: KnownParts | None,
+) -> FoldScores:
+    dataset, predictors = fold.dataset, fold.predictors
+    metric = summaries.get_comparison_metric(config)
+    window_filter = make_window_filter(config, dataset)
+    stride = 1 if known is None else known.choose_train_stride(dataset)
+    load_chunks = _make_loader(_thin_training(dataset, stride), series)
+    if known is None:
+        weights, best = _fit_mixture(dataset, predictors, load_chunks, metric)
+    else:
+        weights, best = list(known.weights), known.best
     positions = {MODEL: best, ENSEMBLE: len(predictors) if len(predictors) > 1 else 0}
 
     def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
@@ -304,11 +340,22 @@ def _score_fold(
     if window_filter:
         rows = summaries.join_unfiltered(rows, window_filter, [])
     train = accumulate_side_by_side(rows, dataset)
-    fitted = known.baselines or fit_baselines(fold.reference, _make_loader(fold.reference, series))
+    found = {} if known is None else dict(known.baselines)
+    found |= fit_baselines(fold.reference, _make_loader(fold.reference, series), without=found)
+    fitted = {name: found[name] for name in list_baselines(dataset)}
     reach = ensembles.to_reach(scores.half_widths, dataset.scaler, signature.targets)
     mixture = FoldMixture(fold.label, weights, best, reach)
     baselines = summaries.score_baselines(dataset, load_chunks, fitted)
-    return FoldScores(fold, mixture, train, scores, baselines)
+    return FoldScores(fold, mixture, train, scores, baselines, stride)
+
+
+def _thin_training(dataset: Dataset, stride: int) -> Dataset:
+    """Return the data set with one in so many training windows."""
+    if stride == 1:
+        return dataset
+    assert dataset.memory is not None
+    starts = dataset.memory.starts
+    return dataset.select_fold(Fold("", {**starts, "train": starts["train"][::stride]}))
 
 
 def _make_loader(dataset: Dataset, series: Series) -> ChunkLoader:
@@ -347,9 +394,19 @@ def summarize_ensemble(
         ],
         "folds": [_summarize_fold(fold, members) for fold in folds] if len(folds) > 1 else None,
         "coverage": coverage,
-        "notes": [*dataset.notes, *summaries.list_missing_baselines(baselines)],
+        "notes": [
+            *dataset.notes,
+            *summaries.list_missing_baselines(baselines),
+            *_describe_training(folds[-1]),
+        ],
     }
     return summary, detail
+
+
+def _describe_training(scored: FoldScores) -> list[str]:
+    if scored.train_stride == 1:
+        return []
+    return [f"the training errors are those of one training window in {scored.train_stride}"]
 
 
 def describe_member(member: Member) -> MemberDescription:
@@ -494,7 +551,7 @@ def _build(
     members: Sequence[Member],
     datasets: Sequence[Dataset],
     reference: int,
-    known: KnownParts = NOTHING_KNOWN,
+    known: KnownParts | None = None,
 ) -> RunSummary:
     """Fill the folder with the predictions and the baselines of its members; return the summary."""
     first = members[reference]
@@ -574,19 +631,26 @@ class NewMember(NamedTuple):
     """Its name and what was fitted"""
 
 
+class FittedBaselines(NamedTuple):
+    """Baselines that a search has fitted to the windows of a `[data]`."""
+
+    data: Data
+    baselines: dict[str, Baseline]
+
+
 def build_from_weights(
     folder: Path,
     name: str,
     members: Sequence[NewMember],
     data: Sequence[LoadedData],
-    fitted: Mapping[str, Mapping[str, Baseline]],
+    fitted: Sequence[FittedBaselines],
     *,
+    best: int,
     watch: Callable[[Event], None] | None,
 ) -> RunSummary:
     """Write an ensemble of models that a search has trained, and return its summary.
 
-    `data` are those of each member, `fitted` the baselines by the `[data]` that they were fitted
-    to, as JSON.
+    `data` are those of each member, `best` is the member with the lowest validation error.
     """
     began = time.perf_counter()
     contexts = [member.config.data.context for member in members]
@@ -595,9 +659,8 @@ def build_from_weights(
     config = configs.replace_settings(first.config, {"name": name})
     comment = COMMENT.format(count=len(members), name=first.name)
     results: list[RunSummary] = []
-    baselines = fitted.get(config.data.model_dump_json(), {})
-    has_all = set(baselines) == set(list_baselines(data[reference].dataset))
-    known = KnownParts([member.weight for member in members], baselines if has_all else None)
+    baselines = _select_baselines(fitted, config.data, data[reference].dataset.signature)
+    known = KnownParts([member.weight for member in members], best, baselines)
 
     def fill(run: Run) -> None:
         loaded = []
@@ -611,6 +674,24 @@ def build_from_weights(
         results.append(_build(run, config, loaded, datasets, reference, known))
 
     return _write_run(config, comment, fill, results, folder, watch, began)
+
+
+def _select_baselines(
+    fitted: Sequence[FittedBaselines], data: Data, signature: Signature
+) -> dict[str, Baseline]:
+    """Return the baselines that were fitted to these data: to windows as long, else to the newest
+    rows of them."""
+    found: dict[str, Baseline] = {}
+    same = [own for own in fitted if own.data.model_copy(update={"context": data.context}) == data]
+    for own in sorted(same, key=lambda own: -int(own.data.context)):
+        context = int(own.data.context)
+        if context == signature.context:
+            found |= own.baselines
+        elif context < signature.context:
+            for name in SHORTENED:
+                if name not in found and name in own.baselines:
+                    found[name] = shorten(name, own.baselines[name], context, signature)
+    return found
 
 
 def _write_member(folder: Path, member: NewMember, data: LoadedData) -> Run:

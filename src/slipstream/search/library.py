@@ -84,6 +84,8 @@ class Library:
     """By candidate and block: [numbers], or for quantiles [numbers, Q]"""
     losses: dict[str, list[float]] = field(default_factory=dict)
     """By candidate and block; kept where the errors are not"""
+    num_changes: int = 0
+    """Of the losses"""
 
     @property
     def weights(self) -> list[float]:
@@ -95,6 +97,7 @@ class Library:
         self.errors.setdefault(name, [None] * len(self.blocks))[number] = errors
         losses = self.losses.setdefault(name, [math.nan] * len(self.blocks))
         losses[number] = float(self._reduce(errors))
+        self.num_changes += 1
         if all(map(math.isfinite, losses)):
             self._drop_worst()
 
@@ -108,6 +111,7 @@ class Library:
         """Forget a candidate altogether."""
         self.errors.pop(name, None)
         self.losses.pop(name, None)
+        self.num_changes += 1
 
     def compute_loss(self, name: str) -> float:
         """Return the mean over the blocks, the newest counting most."""
