@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy.py --data ../shared/data --minutes 2 \\
         --out benchmarks/records/<date>-<hardware>-accuracy
-    python benchmarks/accuracy.py --device cpu --cores 2 --minutes 5 --out ...
+    python benchmarks/accuracy.py --device cpu --cores 2 --jobs 8 --minutes 5 --out ...
     python benchmarks/accuracy.py --sets illness --tools SeasonalNaive LightGBM --out /tmp/accuracy
 
 The sets and their test windows are in `accuracy_sets.py`, the peers in `accuracy_peers.py`.
@@ -36,9 +36,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 from accuracy_peers import PEERS, Clock
@@ -211,19 +213,21 @@ def list_seeds(tool: str, count: int) -> range:
     return range(count if tool in SLIPSTREAM or PEERS[tool].random else 1)
 
 
-def start_worker(set_name: str, tool: str, seed: int, options: argparse.Namespace) -> Measurement:
+def start_worker(
+    set_name: str, tool: str, seed: int, cores: Sequence[int], options: argparse.Namespace
+) -> Measurement:
     """Measure in a new process, which is stopped with all of its children when its time is up."""
-    path = options.work / f"result-{os.getpid()}.jsonl"
-    path.unlink(missing_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="worker-", dir=options.work))
+    path, log = folder / "result.jsonl", folder / "worker.log"
     command = [sys.executable, __file__, "--worker", set_name, tool, str(seed), str(path)]
     command += ["--data", str(options.data), "--work", str(options.work), "--out", "unused"]
     command += ["--minutes", str(options.minutes), "--device", options.device]
     command += [part for text in options.overrides for part in ("--set", text)]
     limit_s = 60 * options.minutes * (1 + GRACE_SHARE) + GRACE_S
     env = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if options.device == "cpu" else {})
-    if options.cores:
-        env["OMP_NUM_THREADS"] = str(options.cores)
-    log = options.work / "worker.log"
+    if cores:
+        command += ["--on-cores", ",".join(map(str, cores))]
+        env["OMP_NUM_THREADS"] = str(len(cores))
     problem = ""
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -252,26 +256,55 @@ def is_done(measurement: Measurement | None, *, retry: bool) -> bool:
     return not (measurement.problem and retry)
 
 
-def run_all(options: argparse.Namespace) -> None:
-    """Carry out all measurements that are missing."""
-    path = options.out / MEASUREMENTS
-    known = read_measurements(path)
+def list_missing(
+    known: Mapping[tuple[str, str, int], Measurement], options: argparse.Namespace
+) -> Iterator[Measurement]:
+    """Yield the measurements to carry out, and those of tools that are not installed, with the
+    reason."""
     for set_name in options.sets:
         for tool in options.tools:
             if not applies_to(tool, SETS[set_name]):
                 continue
             missing = find_missing_packages(tool)
+            reason = f"{ABSENT}: {', '.join(missing)}" if missing else ""
             for seed in list_seeds(tool, options.seeds):
-                if is_done(known.get((set_name, tool, seed)), retry=options.retry):
-                    continue
-                if missing:
-                    reason = f"{ABSENT}: {', '.join(missing)}"
-                    found = Measurement(set_name, tool, seed, options.minutes, problem=reason)
-                else:
-                    found = start_worker(set_name, tool, seed, options)
-                if found != known.get(found.key):
-                    append_measurement(path, found)
-                print(describe_measurement(found), flush=True)
+                if not is_done(known.get((set_name, tool, seed)), retry=options.retry):
+                    yield Measurement(set_name, tool, seed, options.minutes, problem=reason)
+
+
+def divide_cores(options: argparse.Namespace) -> list[list[int]]:
+    """Return the cores of each of the measurements that run at a time."""
+    present = sorted(os.sched_getaffinity(0))
+    count = options.cores or len(present) // options.jobs
+    if count * options.jobs > len(present) or not count:
+        raise SystemExit(f"{options.jobs} jobs of {count} cores need more than {len(present)}")
+    return [present[count * job : count * (job + 1)] for job in range(options.jobs)]
+
+
+def run_all(options: argparse.Namespace) -> None:
+    """Carry out all measurements that are missing, `--jobs` at a time."""
+    path = options.out / MEASUREMENTS
+    known = read_measurements(path)
+    places: Queue[list[int]] = Queue()
+    for cores in divide_cores(options):
+        places.put(cores)
+
+    def carry_out(wanted: Measurement) -> Measurement:
+        if wanted.problem:
+            return wanted
+        cores = places.get()
+        try:
+            return start_worker(wanted.set_name, wanted.tool, wanted.seed, cores, options)
+        finally:
+            places.put(cores)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        futures = [pool.submit(carry_out, wanted) for wanted in list_missing(known, options)]
+        for future in as_completed(futures):
+            found = future.result()
+            if found != known.get(found.key):
+                append_measurement(path, found)
+            print(describe_measurement(found), flush=True)
 
 
 def describe_measurement(measurement: Measurement) -> str:
@@ -495,6 +528,7 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
     settings = {
         "device": options.device,
         "cores": options.cores,
+        "jobs": options.jobs,
         "minutes": minutes,
         "overrides": options.overrides,
         "sets": sets,
@@ -503,6 +537,8 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
     }
     notes = [f"{name} {version}" for name, version in settings["versions"].items()]
     notes = [f"Each tool has {', '.join(f'{m:g}' for m in minutes)} minutes.", ", ".join(notes)]
+    if options.jobs > 1:
+        notes.append(f"{options.jobs} measurements ran at a time, each on its own cores.")
     if options.overrides:
         notes.append(f"Slipstream was run with {' '.join(options.overrides)}.")
     notes = [note for note in notes if note]
@@ -525,7 +561,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="the number of seeds")
     parser.add_argument("--minutes", type=float, default=2.0, help="the time of each tool")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="by default cuda if present")
-    parser.add_argument("--cores", type=int, help="use only so many cores of the CPU")
+    parser.add_argument("--cores", type=int, help="use only so many cores for a measurement")
+    parser.add_argument("--jobs", type=int, default=1, help="so many measurements at a time")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--summarize", action="store_true", help="write the tables only")
     parser.add_argument("--work", type=Path, help="a folder for derived files and runs")
@@ -533,6 +570,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE"
     )
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--on-cores", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.data = options.data.resolve()
     if options.device is None:
@@ -544,11 +582,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
+    if options.on_cores:
+        os.sched_setaffinity(0, map(int, options.on_cores.split(",")))
     if options.worker:
         work_once(options)
         return
-    if options.cores:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     began = time.perf_counter()
     if not options.summarize:
         with tempfile.TemporaryDirectory() as name:
