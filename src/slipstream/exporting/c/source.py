@@ -601,6 +601,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "stored": "int8_t" if settings.int8 else "float",
         "value_type": settings.value_type,
         "network_template": shape.template,
+        "has_head": not model.spec.is_fitted,
         "features": signature.model_inputs,
         "ahead_columns": len(signature.future),
         "reads_ahead": reads_ahead,
