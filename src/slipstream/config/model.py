@@ -189,9 +189,7 @@ if TYPE_CHECKING:
     KnownKind = str
 else:
     KnownKind = Literal[tuple(SPECS)]
-FittedKind = Annotated[
-    str, match_pattern(rf"^({'|'.join(FITTED_SPECS)})$", "a baseline of a finished search")
-]
+FittedKind = Annotated[str, match_pattern(rf"^({'|'.join(FITTED_SPECS)})$", "")]
 CustomKind = Annotated[
     str, match_pattern(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", 'your own class, as in "module:Class"')
 ]

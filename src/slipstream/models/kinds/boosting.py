@@ -32,6 +32,8 @@ AHEAD_NUMBERS = 48
 MAX_FEATURES = 128
 TREES_AT_ONCE = 16
 """Trees that are decided together: more need more memory, fewer more calls"""
+MAX_NUMBERS = 1 << 18
+"""Leaves of trees times windows that numpy decides at once: to fit a cache"""
 
 
 NUMBERS = ("period", "outputs", "trees", "leaves", "targets")
@@ -359,14 +361,16 @@ def sum_trees(weights: Weights, features: Array) -> npt.NDArray[np.float64]:
     outputs = np.repeat(trees["level"][None].astype(np.float64), len(features), axis=0)
     by_feature = np.ascontiguousarray(features.T)
     places, owners = trees["feature"].astype(np.intp), trees["output"].astype(np.intp)
-    for first in range(0, len(owners), TREES_AT_ONCE):
-        block = slice(first, first + TREES_AT_ONCE)
+    is_owner = (owners[:, None] == np.arange(outputs.shape[1])).astype(np.float64)
+    size = max(MAX_NUMBERS // max(trees["value"].shape[1] * len(features), 1), 1)
+    for first in range(0, len(owners), size):
+        block = slice(first, first + size)
         # a leaf is reached where all splits on its path go to its side
         is_left = by_feature[places[block]] <= trees["threshold"][block, :, None]
         agreed = trees["path"][block].swapaxes(1, 2) @ is_left.astype(np.float32)
         is_leaf = agreed == trees["lefts"][block, :, None]
         reached = trees["value"][block, None] @ is_leaf.astype(np.float32)
-        np.add.at(outputs.T, owners[block], reached[:, 0])
+        outputs += reached[:, 0].T @ is_owner[block]
     return outputs
 
 
