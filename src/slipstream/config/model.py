@@ -185,6 +185,14 @@ def format_encoders() -> str:
     return f"{', '.join(kinds)} or {last}"
 
 
+def explain_fitted(kind: str) -> str:
+    """Return the error of a config that is to train a baseline."""
+    return (
+        f'model.kind = "{kind}" is a baseline, which every run fits beside its network and '
+        f"slipstream auto may answer with; it is not trained. Choose {', '.join(SPECS)}"
+    )
+
+
 if TYPE_CHECKING:
     KnownKind = str
 else:
@@ -306,6 +314,8 @@ class Model(Section):
                 f'model.options is for your own class (model.kind = "module:Class"), not for '
                 f'"{self.kind}"'
             )
+        if self.spec.is_fitted and not self.options:
+            raise ValueError(explain_fitted(self.kind))
         for setting in ("bidirectional", "layer_norm"):
             if getattr(self, setting) and setting not in self.spec.settings:
                 kinds = " and ".join(list_kinds(setting))

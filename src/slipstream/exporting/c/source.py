@@ -358,8 +358,8 @@ def _describe_network(layout: CLayout) -> Iterator[str]:
     if signature.step is not None:
         yield f"One row every {signature.step:g} (seconds, or the unit of the time column)."
     numbers = (
-        "Networks are in float: sums of 8 rows of a matrix at a time stay in registers, there is no "
-        "double in the inner loops. Columns are scaled in double, as in training."
+        "Networks are in float: sums of 8 rows of a matrix at a time stay in registers, there is "
+        "no double in the inner loops. Columns are scaled in double, as in training."
     )
     if is_fitted:
         numbers = (
