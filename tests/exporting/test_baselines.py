@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 import slipstream
-from slipstream.data.dataset import Dataset, load_dataset
 from slipstream.engine.planning import make_plan
 from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import (
@@ -25,13 +23,11 @@ from slipstream.exporting.verification import (
 from slipstream.inference.networks import predict_windows, restore_outputs
 from slipstream.inference.portable import load_portable
 from slipstream.inference.trained import load_trained
-from slipstream.scoring import baselines
 from slipstream.scoring.ensemble import build_predictor
-from slipstream.search import ensemble
 from slipstream.search.candidates import replace_model
-from slipstream.training.trained_lanes import LoadedData
-from tests.conftest import close, merged, small_config, waves
+from tests.conftest import close, merged, slow, small_config, waves
 from tests.exporting.c.programs import needs_compiler
+from tests.fitted import build_run, fit
 from tests.labelled import CLASSIFY, states
 
 FORECAST: dict[str, Any] = {"context": 24, "horizon": 3, "period": 8}
@@ -52,6 +48,8 @@ CLASS_CASES = [
     (case, name) for case in ("classes", "classes ahead") for name in ("logistic", "gbm", "rocket")
 ]
 ALL_CASES = [*CASES, *CLASS_CASES]
+QUICK_CASES = (("forecast", "gbm"), ("classes", "rocket"), ("classes ahead", "logistic"))
+SOME_CASES = [case if case in QUICK_CASES else slow(*case) for case in ALL_CASES]
 
 
 def make_table(case: str) -> pa.Table:
@@ -73,28 +71,6 @@ def make_config(case: str, folder: Path, **data: Any) -> Any:
             sections = merged(sections, {"data": {"horizon": 9, "future": ["b"]}})
     path_and_more = {"data": {"path": str(path), **data}}
     return small_config(folder / "runs", **merged(sections, path_and_more))
-
-
-def fit(config: Any, name: str) -> tuple[Dataset, baselines.Baseline, baselines.BaselineNetwork]:
-    dataset = load_dataset(config)
-    others = [other for other in baselines.list_baselines(dataset) if other != name]
-    load = functools.partial(dataset.iter_chunks, series=None, rows=0)
-    baseline = baselines.fit_baselines(dataset, load, without=others)[name]
-    network = baselines.make_network(name, baseline.state, dataset.signature)
-    assert network is not None
-    return dataset, baseline, network
-
-
-def build_run(folder: Path, members: Sequence[tuple[Any, str]], weights: Sequence[float]) -> Path:
-    """Write a run of fitted baselines, as a search does; of one, an ordinary run."""
-    entries, data = [], []
-    for (config, name), weight in zip(members, weights, strict=True):
-        dataset, _, network = fit(config, name)
-        own = replace_model(config, network.model)
-        entries.append(ensemble.NewMember(name, own, network.weights, weight))
-        data.append(LoadedData(dataset, dataset.compute_fingerprint(), None))
-    ensemble.build_from_weights(folder, "best", entries, data, {}, watch=None)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +97,7 @@ def test_the_network_of_a_baseline_predicts_what_the_baseline_predicts(tmp_path,
     close(found, wanted, rel=1e-3 if name == "rocket" else 2e-5)
 
 
-@pytest.mark.parametrize(("case", "name"), ALL_CASES)
+@pytest.mark.parametrize(("case", "name"), SOME_CASES)
 def test_numpy_computes_what_pytorch_computes(make_run, case, name):
     run = make_run(case, name)
     portable = load_portable(run)
@@ -146,10 +122,50 @@ FORMATS = [
 
 
 @pytest.mark.parametrize(("to", "options"), FORMATS)
-@pytest.mark.parametrize(("case", "name"), ALL_CASES)
+@pytest.mark.parametrize(("case", "name"), SOME_CASES)
 def test_an_export_computes_what_pytorch_computes(make_run, tmp_path, case, name, to, options):
     """The export itself compares every test window."""
     out = tmp_path / "export"
     written = slipstream.export(make_run(case, name), to=to, out=out, quiet=True, **options)
     assert written["parity"]["windows"] > 50
     assert written["parity"]["max_rel"] < (1.0 if options else 1e-5)
+
+
+JOINT = {
+    "forecast": [("gbm", 24), ("seasonal", 16), ("ridge", 40)],
+    "known ahead": [("gbm", 24), ("ridge", 12)],
+    "estimate": [("repeat", 12), ("gbm", 5)],
+    "classes": [("rocket", 16), ("gbm", 8), ("logistic", 12)],
+}
+"""Members of an ensemble, and their contexts"""
+
+
+@pytest.mark.parametrize("case", ["forecast", *map(slow, list(JOINT)[1:])])
+def test_an_ensemble_of_baselines_is_streamed_and_exported(tmp_path, case):
+    members = [(make_config(case, tmp_path, context=rows), name) for name, rows in JOINT[case]]
+    weights = [0.5, *[0.5 / (len(members) - 1)] * (len(members) - 1)]
+    run = build_run(tmp_path / "best", members, weights)
+    for to in ("onnx", "torch"):
+        written = slipstream.export(run, to=to, out=tmp_path / to, quiet=True)
+        assert written["parity"]["max_rel"] < 1e-5
+    table = make_table(case).slice(0, 120)
+    stream, found = slipstream.Stream(run), []
+    ahead = {"known ahead": ["b"]}.get(case, [])
+    rows = table.to_pylist()
+    horizon = members[0][0].data.horizon
+    for number, row in enumerate(rows[: len(rows) - horizon]):
+        after = rows[number + 1 : number + 1 + horizon]
+        future = {name: [other[name] for other in after] for name in ahead}
+        found.append(stream.push(row, future=future) if ahead else stream.push(row))
+    last = found[-1]
+    assert last is not None
+    # the table up to this row: what is to be forecast has no target yet
+    known = table.slice(0, len(rows) - horizon)
+    if ahead:
+        hidden = [row["a"] if n < known.num_rows else None for n, row in enumerate(rows)]
+        known = table.set_column(table.column_names.index("a"), "a", pa.array(hidden))
+    predicted = slipstream.predict(run, known, quiet=True).to_pandas()
+    newest = predicted.tail(max(horizon, 1))
+    for name, values in last.to_dict().items():
+        if name in newest and newest[name].dtype.kind == "f":
+            close(np.ravel(values), newest[name].to_numpy(), rel=1e-5)

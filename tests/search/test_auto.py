@@ -187,7 +187,10 @@ def test_trees_are_chosen_alone_unless_the_model_is_to_be_small():
         name: BaselineCandidate(
             name, configs.load({"model": model}), Baseline("planted", None), 0.0, {}
         )
-        for name, model in (("gbm", {"kind": "gbm", "options": {"trees": 1}}), ("ridge", {"kind": "linear"}))
+        for name, model in (
+            ("gbm", {"kind": "gbm", "options": {"trees": 1}}),
+            ("ridge", {"kind": "linear"}),
+        )
     }
     trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
     assert choose(library, "fast", trials, found).weights == {"gbm": 1.0}

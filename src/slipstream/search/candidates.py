@@ -432,8 +432,10 @@ class BaselineFits:
         for fold in self.folds:
             self._fit(fold, "", without=("gbm",))
         if max(facts.contexts) != given:
+            # a season that the given context lacks may fit the longest
+            without = ["gbm", "repeat", *(["seasonal"] if "seasonal" in self.candidates else [])]
             for fold in self._list_folds(max(facts.contexts)):
-                self._fit(fold, " long", without=("gbm", "seasonal", "repeat"))
+                self._fit(fold, " long", without=without)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._began = time.perf_counter()
         self._boosting = BackgroundBoosting(lambda: prepared)
