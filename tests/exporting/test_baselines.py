@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import slipstream
+from slipstream import config as configs
 from slipstream.engine.planning import make_plan
 from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import (
@@ -23,9 +24,10 @@ from slipstream.exporting.verification import (
 from slipstream.inference.networks import predict_windows, restore_outputs
 from slipstream.inference.portable import load_portable
 from slipstream.inference.trained import load_trained
+from slipstream.scoring import boosting
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.search.candidates import replace_model
-from tests.conftest import close, merged, slow, small_config, waves
+from tests.conftest import close, merged, real_file, slow, small_config, waves
 from tests.exporting.c.programs import needs_compiler
 from tests.fitted import build_run, fit
 from tests.labelled import CLASSIFY, states
@@ -55,6 +57,8 @@ SOME_CASES = [case if case in QUICK_CASES else slow(*case) for case in ALL_CASES
 def make_table(case: str) -> pa.Table:
     if "classes" in case:
         return states(900)
+    if case == "few":
+        return waves(50)
     table = waves(1400)
     number = np.repeat([0, 1], 700)
     table = table.append_column("id", pa.array(number))
@@ -99,7 +103,11 @@ def test_the_network_of_a_baseline_predicts_what_the_baseline_predicts(tmp_path,
 
 @pytest.mark.parametrize(("case", "name"), SOME_CASES)
 def test_numpy_computes_what_pytorch_computes(make_run, case, name):
-    run = make_run(case, name)
+    assert compare_numpy(make_run(case, name)) < 1e-5
+
+
+def compare_numpy(run: Path) -> float:
+    """Return the largest difference over the test windows, relative to the target's spread."""
     portable = load_portable(run)
     trained = load_trained(run, overrides=(), ensemble=None, allow_code=False)
     interface = make_interface(portable)
@@ -110,7 +118,7 @@ def test_numpy_computes_what_pytorch_computes(make_run, case, name):
         found = values if portable.signature.classes else values[..., 0]
         wanted = batch.outputs[interface.output]
         differences.add({interface.output: found}, {interface.output: wanted})
-    assert differences.max_rel < 1e-5
+    return differences.max_rel
 
 
 FORMATS = [
@@ -129,6 +137,41 @@ def test_an_export_computes_what_pytorch_computes(make_run, tmp_path, case, name
     written = slipstream.export(make_run(case, name), to=to, out=out, quiet=True, **options)
     assert written["parity"]["windows"] > 50
     assert written["parity"]["max_rel"] < (1.0 if options else 1e-5)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shares", [boosting.ANCHORS[-1], *map(slow, boosting.ANCHORS[:-1])])
+def test_trees_are_relative_to_every_anchor(monkeypatch, tmp_path, shares):
+    """The context has three seasons and a rest."""
+    monkeypatch.setattr(boosting, "ANCHORS", (shares,))
+    config = make_config("together", tmp_path, context=27)
+    run = build_run(tmp_path / "best", [(config, "gbm")], [1.0])
+    assert load_portable(run).first.config.model.options["anchor"] == shares
+    assert compare_numpy(run) < 1e-5
+    for to in ("onnx", "torch", "c"):
+        slipstream.export(run, to=to, out=tmp_path / to, quiet=True)
+
+
+@needs_compiler
+def test_too_few_windows_have_no_trees(tmp_path):
+    config = make_config("few", tmp_path, targets=["a"], context=8, horizon=2)
+    run = build_run(tmp_path / "best", [(config, "gbm")], [1.0])
+    assert load_portable(run).first.config.model.options["trees"] == 0
+    assert compare_numpy(run) < 1e-5
+    for to in ("onnx", "torch", "c"):
+        slipstream.export(run, to=to, out=tmp_path / to, quiet=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gbm", "ridge"])
+def test_real_windows_are_predicted_alike(tmp_path, name):
+    data = {"path": str(real_file("ETTh1.csv")), "time": "date", "context": 96, "horizon": 24}
+    data |= {"stride": 4, "split": {"rows": [8640, 2880, 2880]}, "targets": ["OT", "HUFL"]}
+    config = configs.load({"data": data, "engine": {"device": "cpu"}, "out": str(tmp_path)})
+    run = build_run(tmp_path / "best", [(config, name)], [1.0])
+    assert compare_numpy(run) < 1e-5
+    for to in ("onnx", "torch"):
+        slipstream.export(run, to=to, out=tmp_path / to, quiet=True)
 
 
 JOINT = {

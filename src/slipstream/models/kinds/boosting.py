@@ -421,7 +421,8 @@ def _add_anchor(network: OnnxNetwork, past: str, options: TreeOptions) -> str:
                 choice = graph.slice(past, context - options.period, context, axis=0)
             case _:
                 whole = graph.slice(past, context % options.period, context, axis=0)
-                seasons = graph.reshape(whole, -1, options.period, 0, options.targets)
+                count = context // options.period
+                seasons = graph.reshape(whole, count, options.period, -1, options.targets)
                 choice = graph.add("ReduceMean", seasons, axes=[0], keepdims=0)
         parts.append(graph.add("Mul", choice, graph.constant(np.float32(share))))
     return parts[0] if len(parts) == 1 else graph.add("Sum", *parts)
