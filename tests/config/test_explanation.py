@@ -64,6 +64,12 @@ KINDS = ", ".join(f'"{kind}"' for kind in SPECS)
             'job.toml, line 2: model.hidden: entry 2 is "a"; it should be an integer',
         ),
         (
+            '[model]\nkind = "gbm"',
+            'job.toml, line 2: model.kind = "gbm" is a baseline, which every run fits beside its '
+            "network and slipstream auto may answer with; it is not trained. Choose lstm, gru, "
+            "transformer, tcn, nhits, mlp, linear",
+        ),
+        (
             "[train]\nbatch_size = 3",
             'job.toml, line 2: train.batch_size is not a setting; did you mean "batch"?',
         ),

@@ -25,6 +25,7 @@ from slipstream import runs
 from slipstream.config.model import SPECS
 from slipstream.events import Epoch, TrialEnd
 from tests.conftest import merged
+from tests.fitted import build_run
 
 CONTEXT, HORIZON = 8, 3
 START = np.datetime64("2026-01-05T00:00:00", "us")
@@ -260,6 +261,19 @@ def joint(*builds: Build, **options: Any) -> Build:
     return build_ensemble
 
 
+def fitted(build: Build, *names: str) -> Build:
+    """An ensemble of baselines of another kind, as `slipstream auto` writes it."""
+
+    def build_baselines(folder: Path) -> Trained:
+        finished = build(folder)
+        config = configs.load(finished.run / "config.toml")
+        weights = [1 / len(names)] * len(names)
+        members = [(config, name) for name in names]
+        return replace(finished, run=build_run(folder / "runs" / "best", members, weights))
+
+    return build_baselines
+
+
 def exported(build: Build, to: str) -> Build:
     """An export of another kind that is a run itself."""
 
@@ -371,6 +385,7 @@ KINDS: dict[str, Build] = {
     "search of auto, quantiles": chosen(job(**QUANTILES), prefer="fast"),
     "search of auto, classes": chosen(classes(), prefer="fast"),
     "ensemble": joint(job(), job(**model("mlp"))),
+    "ensemble of baselines": fitted(job(), "gbm", "ridge"),
     "probe": probed,
     "hub export": exported(job(), "hub"),
     "ray export": exported(job(), "ray"),
@@ -388,6 +403,7 @@ KINDS: dict[str, Build] = {
     "classes, ahead": classes(data={"horizon": 2}),
     "classes, search": searched(classes()),
     "classes, ensemble": joint(classes(), classes(**model("mlp"))),
+    "classes, ensemble of baselines": fitted(classes(), "gbm", "logistic"),
     "classes, stopped": stopped(classes()),
     "quantiles, carried": job(**both(QUANTILES, CARRIED)),
     "quantiles, repeats": job(**both(QUANTILES, REPEATS)),

@@ -299,7 +299,7 @@ REFUSALS = [
     ),
     Refused(["fine-tuned"], ["pretrain"], "train.init_from does not apply", "it starts anew"),
     Refused(
-        having("nhits", "mlp", "linear"),
+        having("nhits", "mlp", "linear", "baselines"),
         ["pretrain"],
         "has no sequence encoder to pre-train",
         "it reads a window as one vector",
@@ -310,6 +310,18 @@ REFUSALS = [
         ["tune", "auto"],
         "train.objective is not supported in a search; pre-train first",
         "trials are scored by what they predict",
+    ),
+    Refused(
+        having("baselines"),
+        ["slipstream.Forecaster"],
+        "is a baseline, which every run fits beside its network",
+        "a baseline is fitted, not trained; the first member is one",
+    ),
+    Refused(
+        ["classes, ensemble of baselines"],
+        ["train", "tune"],
+        "is a baseline, which every run fits beside its network",
+        "a baseline is fitted, not trained; no member is a network",
     ),
     Refused(
         ["gru", "table"],

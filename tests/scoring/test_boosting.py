@@ -10,6 +10,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from threadpoolctl import threadpool_limits
 
+from slipstream.models import boosting as boosting_network
 from slipstream.scoring import baselines, boosting, trees
 from tests.conftest import close, merged, small_config, small_dataset, waves
 from tests.labelled import CLASSIFY, states
@@ -58,9 +59,9 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("block", [1, 1 << 18])
+@pytest.mark.parametrize("block", [1, 7, 1 << 18])
 def test_trees_predict_what_scikit_learn_predicts(monkeypatch, block):
-    monkeypatch.setattr(boosting, "CPU_BLOCK_NUMBERS", block)
+    monkeypatch.setattr(boosting_network, "TREES_AT_ONCE", block)
     task = make_task(outputs=2)
     found = restore(trees.fit_trees(task, 1), 2).predict_outputs(torch.from_numpy(task.x_val))
     for output in range(2):

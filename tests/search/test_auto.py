@@ -181,11 +181,30 @@ def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():
         library.add(name, 0, torch.full((40,), likely))
     fitted = Baseline("planted", None)
     found = {
-        name: BaselineCandidate(name, configs.Config(), fitted, 0.0) for name in ("rocket", "gbm")
+        name: BaselineCandidate(name, configs.Config(), fitted, 0.0, {})
+        for name in ("rocket", "gbm")
     }
     trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
     assert choose(library, "best", trials, found).weights == {"trial 0": 0.5, "rocket": 0.5}
     assert choose(library, "fast", trials, found).weights == {"trial 0": 1.0}
+
+
+def test_trees_are_chosen_alone_unless_the_model_is_to_be_small():
+    library = Library([Block(torch.arange(2000), 1.0)], "mse")
+    for name, error in (("trial 0", 1.0), ("gbm", 0.5), ("ridge", 2.0)):
+        library.add(name, 0, torch.full((2000,), error))
+    found = {
+        name: BaselineCandidate(
+            name, configs.load({"model": model}), Baseline("planted", None), 0.0, {}
+        )
+        for name, model in (
+            ("gbm", {"kind": "gbm", "options": {"trees": 1}}),
+            ("ridge", {"kind": "linear"}),
+        )
+    }
+    trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
+    assert choose(library, "fast", trials, found).weights == {"gbm": 1.0}
+    assert choose(library, "small", trials, found).weights == {"trial 0": 1.0}
 
 
 def test_folds_of_whole_series_hold_out_others():

@@ -92,7 +92,11 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
-        return next(self.module.parameters()).device
+        return self._list_weights()[0].device
+
+    def _list_weights(self) -> list[torch.Tensor]:
+        """Return the parameters of the network; a fitted baseline has buffers instead."""
+        return [*self.module.parameters()] or [*self.module.buffers()]
 
     @name_arguments
     def __call__(self, rows: Any, static: Any = None, future: Any = None) -> Any:
@@ -164,7 +168,7 @@ class TrainedModel:
         return prediction.predict_with(trained, table, **options)
 
     def __repr__(self) -> str:
-        count = sum(weight.numel() for weight in self.module.parameters())
+        count = sum(weight.numel() for weight in self._list_weights())
         ensemble = f", the mean of {len(self.members)}" if len(self.members) > 1 else ""
         kind = f"{self.config.model.kind}, {count:,} parameters on {self.device}{ensemble}"
         if self._trained is None:

@@ -256,6 +256,8 @@ def _list_expected(item: Mapping[str, Any]) -> list[str]:
         return [f'"{choice}"' for choice in re.findall(r"'([^']*)'", context["expected"])]
     if kind == "string_pattern_mismatch":
         words = PATTERN_WORDS[context["pattern"]]
+        if not words:  # not for users to write
+            return []
         return words.split(", ") if words.startswith('"') else [words]
     if kind == "too_short":
         return [f"a list of at least {context['min_length']}"]

@@ -64,6 +64,12 @@ class ModelSpec:
     """The rough number of consecutive GPU kernels of a layer; for a recurrent layer, per token"""
     onednn_on_arm: bool = False
     """oneDNN has a layer of this kind that is the fastest on Arm while it is small"""
+    is_fitted: bool = False
+    """A baseline that is a member of an ensemble: it is fitted, never trained, and has no head of
+    the common kind"""
+    has_thresholds: bool = False
+    """Its outputs jump where a number passes a threshold: rows have to be exact to the last
+    digit"""
 
     @property
     def flattens(self) -> bool:
@@ -130,6 +136,34 @@ SPECS = {
     "mlp": replace(FEED_FORWARD, settings=("activation",)),
     "linear": replace(FEED_FORWARD, has_hidden=False),
 }
+FITTED = ModelSpec(
+    network="",
+    is_fitted=True,
+    has_hidden=False,
+    can_pad=False,
+    takes_steps=True,
+    settings=("options",),
+)
+FITTED_SPECS = {
+    "gbm": replace(
+        FITTED,
+        network="slipstream.models.boosting:BoostedTrees",
+        kind="slipstream.models.kinds.boosting:BoostingKind",
+        has_thresholds=True,
+    ),
+    "rocket": replace(
+        FITTED,
+        network="slipstream.models.convolutions:RandomConvolutions",
+        kind="slipstream.models.kinds.convolutions:RandomConvolutionsKind",
+        has_thresholds=True,
+    ),
+    "logistic": replace(
+        FITTED,
+        network="slipstream.models.logistic:LogisticRegression",
+        kind="slipstream.models.kinds.logistic:LogisticKind",
+    ),
+}
+"""Baselines that `slipstream auto` may answer with; `model.options` has their sizes"""
 CUSTOM = ModelSpec(
     network="slipstream.models.custom:CustomNetwork",
     is_custom=True,
@@ -151,10 +185,19 @@ def format_encoders() -> str:
     return f"{', '.join(kinds)} or {last}"
 
 
+def explain_fitted(kind: str) -> str:
+    """Return the error of a config that is to train a baseline."""
+    return (
+        f'model.kind = "{kind}" is a baseline, which every run fits beside its network and '
+        f"slipstream auto may answer with; it is not trained. Choose {', '.join(SPECS)}"
+    )
+
+
 if TYPE_CHECKING:
     KnownKind = str
 else:
     KnownKind = Literal[tuple(SPECS)]
+FittedKind = Annotated[str, match_pattern(rf"^({'|'.join(FITTED_SPECS)})$", "")]
 CustomKind = Annotated[
     str, match_pattern(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", 'your own class, as in "module:Class"')
 ]
@@ -163,7 +206,7 @@ CustomKind = Annotated[
 class Model(Section):
     """The network."""
 
-    kind: KnownKind | CustomKind = "lstm"
+    kind: KnownKind | FittedKind | CustomKind = "lstm"
     """The network; `"nets:Mixer"` is your own class `Mixer` of the module `nets`."""
     options: dict[str, Scalar | Scalars] = Field(default={})
     """Keyword arguments for your own class."""
@@ -212,7 +255,7 @@ class Model(Section):
     @property
     def spec(self) -> ModelSpec:
         """The properties of this kind of model."""
-        return CUSTOM if self.is_custom else SPECS[self.kind]
+        return CUSTOM if self.is_custom else SPECS.get(self.kind) or FITTED_SPECS[self.kind]
 
     @property
     def is_custom(self) -> bool:
@@ -266,11 +309,13 @@ class Model(Section):
                 f"model.hidden = {self.sizes[0]} is not a multiple of model.{divisor} = "
                 f"{getattr(self, divisor)}; change one of them"
             )
-        if self.options and not self.is_custom:
+        if self.options and "options" not in self.spec.settings:
             raise ValueError(
                 f'model.options is for your own class (model.kind = "module:Class"), not for '
                 f'"{self.kind}"'
             )
+        if self.spec.is_fitted and not self.options:
+            raise ValueError(explain_fitted(self.kind))
         for setting in ("bidirectional", "layer_norm"):
             if getattr(self, setting) and setting not in self.spec.settings:
                 kinds = " and ".join(list_kinds(setting))

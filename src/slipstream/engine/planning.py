@@ -25,6 +25,7 @@ from slipstream.base.errors import UserError
 from slipstream.base.machine import CpuLoad
 from slipstream.base.text import format_count, format_ms, format_number, format_speedup
 from slipstream.config import Config, Signature, replace_settings
+from slipstream.config.model import explain_fitted
 from slipstream.config.train import LAYER_WORDS
 from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series
@@ -65,6 +66,8 @@ def make_plan(
 ) -> Plan:
     """Make the plan within what the config allows; `lanes` says that many models share it."""
     engine, model = config.engine, config.model
+    if training and model.spec.is_fitted:
+        raise UserError(explain_fitted(model.kind), setting="model.kind")
     device = machine.choose_device(engine.device)
     hardware = machine.describe(device)
     recurrent = model.spec.is_recurrent

@@ -168,8 +168,9 @@ def has_fixed_length(model: Model) -> bool:
 def keeps_digits(model: PortableModel) -> bool:
     """Return whether float32 holds every column closely enough. A value that is far from zero
     compared with its spread loses digits that the scaled value needs. Windows that are divided by
-    their own deviation, which may be tiny, need every digit."""
-    if model.config.model.normalize == "window":
+    their own deviation, which may be tiny, need every digit; so do numbers that are compared with
+    thresholds."""
+    if model.config.model.normalize == "window" or model.config.model.spec.has_thresholds:
         return False
     scaler, signature = model.scaler, model.signature
     targets = () if signature.classes else signature.targets

@@ -216,14 +216,6 @@ def load_portable(
     members = []
     hashes = {ENSEMBLE_FILE: compute_sha256(opened.folder / ENSEMBLE_FILE)}
     for number, described in enumerate(content["members"], start=1):
-        if baseline := described.get("baseline"):
-            raise UserError(
-                f"{opened.folder}: its member {described['name']} is the baseline {baseline}, "
-                "which runs in PyTorch only; use "
-                + Command("predict")
-                + ", or one model without baselines: "
-                + Command("auto", prefer="fast")
-            )
         inner = f"{MEMBERS}/{number}"
         folder = Run(opened.folder / inner)
         member, files = _load_member(folder, described["name"], overrides, None)

@@ -14,7 +14,6 @@ from torch import Tensor
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import Option, UserError
-from slipstream.base.storage import read_verified
 from slipstream.config import Config, Signature
 from slipstream.data import dataset as datasets
 from slipstream.data import windows
@@ -148,8 +147,6 @@ class Member:
     config: Config
     plan: Plan
     trained: RunPredictors
-    baseline: str | None = None
-    """The name of the baseline that it is, if it is no network"""
 
     def load_new(
         self,
@@ -180,27 +177,11 @@ def load_member(
     overrides: Collection[str],
     ensemble: bool | None = None,
     allow_code: bool,
-    baseline: str | None = None,
 ) -> Member:
-    """Load a run's model or the ensemble of its repeats; or the baseline that is a member of an
-    ensemble."""
+    """Load a run's model or the ensemble of its repeats."""
     plan = make_plan(config, data_bytes=0, training=False)
-    if baseline is not None:
-        return Member(name, run, config, plan, _load_baseline(run, baseline, plan), baseline)
     custom.require_permission(run.folder, overrides=overrides, allow_code=allow_code)
     return Member(name, run, config, plan, load_predictors(run, config, plan, ensemble=ensemble))
-
-
-def _load_baseline(run: Run, name: str, plan: Plan) -> RunPredictors:
-    """Load a baseline as a predictor of a run."""
-    signature, scaler = files.parse_description(read_verified(run.model))
-    saved = load_baselines(run, signature, plan.device)
-    baseline = saved[-1].get(name) if saved else None
-    if baseline is None or baseline.predict is None:
-        raise UserError(f"{run.folder}: lacks its baseline {name}; restore it from a copy")
-    return RunPredictors(
-        signature, scaler, f"the baseline {name}", [FoldPredictor(baseline.predict, None)]
-    )
 
 
 def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]:
@@ -294,12 +275,9 @@ def load_trained(
 ) -> TrainedRun:
     """Load a run; `ensemble` chooses between the mean and the best of repeats or members."""
 
-    def load(
-        member: Run, name: str, ensemble: bool | None = None, baseline: str | None = None
-    ) -> Member:
+    def load(member: Run, name: str, ensemble: bool | None = None) -> Member:
         config = load_changed_config(member, overrides, own_data=own_data, targets=targets)
         options: dict[str, Any] = {"overrides": overrides, "allow_code": allow_code}
-        options |= {"baseline": baseline}
         return load_member(member, name, config, ensemble=ensemble, **options)
 
     opened, owner = runs.find_model_run(runs.open_run(run))
@@ -308,7 +286,7 @@ def load_trained(
         return TrainedRun(opened, owner, [load(opened, opened.folder.name, ensemble)])
     folder = opened.folder / portable.MEMBERS
     members = [
-        load(Run(folder / str(number)), entry["name"], baseline=entry.get("baseline"))
+        load(Run(folder / str(number)), entry["name"])
         for number, entry in enumerate(content["members"], start=1)
     ]
     uses = MODEL if ensemble is False else ENSEMBLE

@@ -53,6 +53,13 @@ class ConstArrays:
         self.num_weights += flat.size
         return name
 
+    def add_integers(self, name: str, values: npt.ArrayLike, kind: str) -> str:
+        """Add an array of integers of this C type and return its name."""
+        flat = np.asarray(values).astype(np.int64).ravel()
+        size = int(kind.strip("uint_")) // 8
+        self._add(kind, name, map(str, flat.tolist()), flat.size * size)
+        return name
+
     def add_matrix(self, name: str, matrix: Floats) -> str:
         """Add a matrix and return the initializer of its `matrix`."""
         rows, columns = matrix.shape
@@ -245,7 +252,8 @@ def add_network(arrays: ConstArrays, shape: NetworkShape, weights: Weights, numb
     parts = load_kind(shape.model).add_c_weights(arrays, shape, read, f"n{number}")
     if shape.model.pool == "attention" and not shape.is_flat:
         parts.append(add("score", "pool.score"))
-    parts.append(add("head", "head.linear"))
+    if not shape.model.spec.is_fitted:
+        parts.append(add("head", "head.linear"))
     if shape.decoder:
         parts += [add(f"ahead_{part}", f"head.ahead.{part}") for part in ("window", "row", "out")]
     return "{" + ", ".join(parts) + "}"

@@ -17,7 +17,8 @@ AHEAD = ("core.head.ahead.row", "core.head.ahead.out")
 
 def list_shapes(model: Model, signature: Signature) -> dict[str, Shape]:
     """Return the shape of every weight of a model that predicts, by its name."""
-    return load_kind(model).list_shapes(model, signature) | _list_head(model, signature)
+    shapes = load_kind(model).list_shapes(model, signature)
+    return shapes if model.spec.is_fitted else shapes | _list_head(model, signature)
 
 
 def _list_head(model: Model, signature: Signature) -> dict[str, Shape]:

@@ -26,17 +26,20 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Batch, Series
 from slipstream.engine import checkpoint
 from slipstream.engine.step import EVAL_BATCH
+from slipstream.models.boosting import Boosting, split_static
+from slipstream.models.convolutions import Convolutions
+from slipstream.models.kinds.logistic import count_features
+from slipstream.models.logistic import Logistic, compute_statistics
 from slipstream.runs import Run
+from slipstream.scoring import boosting, convolutions
 from slipstream.scoring.batch import Baseline, ChunkLoader
 from slipstream.scoring.boosting import (
     BackgroundBoosting,
-    Boosting,
     FittedBoosting,
     PreparedBoosting,
     prepare_boosting,
-    split_static,
 )
-from slipstream.scoring.convolutions import MIN_CONTEXT, Convolutions, fit_convolutions
+from slipstream.scoring.convolutions import MIN_CONTEXT, fit_convolutions
 
 RIDGE_WORK = 2e11
 """The number of multiplications that fitting the ridge may take; where all windows would take more,
@@ -53,8 +56,6 @@ WIDE_INPUTS = MAX_FEATURES // 2
 """With this many inputs or more, there are too many features even if rows are pooled"""
 RIDGE_PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to choose from, per training window"""
-STATISTICS = ("mean", "deviation", "first", "last", "least", "most", "slope")
-"""The statistics of each input that the logistic regression uses as features"""
 LOGISTIC_VALUES, MIN_LOGISTIC_VALUES = 256, 4
 """Values of all inputs together that the logistic regression reads beside the statistics, and of
 each input at least; longer windows are averaged to so many"""
@@ -167,14 +168,13 @@ def restore_baseline(
                 return _predict_season(series, starts, state, signature)[..., None]
             case "ridge":
                 inputs, static = gather(series, starts)
-                _, ahead = split_static(static, signature)
+                _, ahead = split_static(static, signature.future_shape)
                 return Ridge.from_state(state).predict(inputs, steps, ahead)[..., None]
             case "gbm":
                 inputs, beside = gather(series, starts)
-                static, rows_ahead = split_static(beside, signature)
-                boosting = load_boosting(inputs.device)
-                predicted = boosting.predict(inputs, static, rows_ahead, signature)
-                return predicted if signature.classes else predicted[..., None]
+                static, rows_ahead = split_static(beside, signature.future_shape)
+                shape = (steps, signature.model_targets, max(len(signature.classes), 1))
+                return load_boosting(inputs.device).predict(inputs, static, rows_ahead, shape)
             case "rocket":
                 inputs, _ = windows.gather_inputs(series, starts)
                 logits = load_convolutions(inputs.device).predict(inputs)
@@ -328,7 +328,7 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
     def load(series: Series, starts: Tensor) -> Iterator[tuple[Tensor, ...]]:
         for batch_starts in starts.split(EVAL_BATCH):
             batch = windows.gather(series, batch_starts.to(series.values.device))
-            _, ahead = split_static(batch.static, signature)
+            _, ahead = split_static(batch.static, signature.future_shape)
             yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))
 
     def load_set(set_name: str) -> Iterator[tuple[Tensor, ...]]:
@@ -441,7 +441,7 @@ def _fit_logistic(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | N
     signature = dataset.signature
     num_inputs = len(signature.inputs)
     values = min(signature.context, max(LOGISTIC_VALUES // num_inputs, MIN_LOGISTIC_VALUES))
-    features = (len(STATISTICS) + values) * num_inputs + signature.static_width
+    features = count_features(values, num_inputs, signature.static_width)
     outputs = signature.steps_out * len(signature.classes)
     effort = LOGISTIC_WORK / (LOGISTIC_PASSES * features * outputs)
     max_windows = max(int(min(effort, LOGISTIC_NUMBERS / features)), EVAL_BATCH)
@@ -582,6 +582,68 @@ class Ridge:
         if not self.features.relative:
             return out
         return out + inputs[-1][:, None, -out.shape[2] :]
+
+
+class BaselineNetwork(NamedTuple):
+    """A fitted baseline as a network, which can be exported, served and streamed."""
+
+    model: dict[str, Any]
+    """Settings of `[model]`"""
+    weights: dict[str, Tensor]
+
+
+def make_network(
+    name: str, state: Mapping[str, Tensor], signature: Signature
+) -> BaselineNetwork | None:
+    """Return a fitted baseline as a network; None where it reads more than its window."""
+    match name:
+        case "ridge":
+            normalize = "last" if bool(state["relative"]) else "none"
+            return _make_linear(normalize, make_linear_weights(state, signature))
+        case "repeat" if not signature.horizon:
+            weights = _make_selection(signature, 0, state["mean"].float().cpu())
+            return _make_linear("none", weights)
+        case "repeat" if signature.model_shared == signature.model_targets:
+            return _make_linear("last", _make_selection(signature, 0))
+        case "seasonal" if signature.model_shared == signature.model_targets:
+            period = int(state["period"])
+            if period <= signature.context:
+                return _make_linear("none", _make_selection(signature, period))
+        case "gbm":
+            options, weights = boosting.make_network(state, signature)
+            return BaselineNetwork({"kind": "gbm", "options": options.write()}, weights)
+        case "rocket":
+            groups, weights = convolutions.make_network(state)
+            return BaselineNetwork({"kind": "rocket", "options": groups}, weights)
+        case "logistic":
+            names = ("mean", "size", "weights")
+            weights = {f"core.{name}": state[name].float() for name in names}
+            values = {"values": int(state.get("values", 0))}
+            return BaselineNetwork({"kind": "logistic", "options": values}, weights)
+    return None
+
+
+def _make_linear(normalize: str, weights: dict[str, Tensor]) -> BaselineNetwork:
+    return BaselineNetwork({"kind": "linear", "normalize": normalize}, weights)
+
+
+def _make_selection(
+    signature: Signature, period: int, constant: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the weights of a linear network that repeats the last `period` rows of the targets,
+    added to a constant [C]."""
+    steps, targets, inputs = signature.steps_out, signature.model_targets, signature.model_inputs
+    width = signature.context * inputs + signature.static_width
+    weight = torch.zeros(steps, targets, width)
+    for step in range(steps if period else 0):
+        row = signature.context - period + step % period
+        for target in range(targets):
+            weight[step, target, row * inputs + inputs - targets + target] = 1.0
+    bias = torch.zeros(targets) if constant is None else constant
+    return {
+        "core.head.linear.weight": weight.flatten(0, 1),
+        "core.head.linear.bias": bias.repeat(steps),
+    }
 
 
 def make_linear_weights(state: Mapping[str, Tensor], signature: Signature) -> dict[str, Tensor]:
@@ -729,48 +791,6 @@ def _join(pairs: Batches) -> tuple[Tensor, Tensor]:
 
 def _append_one(features: Tensor) -> Tensor:
     return torch.cat([features, features.new_ones(len(features), 1)], dim=1)
-
-
-def compute_statistics(inputs: Tensor, static: Tensor | None, values: int = 0) -> Tensor:
-    """Return the statistics of each input, so many `values` of it, each the mean of neighbouring
-    rows, and the static columns: [T, B, F] to [B, (7 + values) F + K]."""
-    rows = inputs.double()
-    time = torch.arange(len(rows), dtype=rows.dtype, device=rows.device)
-    time = (time - time.mean())[:, None, None]
-    slope = (time * rows).sum(dim=0) / time.square().sum().clamp(min=1.0)
-    deviation, mean = torch.std_mean(rows, dim=0, correction=0)
-    parts = [mean, deviation, rows[0], rows[-1], rows.amin(dim=0), rows.amax(dim=0), slope]
-    if values:
-        pooled = torch.nn.functional.adaptive_avg_pool1d(rows.permute(1, 2, 0), values)
-        parts.append(pooled.flatten(1))
-    return torch.cat(parts if static is None else [*parts, static.double()], dim=1)
-
-
-@dataclass(frozen=True)
-class Logistic:
-    """Multinomial logistic regression on standardised features, one for every predicted row."""
-
-    mean: Tensor
-    size: Tensor
-    weights: Tensor
-    """[D + 1, H * Q], the constant last"""
-    penalty: float
-    values: int = 0
-    """Values of each input among the features, beside its statistics"""
-
-    def to_state(self) -> dict[str, Tensor]:
-        """Return it as tensors alone."""
-        state = {"mean": self.mean, "size": self.size, "weights": self.weights}
-        return state | _to_tensors({"penalty": self.penalty, "values": self.values})
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> Logistic:
-        penalty, values = float(state["penalty"]), int(state.get("values", 0))  # 0.1 has none
-        return cls(state["mean"], state["size"], state["weights"], penalty, values)
-
-    def predict(self, features: Tensor) -> Tensor:
-        """Return logits: [B, D] to [B, H * Q]."""
-        return (_append_one((features - self.mean) / self.size) @ self.weights).float()
 
 
 def fit_logistic(train: Batches, val: Batches, *, num_classes: int, values: int = 0) -> Logistic:

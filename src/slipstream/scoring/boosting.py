@@ -1,8 +1,9 @@
-"""Gradient-boosted trees on the features of a window: the gbm baseline.
+"""Gradient-boosted trees on the features of a window: fitting the gbm baseline.
 
-The trees are scikit-learn's (`trees` fits them), predictions are torch's: a saved baseline needs no
-scikit-learn. Many predicted rows are a few principal components: on ETTh1, 96 rows ahead, eight of
-them have a scaled MSE of 0.37, trees with the row's number as a feature 0.52.
+The trees are scikit-learn's (`trees` fits them), predictions are those of `models/boosting.py`: a
+saved baseline needs no scikit-learn. Many predicted rows are a few principal components: on ETTh1,
+96 rows ahead, eight of them have a scaled MSE of 0.37, trees with the row's number as a feature
+0.52.
 
 Shapes: T context rows, B windows or sequences, F inputs, H predicted rows, C targets, D features,
 K outputs, U columns known ahead, M trees, S splits and L leaves of a tree, Q classes.
@@ -24,8 +25,15 @@ from slipstream.config import Signature
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine.step import EVAL_BATCH
+from slipstream.models.boosting import Boosting, split_static
+from slipstream.models.kinds.boosting import (
+    AHEAD_NUMBERS,
+    FEATURES,
+    MAX_FEATURES,
+    TreeOptions,
+)
 from slipstream.scoring.batch import ChunkLoader
-from slipstream.scoring.trees import MAX_LEAVES, Array, TreeProcess, TreeTask, fit_trees
+from slipstream.scoring.trees import Array, TreeProcess, TreeTask, fit_trees
 
 WORK_S, MAX_CORES = 1.5, 8
 """Seconds that fitting may take, on each of so many cores; where all windows would take longer, it
@@ -38,177 +46,16 @@ MAX_TREES, MIN_TREES = 300, 40
 WINDOWS_PER_OUTPUT, WINDOWS_PER_TREE, MIN_FEW_TREES = 100, 16, 8
 """Where there are few windows: those for each output with trees, for each tree of an output, and
 the trees that it has at least. A tree takes milliseconds however small it is"""
-MAX_FEATURES = 128
 MAX_COMPONENTS = 8
 """Principal components per target, in place of more predicted rows"""
 MAX_OUTPUTS = 16
 MAX_CLASS_ROWS = 4
 """Predicted rows with classes that have trees; of more, the rows between are interpolated"""
-NEWEST_ROWS, SEASON_ROWS, AHEAD_NUMBERS = 4, 12, 48
+NEWEST_ROWS, SEASON_ROWS = 4, 12
 MAX_NUMBERS = 5e7
 """Features and targets that are held at once"""
 MAX_COVARIANCE = 1024
 """Predicted numbers above which components come from the products of windows with each other"""
-CPU_BLOCK_NUMBERS, GPU_BLOCK_NUMBERS = 1 << 18, 1 << 24
-"""Leaves of trees times windows that are decided at once: to fit a cache, or fill a GPU"""
-
-
-@dataclass(frozen=True)
-class Boosting:
-    """The conversion of windows to features, and of outputs to predictions, and the trees."""
-
-    layout: tuple[tuple[int, int], ...]
-    """The number in `KINDS` of each feature of an input, and its number of rows"""
-    columns: Tensor
-    """Inputs that features are made of"""
-    anchor: tuple[float, ...]
-    """What predictions are relative to: shares of the last value, the context's mean, the last
-    season and the mean season; all 0 where no target is an input"""
-    period: int
-    """Rows of the season; 0 without one"""
-    future: int
-    """U; these columns are the first inputs"""
-    basis: Tensor
-    """[K, H * C], or of classes [K, H]: the share of each output in each prediction"""
-    mean: Tensor
-    """[H * C]: the prediction, relative to the anchor, where all outputs are 0"""
-    trees: Mapping[str, Tensor]
-
-    def to_state(self) -> dict[str, Tensor]:
-        """Return it as tensors alone."""
-        numbers = {
-            name: torch.tensor(getattr(self, name))
-            for name in ("layout", "anchor", "period", "future")
-        }
-        tensors = {name: getattr(self, name) for name in ("columns", "basis", "mean")}
-        return numbers | tensors | {f"trees.{name}": values for name, values in self.trees.items()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> Boosting:
-        return cls(
-            layout=tuple((kind, rows) for kind, rows in state["layout"].tolist()),
-            columns=state["columns"],
-            anchor=tuple(state["anchor"].tolist()),
-            period=int(state["period"]),
-            future=int(state["future"]),
-            basis=state["basis"],
-            mean=state["mean"],
-            trees={
-                name.removeprefix("trees."): values
-                for name, values in state.items()
-                if name.startswith("trees.")
-            },
-        )
-
-    def to(self, device: torch.device) -> Boosting:
-        """Return it with all tensors on a device."""
-        tensors = {name: getattr(self, name).to(device) for name in ("columns", "basis", "mean")}
-        trees = {name: values.to(device) for name, values in self.trees.items()}
-        return replace(self, **tensors, trees=trees)
-
-    def build(self, inputs: Tensor, static: Tensor | None, ahead: Tensor | None) -> Tensor:
-        """Return features [B, D] float32 of inputs [T, B, F], the static columns and the rows
-        known ahead [B, H, U]."""
-        rows = inputs.index_select(2, self.columns)
-        newest = rows[-1]
-        # a forecast is of changes, and so are its features
-        changes = rows - newest if any(self.anchor) else rows
-        means = _compute_means(changes, [rows for kind, rows in self.layout if kind == MEAN])
-        parts = []
-        for kind, length in self.layout:
-            match KINDS[kind]:
-                case "last":
-                    parts.append(newest)
-                case "row":
-                    parts.append(changes[-length])
-                case "mean":
-                    parts.append(means[length])
-                case "deviation":
-                    parts.append(rows.std(dim=0, correction=0))
-                case "least":
-                    parts.append(changes.amin(dim=0))
-                case "most":
-                    parts.append(changes.amax(dim=0))
-        parts += [] if static is None else [static]
-        if ahead is not None:
-            count, columns = ahead.shape[1:]
-            pooled = max(-(-count * columns // AHEAD_NUMBERS), 1)
-            parts += [part.mean(dim=1) for part in ahead.split(pooled, dim=1)]
-            shares = self.basis.view(len(self.basis), count, -1).mean(dim=2)
-            if len(shares) < count:  # else an output is a row, whose numbers are features already
-                parts.append(torch.einsum("bhu,kh->bku", ahead, shares.float()).flatten(1))
-        return torch.cat(parts, dim=1).float()
-
-    def compute_anchor(self, inputs: Tensor, steps: int, targets: int) -> Tensor:
-        """Return the numbers that predictions are relative to, [B, H, C]."""
-        past = inputs[..., inputs.shape[2] - targets :]
-        choices = list_anchors(past, steps, self.period if any(self.anchor[2:]) else 0)
-        # without a season there are fewer choices, and the other shares are 0
-        pairs = zip(self.anchor, choices, strict=False)
-        parts = [share * choice for share, choice in pairs if share]
-        return sum(parts[1:], parts[0]) if parts else past.new_zeros(past.shape[1], steps, targets)
-
-    def predict_outputs(self, features: Tensor) -> Tensor:
-        """Return the sums of the trees, [B, D] to [B, K] float64; of classes [B, K * Q]."""
-        outputs = self.trees["level"].expand(len(features), -1).clone()
-        by_feature = features.T.contiguous()
-        numbers = GPU_BLOCK_NUMBERS if features.is_cuda else CPU_BLOCK_NUMBERS
-        size = max(numbers // (len(features) * MAX_LEAVES), 1)
-        for first in range(0, len(self.trees["output"]), size):
-            block = slice(first, first + size)
-            # A leaf is reached where all splits on its path go to its side: as a product of
-            # matrices that is faster than going down the trees by indices.
-            values = by_feature[self.trees["feature"][block].long()]  # [M, S, B]
-            is_left = (values <= self.trees["threshold"][block, :, None]).float()
-            agreed = torch.bmm(self.trees["path"][block].float().transpose(1, 2), is_left)
-            is_leaf = (agreed == self.trees["lefts"][block, :, None]).float()  # [M, L, B]
-            reached = torch.bmm(self.trees["value"][block, None], is_leaf)[:, 0]  # [M, B]
-            outputs.index_add_(1, self.trees["output"][block], reached.T.double())
-        return outputs
-
-    def predict(
-        self, inputs: Tensor, static: Tensor | None, ahead: Tensor | None, signature: Signature
-    ) -> Tensor:
-        """Return predictions [B, H, C], or of classes logits [B, H, 1, Q]."""
-        outputs = self.predict_outputs(self.build(inputs, static, ahead))
-        if signature.classes:
-            by_row = outputs.unflatten(1, (len(self.basis), -1))
-            return torch.einsum("bkq,kh->bhq", by_row, self.basis)[:, :, None].float()
-        steps, targets = signature.steps_out, signature.model_targets
-        relative = (self.mean + outputs @ self.basis).unflatten(1, (steps, targets))
-        predicted: Tensor = relative + self.compute_anchor(inputs, steps, targets)
-        return predicted.float()
-
-
-KINDS = ("last", "mean", "deviation", "least", "most", "row")
-"""Kinds of features of an input: the newest value, the mean over so many rows, statistics of the
-context, and the value of the row so many rows from the end"""
-MEAN = KINDS.index("mean")
-
-
-def _compute_means(rows: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
-    """Return the means over so many of the last rows, by their number: [T, B, F] to [B, F]."""
-    means, total, done = {}, rows.new_zeros(rows.shape[1:], dtype=torch.float64), 0
-    for length in sorted(lengths):
-        total = total + rows[len(rows) - length : len(rows) - done].sum(0, dtype=torch.float64)
-        means[length], done = (total / length).float(), length
-    return means
-
-
-def list_anchors(past: Tensor, steps: int, period: int) -> list[Tensor]:
-    """Return what predictions may be relative to, [B, H, C] each, of past targets [T, B, C]: the
-    last value, the mean, and with a season the last one and the mean of all."""
-    anchors = [
-        past[-1][:, None].expand(-1, steps, -1),
-        past.mean(dim=0)[:, None].expand(-1, steps, -1),
-    ]
-    if period:
-        rows = torch.arange(steps, device=past.device) % period
-        seasons = past[len(past) % period :].unflatten(0, (-1, period))
-        anchors += [chosen[rows].transpose(0, 1) for chosen in (seasons[-1], seasons.mean(dim=0))]
-    return anchors
-
-
 ANCHORS = ((1.0, 0, 0, 0), (0, 1.0, 0, 0), (0, 0, 1.0, 0), (0, 0, 0, 1.0), (0, 0, 0.5, 0.5))
 """Shares of the anchors to choose from by the validation set"""
 
@@ -228,7 +75,7 @@ def list_features(context: int, period: int, limit: int, *, classes: bool) -> li
     if context == 1:
         names = names[:1]
     unique = list(dict.fromkeys(name for name in names if name != ("row", 1)))
-    return [(KINDS.index(kind), rows) for kind, rows in unique[:limit]]
+    return [(FEATURES.index(kind), rows) for kind, rows in unique[:limit]]
 
 
 class FittedBoosting(NamedTuple):
@@ -260,18 +107,6 @@ class PreparedBoosting:
 
 Parts = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 """Inputs [T, B, F], static columns, rows known ahead [B, H, U] and targets [B, H, C]"""
-
-
-def split_static(
-    static: Tensor | None, signature: Signature
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return static columns [B, K] and rows known ahead [B, H, U] from the numbers beside the
-    context."""
-    rows, columns = signature.future_shape
-    if static is None or not rows:
-        return static, None
-    own, ahead = static.split([static.shape[1] - rows * columns, rows * columns], dim=1)
-    return own, ahead.view(-1, rows, columns)
 
 
 def prepare_boosting(
@@ -307,7 +142,7 @@ def prepare_boosting(
         for chunk in load_chunks(set_name):
             for starts in chunk.starts[::every].split(EVAL_BATCH):
                 batch = windows.gather(chunk.series, starts.to(chunk.series.values.device))
-                static, ahead = split_static(batch.static, signature)
+                static, ahead = split_static(batch.static, signature.future_shape)
                 yield batch.inputs, static, ahead, batch.targets
 
     val_stride = max(dataset.num_windows["val"] * signature.sequences_per_window // max_rows, 1)
@@ -325,9 +160,11 @@ def prepare_boosting(
     if relative:
         boosting = replace(boosting, anchor=_choose_anchor(load("val", val_stride), boosting))
     if classes:
-        boosting = replace(boosting, basis=_interpolate(steps, num_outputs))
+        mean = torch.zeros(steps)  # of classes, the constants are those of the trees
+        basis = _interpolate(steps, num_outputs).float()
+        boosting = replace(boosting, basis=basis, mean=mean)
     elif steps * targets <= num_outputs:  # each predicted number has trees of its own
-        identity = torch.eye(num_outputs, dtype=torch.float64)
+        identity = torch.eye(num_outputs)
         boosting = replace(boosting, mean=torch.zeros_like(identity[0]), basis=identity)
     else:
         rest = [
@@ -335,7 +172,7 @@ def prepare_boosting(
             for parts in load("train", stride)
         ]
         mean, basis = _find_components(torch.cat(rest).double(), num_outputs)
-        boosting = replace(boosting, mean=mean, basis=basis)
+        boosting = replace(boosting, mean=mean.float(), basis=basis.float())
     if num_columns < inputs:
         boosting = _choose_columns(load("train", stride), boosting, signature, num_columns)
     x, y = _read(load("train", stride), boosting, signature)
@@ -405,7 +242,7 @@ def _compute_outputs(
         return truth.cpu()[:, places, 0].long()
     rest = truth - boosting.compute_anchor(inputs, steps, targets)
     centred = rest.flatten(1).cpu().double() - boosting.mean
-    return (centred @ boosting.basis.T).float()
+    return (centred @ boosting.basis.double().T).float()
 
 
 def _choose_columns(
@@ -425,6 +262,26 @@ def _choose_columns(
     correlation = (x.T @ y).abs() / sizes.clamp(min=1e-12)
     chosen = correlation.amax(dim=1).topk(count).indices.sort().values
     return replace(boosting, columns=chosen)
+
+
+def make_network(
+    state: Mapping[str, Tensor], signature: Signature
+) -> tuple[TreeOptions, dict[str, Tensor]]:
+    """Return fitted trees as the options and weights of `model.kind = "gbm"`."""
+    boosting = Boosting.from_state(state)
+    options = TreeOptions(
+        features=tuple((FEATURES[kind], rows) for kind, rows in boosting.layout),
+        anchor=boosting.anchor if any(boosting.anchor) else (),
+        period=boosting.period,
+        outputs=len(boosting.basis),
+        trees=len(boosting.trees["output"]),
+        leaves=boosting.trees["value"].shape[1],
+        targets=signature.model_targets,
+    )
+    weights = {f"trees.{name}": values for name, values in boosting.trees.items()}
+    weights |= {name: getattr(boosting, name) for name in ("columns", "basis", "mean")}
+    weights["trees.level"] = weights["trees.level"].float()
+    return options, {f"core.{name}": values for name, values in weights.items()}
 
 
 class BackgroundBoosting:

@@ -1,14 +1,13 @@
-"""Random convolutions with a ridge classifier in closed form: the rocket baseline of classes.
+"""Random convolutions with a ridge classifier in closed form: fitting the rocket baseline.
 
-Kernels with random weights, bias, dilation and padding each give two features of a window: the
-largest response, and the share of positive ones. Shapes: T context rows, B windows, F inputs,
-N kernels, G of them in a group, L taps, D = 2 N features, H predicted rows, Q classes.
+`models/convolutions.py` has the features and the predictions. Shapes: T context rows, B windows, F
+inputs, N kernels, D = 2 N features, H predicted rows, Q classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +15,11 @@ from torch import Tensor
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.engine.step import EVAL_BATCH
+from slipstream.models.convolutions import Convolutions
+from slipstream.models.kinds.convolutions import MAX_CHANNELS, MAX_LENGTH
 from slipstream.scoring.batch import ChunkLoader
 
-LENGTHS = (7, 9, 11)
+LENGTHS = (7, 9, MAX_LENGTH)
 MIN_CONTEXT = 9
 """Context rows below which windows are too short"""
 MAX_KERNELS, MIN_KERNELS, MANY_WINDOWS_KERNELS = 2000, 100, 500
@@ -26,76 +27,11 @@ MAX_FEW_WINDOWS = 1500
 """Windows up to which there are `MAX_KERNELS`: the classifier is then solved from the products of
 windows with each other"""
 MAX_WINDOWS = 20_000
-MAX_CHANNELS = 6
-"""Inputs that a kernel reads at most"""
 CPU_WORK, GPU_WORK = 1e10, 2e12
 """Multiplications of all windows with all kernels; where there would be more, there are fewer
 kernels"""
-BLOCK_NUMBERS = 1 << 22
-"""Responses that are held at once"""
 PENALTIES = tuple(10.0 ** (exponent / 2) for exponent in range(-6, 13))
 TEMPERATURES = tuple(2.0 ** (exponent / 4) for exponent in range(-8, 41))
-
-
-@dataclass(frozen=True)
-class Convolutions:
-    """Random kernels, and a linear classifier on their features."""
-
-    kernels: Tensor
-    """[N, MAX_CHANNELS, 11]: weights, with zeros after the last tap of shorter kernels"""
-    groups: Tensor
-    """[groups, 4]: kernels, length, dilation and padding of each group; a group's kernels are next
-    to each other"""
-    channels: Tensor
-    """[groups, MAX_CHANNELS]: the inputs that a group reads"""
-    bias: Tensor
-    """[N]"""
-    mean: Tensor
-    """[D]"""
-    size: Tensor
-    """[D]"""
-    weights: Tensor
-    """[D + 1, H * Q] float64: the constant last; logits, the temperature included"""
-
-    def to_state(self) -> dict[str, Tensor]:
-        """Return it as tensors alone."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Tensor]) -> Convolutions:
-        return cls(**{name: state[name] for name in cls.__dataclass_fields__})
-
-    def to(self, device: torch.device) -> Convolutions:
-        """Return it with all tensors on a device."""
-        return Convolutions(**{name: values.to(device) for name, values in self.to_state().items()})
-
-    def compute(self, inputs: Tensor) -> Tensor:
-        """Return the features of windows, [T, B, F] to [B, D]."""
-        series = inputs.permute(1, 2, 0)
-        size = max(BLOCK_NUMBERS // (len(inputs) * max(self.groups[:, 0].tolist())), 1)
-        return torch.cat([self._compute_part(part) for part in series.split(size)])
-
-    def _compute_part(self, series: Tensor) -> Tensor:
-        largest, positive, first = [], [], 0
-        for group, channels in zip(self.groups.tolist(), self.channels, strict=True):
-            count, length, dilation, padding = group
-            chosen = slice(first, first + count)
-            first += count
-            rows = torch.nn.functional.pad(series.index_select(1, channels), (padding, padding))
-            # as one product: a CPU's dilated convolutions take ten times as long
-            taps = torch.arange(length, device=rows.device) * dilation
-            first_rows = torch.arange(rows.shape[2] - int(taps[-1]), device=rows.device)
-            patches = rows[:, :, first_rows[:, None] + taps].permute(0, 2, 1, 3).flatten(2)
-            kernels = self.kernels[chosen, : len(channels), :length].flatten(1)
-            responses = torch.nn.functional.linear(patches, kernels, self.bias[chosen])
-            largest.append(responses.amax(dim=1))
-            positive.append((responses > 0).float().mean(dim=1))
-        return torch.cat([*largest, *positive], dim=1)
-
-    def predict(self, inputs: Tensor) -> Tensor:
-        """Return logits, [T, B, F] to [B, H * Q]."""
-        scaled = ((self.compute(inputs) - self.mean) / self.size).double()
-        return (scaled @ self.weights[:-1] + self.weights[-1]).float()
 
 
 def draw_kernels(context: int, num_inputs: int, count: int) -> Convolutions:
@@ -125,7 +61,7 @@ def draw_kernels(context: int, num_inputs: int, count: int) -> Convolutions:
         shares = draw(size, num_channels)
         limit = shares.sort(dim=1).values[torch.arange(size), (draw(size) * num_channels).long()]
         weights = weights * (shares <= limit[:, None])[..., None]
-        padded = torch.zeros(size, num_channels, max(LENGTHS))
+        padded = torch.zeros(size, num_channels, MAX_LENGTH)
         padded[..., :length] = weights
         kernels.append(padded)
         groups.append((size, length, dilation, padding))
@@ -214,3 +150,11 @@ def solve_classifier(x: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     assert best is not None
     _, solved, unseen = best
     return torch.cat([axes @ solved, level[None]]), unseen
+
+
+def make_network(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return fitted convolutions as the options and weights of `model.kind = "rocket"`."""
+    groups = [" ".join(map(str, group)) for group in state["groups"].tolist()]
+    weights = {f"core.{name}": values for name, values in state.items() if name != "groups"}
+    weights["core.weights"] = weights["core.weights"].float()
+    return {"groups": groups}, weights

@@ -31,7 +31,6 @@ from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, portfolio, retraining, sharing
 from slipstream.search import summary as summaries
 from slipstream.search.candidates import (
-    BASELINE_NAMES,
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
@@ -65,8 +64,6 @@ FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS = 500, 0.5, 3.0
 unless its loss is so many times that of the best candidate"""
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
-MIN_BASELINE_GAIN = 0.02
-"""How much better an ensemble has to be to have baselines that cannot be exported"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 
@@ -153,7 +150,6 @@ class AutoMember(NamedTuple):
     config: Config
     weight: float
     weights: Mapping[str, Tensor]
-    baseline: BaselineCandidate | None = None
 
 
 def finish_auto(
@@ -184,7 +180,7 @@ def finish_auto(
     timer.end("retraining")
     result = build_answer(search, members)
     timer.end("scoring")
-    chosen = members[0].config
+    chosen = find_trainable(search, trials, members)
     summary = summarize(search, trials, search_result, choice, members, result, baselines)
     runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
     summary["interrupted"] = interrupted
@@ -207,19 +203,14 @@ def choose(
 ) -> Combination:
     """Return the ensemble, or the one model where it is not better or not wanted."""
     usable = {name_trial(trial.number) for trial in trials}
-    usable |= {name for name, candidate in baselines.items() if candidate.weights}
-    networks = set(usable)
-    if prefer == "best":
-        usable |= {name for name in baselines if name not in BASELINE_NAMES}
+    for name, candidate in baselines.items():
+        if prefer != "small" or not candidate.config.model.spec.is_fitted:
+            usable.add(name)
     found = library.combine([name for name in library.rank() if name in usable])
     if found is None:
         raise ResumableError(
             "no model has trained in this time; give it more", fix="raise " + Option("minutes")
         )
-    portable = library.combine([name for name in library.rank() if name in networks])
-    is_close = portable is not None and portable.loss <= (1 + MIN_BASELINE_GAIN) * found.loss
-    if portable is not None and is_close and not _needs_hedge(library):
-        found, usable = portable, networks  # it can be exported and served
     if prefer == "best" and _needs_hedge(library):
         found = _hedge(library, found, [name for name in usable if name in baselines])
         if len(found.weights) > 1:
@@ -229,11 +220,20 @@ def choose(
     names = [name for name in library.rank() if name in usable]
     single = choose_single(library, names, trials)
     loss = library.compute_loss(single)
-    weights = {single: 1.0}
-    if single in baselines and not baselines[single].weights:  # the best model stands beside it
-        other = [name for name in names if parse_name(name) is not None] or names[1:]
-        weights |= dict.fromkeys(other[:1], 0.0)
-    return Combination(weights, loss, loss, found.gain)
+    return Combination({single: 1.0}, loss, loss, found.gain)
+
+
+def find_trainable(
+    search: AutoSearch, trials: Sequence[FrozenTrial], members: Sequence[AutoMember]
+) -> Config:
+    """Return the config that best.toml has: of the heaviest member that is no fitted baseline, or
+    of the best trial."""
+    for member in members:
+        if not member.config.model.spec.is_fitted:
+            return member.config
+    for trial in rank_trials(trials)[:1]:
+        return spaces.apply_params(search.config, search.study.space, trial.params)
+    return search.config
 
 
 def _needs_hedge(library: Library) -> bool:
@@ -328,8 +328,7 @@ def train_members(
         number = parse_name(name)
         if number is None:
             candidate = baselines[name]
-            alone = None if candidate.weights else candidate
-            members.append(AutoMember(name, candidate.config, weight, candidate.weights, alone))
+            members.append(AutoMember(name, candidate.config, weight, candidate.weights))
             continue
         settings = spaces.apply_params(config, study.space, trials[number].params)
         own: list[Mapping[str, Tensor]] = []
@@ -370,9 +369,6 @@ def build_answer(search: AutoSearch, members: Sequence[AutoMember]) -> RunSummar
             configs.replace_settings(member.config, {"name": name}),
             member.weights,
             member.weight,
-            None
-            if member.baseline is None
-            else (member.name.removesuffix(" long"), member.baseline.baseline),
         )
         for member in members
     ]

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from slipstream.data.folds import Fold
 from slipstream.data.windows import WindowChunk
 from slipstream.engine.lanes import LaneResult
 from slipstream.engine.planning import make_plan
-from slipstream.scoring.baselines import fit_baselines, list_baselines, make_linear_weights
+from slipstream.scoring.baselines import fit_baselines, list_baselines, make_network
 from slipstream.scoring.batch import Baseline
 from slipstream.scoring.boosting import BackgroundBoosting, prepare_boosting
 from slipstream.scoring.ensemble import build_predictor
@@ -82,10 +81,6 @@ REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.5, 0.1
 this share of the whole time"""
 SCORING_FACTOR = 2.0
 """How much longer scoring takes than predicting: metrics, intervals, files"""
-BASELINE_NAMES = ("majority",)
-"""Baselines that are shown and never combined: they know nothing"""
-LINEAR_BASELINES = ("ridge", "repeat")
-"""Baselines that are linear models, and so networks"""
 
 
 @dataclass(frozen=True)
@@ -467,14 +462,13 @@ def get_sizes(dataset: Dataset) -> Tensor | None:
 
 
 class BaselineCandidate(NamedTuple):
-    """A baseline that may become a member: its config for the windows, and its fitted state."""
+    """A baseline that may become a member, as a network."""
 
     name: str
     config: Config
     baseline: Baseline
     seconds: float
-    weights: Mapping[str, Tensor] = MappingProxyType({})
-    """Where it is a network as well, which can be exported: a ridge is a linear model"""
+    weights: Mapping[str, Tensor]
 
 
 class FoldBaselines(NamedTuple):
@@ -510,8 +504,10 @@ class BaselineFits:
         for fold in self.folds:
             self._fit(fold, "", without=("gbm",))
         if max(facts.contexts) != given:
+            # a season that the given context lacks may fit the longest
+            without = ["gbm", "repeat", *(["seasonal"] if "seasonal" in self.candidates else [])]
             for fold in self._list_folds(max(facts.contexts)):
-                self._fit(fold, " long", without=("gbm", "seasonal", "repeat"))
+                self._fit(fold, " long", without=without)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._began = time.perf_counter()
         self._boosting = BackgroundBoosting(lambda: prepared)
@@ -564,12 +560,19 @@ class BaselineFits:
         search.library.add(name + suffix, fold.number, errors)
         if quantiles:
             return
-        period = int(baseline.state["period"]) if "period" in baseline.state else 0
-        if name == "seasonal" and period > data.dataset.signature.context:
+        if fold.number < len(data.folds) - 1:
+            return
+        network = make_network(name, baseline.state, data.dataset.signature)
+        if network is None:
             return  # it reads rows before its window, which a stream does not keep
-        candidate = BaselineCandidate(name + suffix, fold.config, baseline, seconds)
-        if name in LINEAR_BASELINES and fold.number == len(data.folds) - 1:
-            candidate = _make_linear(candidate, data, fold.windows, wanted, errors)
+        config = replace_model(fold.config, network.model)
+        if name == "ridge":
+            plan = make_plan(config, data_bytes=0, training=False)
+            predict = build_predictor(network.weights, config, data.dataset, plan)
+            found = compute_errors(predict, fold.windows, wanted, data.dataset, sizes)
+            if float((found - errors).abs().max()) > MAX_DIFFERENCE:
+                return
+        candidate = BaselineCandidate(name + suffix, config, baseline, seconds, network.weights)
         self.candidates[name + suffix] = candidate
 
     def finish(self) -> dict[str, BaselineCandidate]:
@@ -582,36 +585,11 @@ class BaselineFits:
         return self.candidates
 
 
-def _make_linear(
-    ridge: BaselineCandidate,
-    data: TrialData,
-    windows: BlockWindows,
-    starts: Tensor,
-    errors: Tensor,
-) -> BaselineCandidate:
-    """Return a ridge as a linear network; as it is where the two do not agree. To repeat the last
-    value is a linear network of zeros."""
-    signature, dataset, state = data.dataset.signature, data.dataset, ridge.baseline.state
-    if signature.quantiles:
-        return ridge
-    if "weights" in state:
-        weights = make_linear_weights(state, signature)
-        normalize = "last" if bool(state["relative"]) else "none"
-    elif signature.model_shared == signature.model_targets:
-        width = signature.context * signature.model_inputs + signature.static_width
-        outputs = signature.steps_out * signature.model_targets
-        weights = {
-            "core.head.linear.weight": torch.zeros(outputs, width),
-            "core.head.linear.bias": torch.zeros(outputs),
-        }
-        normalize = "last"
-    else:
-        return ridge
-    settings = {"model.kind": "linear", "model.normalize": normalize, "train.loss": "mse"}
-    config = configs.replace_settings(ridge.config, settings)
-    plan = make_plan(config, data_bytes=0, training=False)
-    predict = build_predictor(weights, config, dataset, plan)
-    found = compute_errors(predict, windows, starts, dataset, get_sizes(dataset))
-    if float((found - errors).abs().max()) > MAX_DIFFERENCE:
-        return ridge
-    return ridge._replace(config=config, weights=weights)
+def replace_model(config: Config, model: Mapping[str, Any]) -> Config:
+    """Return a config with these settings of `[model]` and no others, but for the limits of
+    predictions, which are of the data."""
+    loss = {} if config.data.task == "classify" else {"train.loss": "mse"}
+    limits = config.model.output_range
+    section = dict(model) | ({} if limits is None else {"output_range": limits})
+    content = config.model_dump(exclude_unset=True) | {"model": section}
+    return configs.replace_settings(Config.model_validate(content), loss)

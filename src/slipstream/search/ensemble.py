@@ -58,7 +58,6 @@ from slipstream.scoring.baselines import (
     SHORTENED,
     fit_baselines,
     list_baselines,
-    save_baselines,
     shorten,
 )
 from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, PredictionBatch, Predictor
@@ -415,7 +414,7 @@ def describe_member(member: Member) -> MemberDescription:
     return {
         "name": member.name,
         "run": str(member.run.folder),
-        "kind": member.baseline or member.config.model.kind,
+        "kind": member.config.model.kind,
         "what": member.trained.description,
         "context": signature.context,
         "inputs": len(signature.inputs),
@@ -587,9 +586,7 @@ def _save_mixture(
     run: Run, reference: int, members: Sequence[Member], scored: Sequence[FoldScores]
 ) -> None:
     described = [
-        {**describe_member(member), "data": _read_fingerprint(member)}
-        | ({"baseline": member.baseline} if member.baseline else {})
-        for member in members
+        {**describe_member(member), "data": _read_fingerprint(member)} for member in members
     ]
     portable.save_mixture(run, reference, described, [fold.mixture for fold in scored])
 
@@ -621,14 +618,12 @@ def copy_members(run: Run, members: Sequence[Member]) -> None:
 
 
 class NewMember(NamedTuple):
-    """A member that is no run yet: its config and its weights, or a baseline."""
+    """A member that is no run yet."""
 
     name: str
     config: Config
     weights: Mapping[str, Tensor]
     weight: float
-    baseline: tuple[str, Baseline] | None = None
-    """Its name and what was fitted"""
 
 
 class FittedBaselines(NamedTuple):
@@ -653,8 +648,11 @@ def build_from_weights(
     `data` are those of each member, `best` is the member with the lowest validation error.
     """
     began = time.perf_counter()
-    contexts = [member.config.data.context for member in members]
-    reference = max(range(len(members)), key=lambda i: contexts[i])
+    # the longest windows; a network that can be trained again, rather than a baseline
+    ranks = [
+        (member.config.data.context, not member.config.model.spec.is_fitted) for member in members
+    ]
+    reference = max(range(len(members)), key=lambda i: ranks[i])
     first = members[reference]
     config = configs.replace_settings(first.config, {"name": name})
     comment = COMMENT.format(count=len(members), name=first.name)
@@ -667,8 +665,6 @@ def build_from_weights(
         for number, (member, own) in enumerate(zip(members, data, strict=True), start=1):
             place = _write_member(run.folder / portable.MEMBERS / str(number), member, own)
             options: dict[str, Any] = {"overrides": (), "allow_code": True}
-            baseline = member.baseline and member.baseline[0]
-            options |= {"baseline": baseline}
             loaded.append(load_member(place, member.name, member.config, **options))
         datasets = [own.dataset for own in data]
         results.append(_build(run, config, loaded, datasets, reference, known))
@@ -703,7 +699,4 @@ def _write_member(folder: Path, member: NewMember, data: LoadedData) -> Run:
     origin = {"config": text, "data": data.fingerprint, "streamed": False}
     run = Run(folder, origin=origin | {"left_out": dataset.left_out})
     checkpoint.save_model(run, member.weights, dataset.signature, dataset.scaler, dataset.limits)
-    if member.baseline is not None:
-        name, baseline = member.baseline
-        save_baselines(run, [{name: baseline}])
     return run

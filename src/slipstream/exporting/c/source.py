@@ -37,6 +37,7 @@ from slipstream.models.c_code import (
     format_floats,
     format_list,
 )
+from slipstream.models.kinds import load_kind
 from slipstream.models.numpy_layers import SMALLEST_VARIANCE
 from slipstream.models.shapes import count_products
 
@@ -296,7 +297,9 @@ def measure_sizes(
     rows = shape.rows_at_once * signature.model_inputs
     token, head = count_products(shape.model, shape.signature)
     passes = parts.networks * signature.sequences_per_window
-    window = passes * (token * (1 if shape.is_flat else shape.tokens) + head)
+    tokens = 1 if shape.is_flat else shape.tokens
+    constant = load_kind(shape.model).count_constant_products(shape.model, signature, tokens)
+    window = passes * (token * tokens + head + constant)
     return CSizes(
         flash_bytes=constants,
         scratch_bytes=4 * (rows + outputs + max(outputs, LANES))
@@ -342,7 +345,9 @@ def _wrap(line: str) -> list[str]:
 
 def _describe_network(layout: CLayout) -> Iterator[str]:
     signature, settings = layout.model.signature, layout.settings
-    widths = " x ".join(map(str, layout.shape.sizes)) or "no hidden layer"
+    is_fitted = layout.model.config.model.spec.is_fitted
+    widths = "fitted" if is_fitted else " x ".join(map(str, layout.shape.sizes))
+    widths = widths or "no hidden layer"
     count = layout.parts.networks
     networks = f"the mean of {count} networks; " if count > 1 else ""
     rows = f"windows of {format_count(signature.context, 'row')}"
@@ -352,13 +357,21 @@ def _describe_network(layout: CLayout) -> Iterator[str]:
     yield f"{layout.model.config.model.kind}, {widths}; {networks}{rows}{ahead}."
     if signature.step is not None:
         yield f"One row every {signature.step:g} (seconds, or the unit of the time column)."
-    yield (
-        "C99 without heap; math.h, string.h and stdint.h only. Networks are in float: sums of 8 "
-        "rows of a matrix at a time stay in registers, there is no double in the inner loops. "
-        "Columns are scaled in double, as in training."
+    numbers = (
+        "Networks are in float: sums of 8 rows of a matrix at a time stay in registers, there is "
+        "no double in the inner loops. Columns are scaled in double, as in training."
     )
+    if is_fitted:
+        numbers = (
+            "Columns are scaled, and features of the window summed, in double, as when it was "
+            "fitted: it compares them with thresholds. Its weights are float."
+        )
+    yield f"C99 without heap; math.h, string.h and stdint.h only. {numbers}"
     if settings.int8:
-        yield "Matrices are int8 with a scale for each row; everything else is float."
+        yield (
+            "Matrices are int8 with a scale for each row; everything else"
+            + (", thresholds and leaves too, is float." if is_fitted else " is float.")
+        )
     if settings.double:
         yield "Rows and predictions are double: in float, a column would lose digits."
 
@@ -601,6 +614,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "stored": "int8_t" if settings.int8 else "float",
         "value_type": settings.value_type,
         "network_template": shape.template,
+        "has_head": not model.spec.is_fitted,
         "features": signature.model_inputs,
         "ahead_columns": len(signature.future),
         "reads_ahead": reads_ahead,
