@@ -290,6 +290,9 @@ class RunSummary(
     name: str
     failed: str
     """Why a test run of a search has no model; everything but `run` is missing then"""
+    untested: str
+    """Of a run that was trained on all rows: whose error it is expected to have; it has no
+    metrics"""
     objective: str
     """masked: a pre-trained encoder"""
     windows: Mapping[str, int]
@@ -374,6 +377,31 @@ class MemberWeight(TypedDict):
     weight: float
 
 
+class ModelOrigin(TypedDict):
+    """A model of the answer of `slipstream auto`."""
+
+    name: str
+    """That of its candidate"""
+    epochs: float | None
+    """After which its validation loss was lowest; None for baselines"""
+
+
+class RefitSummary(TypedDict):
+    """The second model of `slipstream auto --refit`, trained on all rows and untested."""
+
+    state: Literal["pending", "done", "interrupted", "failed"]
+    run: str | None
+    """Its folder"""
+    why: str | None
+    """Why models, or all of them, are not trained on all rows"""
+    models: int
+    """Models that were trained on all rows"""
+    of: int
+    """Models of the answer"""
+    windows: int
+    """The training windows"""
+
+
 class SearchSummary(RunOrigin, total=False):
     """The summary of a search: its metrics.json."""
 
@@ -411,6 +439,10 @@ class SearchSummary(RunOrigin, total=False):
     verdict: str
     coverage: Mapping[str, float]
     """The share of the test set's true values inside the interval of each level"""
+    models: list[ModelOrigin]
+    """Every model of the answer, a candidate's from several seeds too"""
+    refit: RefitSummary | None
+    """None where it was not asked for"""
     interrupted: bool
     """Whether a signal ended the search before its time"""
 

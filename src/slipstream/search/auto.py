@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
 
 from optuna.trial import FrozenTrial
 from safetensors.torch import load_file
@@ -19,20 +20,21 @@ from torch import Tensor
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import statistics
-from slipstream.base.errors import Interrupted, Option, ResumableError
+from slipstream.base.errors import Interrupted, Option, ResumableError, UserError
 from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.events import End, RetrainingStart, SearchEnd
 from slipstream.reporting import wording
 from slipstream.runs import Run
-from slipstream.runs.summary import LeaderboardRow, RunSummary, Scores, SearchSummary
+from slipstream.runs.summary import LeaderboardRow, RefitSummary, RunSummary, Scores, SearchSummary
 from slipstream.scoring.summary import get_metric
-from slipstream.search import ensemble, portfolio, retraining, sharing
+from slipstream.search import ensemble, portfolio, refit, retraining, sharing
 from slipstream.search import summary as summaries
-from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
+from slipstream.search.budget import MARGIN, ModelCosts
 from slipstream.search.candidates import (
     BASELINE_NAMES,
+    AutoBudget,
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
@@ -85,6 +87,8 @@ def run_auto(
     what they have found so far."""
     earlier = _read_finished(search) if result is not None else None
     if earlier is not None:
+        if search.plan.refit and not refit.is_complete(search.run.folder):
+            return add_refit(search, earlier, timer, max_models=MAX_MEMBERS)
         return earlier
     fits = BaselineFits(search)
     interrupted = False
@@ -155,6 +159,8 @@ class AutoMember(NamedTuple):
     weight: float
     weights: Mapping[str, Tensor]
     baseline: BaselineCandidate | None = None
+    epochs: float | None = None
+    """After which a network was best"""
 
 
 def finish_auto(
@@ -187,15 +193,62 @@ def finish_auto(
     summary = summarize(search, trials, search_result, choice, members, result, baselines)
     runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
     summary["interrupted"] = interrupted
-    summary["seconds"] = budget.elapsed_s
-    before = {EARLIER: budget.spent_s} if budget.spent_s else {}
-    summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
+    summary |= _measure_time(search, timer)
     runs.write_metrics(run, summary)
     if not interrupted:
         search.drop_weights(search.library.rank()[:MAX_SAVED])
     runs.remove(run.folder / retraining.LANES)
+    finished = FinishedSearch(run.folder, chosen, summary, study.study)
+    if plan.refit and not interrupted:
+        model_s = max(budget.compute_refit_s(costs, 1), 1e-9)
+        most = max(int(min(budget.left_s / model_s, MAX_MEMBERS)), 0)
+        finished = add_refit(
+            search, finished, timer, max_models=most, is_late=lambda: budget.left_s <= 0
+        )
+    else:
+        run.append(End(seconds=summary["seconds"]))
+    return finished
+
+
+def _measure_time(search: AutoSearch, timer: PhaseTimer) -> SearchSummary:
+    """Return the entries of the summary on the time that has passed."""
+    budget = search.budget
+    before = {EARLIER: budget.spent_s} if budget.spent_s else {}
+    return {
+        "seconds": budget.elapsed_s,
+        "time": timer.summarize(SEARCH_PARTS, before=before),
+    }
+
+
+def add_refit(
+    search: AutoSearch,
+    finished: FinishedSearch,
+    timer: PhaseTimer,
+    *,
+    max_models: int,
+    is_late: Callable[[], bool] = lambda: False,
+) -> FinishedSearch:
+    """Train the answer on all rows as well, and say in its summary what became of it; a resume has
+    the time that it takes. A signal leaves the tested answer, and a resume then does the rest."""
+    run, models = search.run, finished.summary["models"]
+    try:
+        found = refit.refit_answer(search, models, max_models=max_models, is_late=is_late)
+    except (Interrupted, KeyboardInterrupt):
+        found = make_refit_summary("interrupted", len(models))
+    except UserError as error:
+        found = make_refit_summary("failed", len(models), str(error))
+    timer.end("retraining")
+    entries = {"refit": found, **_measure_time(search, timer)}
+    summary = cast(SearchSummary, runs.update_metrics(run.folder, **entries))
     run.append(End(seconds=summary["seconds"]))
-    return FinishedSearch(run.folder, chosen, summary, study.study)
+    return replace(finished, summary=summary)
+
+
+def make_refit_summary(
+    state: Literal["pending", "interrupted", "failed"], num_models: int, why: str | None = None
+) -> RefitSummary:
+    """Return the summary of a refit that is not there."""
+    return {"state": state, "run": None, "why": why, "models": 0, "of": num_models, "windows": 0}
 
 
 def choose(
@@ -272,7 +325,7 @@ def choose_single(library: Library, names: Sequence[str], trials: Sequence[Froze
 def plan_seeds(
     weights: Mapping[str, float],
     kinds: Mapping[int, str],
-    budget: SearchBudget,
+    budget: AutoBudget,
     costs: ModelCosts,
     prefer: Prefer,
 ) -> dict[int, int]:
@@ -287,7 +340,7 @@ def plan_seeds(
     fixed = len(weights) - len(shares)
     most = 1 if prefer != "best" else MAX_MEMBERS - fixed
     if not math.isinf(budget.total_s):
-        each_s = MARGIN * costs.train_s
+        each_s = MARGIN * costs.train_s + budget.compute_refit_s(costs, 1)
         scored_s = MARGIN * costs.score_s * MAX_MEMBERS
         most = min(most, int((budget.left_s - scored_s) / max(each_s, 1e-9)))
     seeds: dict[int, int] = {}
@@ -319,7 +372,8 @@ def train_members(
         again = MemberTraining(run, limited, study, seeds)
         costs = search.costs.estimate_model() or ModelCosts(0.0)
         scored_s = MARGIN * costs.score_s * MAX_MEMBERS
-        again.is_late = lambda: budget.left_s <= scored_s
+        later_s = scored_s + budget.compute_refit_s(costs, sum(seeds.values()))
+        again.is_late = lambda: budget.left_s <= later_s
         again.set_candidates([trials[number] for number in seeds])
         scheduler.pool.source = again
         scheduler.train()
@@ -333,21 +387,24 @@ def train_members(
             members.append(AutoMember(name, candidate.config, weight, candidate.weights, alone))
             continue
         settings = spaces.apply_params(config, study.space, trials[number].params)
-        own: list[Mapping[str, Tensor]] = []
+        own: list[tuple[Mapping[str, Tensor], float]] = []
         if again is not None and number in again.results:
             own = list(_select_fresh(search, again, number))
         if not own:
-            own = [load_file(search.find_path(number, last))]
+            epochs = trials[number].user_attrs.get(NOTES, {}).get("best_epoch") or 1.0
+            own = [(load_file(search.find_path(number, last)), epochs)]
         share = weight / len(own)
-        members += [AutoMember(name, settings, share, weights) for weights in own]
+        members += [
+            AutoMember(name, settings, share, weights, epochs=epochs) for weights, epochs in own
+        ]
     return members
 
 
 def _select_fresh(
     search: AutoSearch, again: MemberTraining, number: int
-) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the weights of the models that were trained again; not those that the time has cut off
-    so early that the search's own model is better."""
+) -> Iterator[tuple[Mapping[str, Tensor], float]]:
+    """Yield the weights of the models that were trained again, and their best epochs; not those
+    that the time has cut off so early that the search's own model is better."""
     trial = search.study.get_trials()[number]
     known = get_score(trial) or math.inf
     for (owner, seed), weights in again.weights.items():
@@ -357,12 +414,13 @@ def _select_fresh(
         is_cut = event.stopped is not None and OUT_OF_TIME in event.stopped
         is_usable = event.loss is not None and math.isfinite(event.loss)
         if is_usable and (not is_cut or event.loss <= MAX_CUT_LOSS * known):
-            yield weights
+            yield weights, event.best_epoch or 1.0
 
 
 def build_answer(search: AutoSearch, members: Sequence[AutoMember]) -> RunSummary:
     """Write the run that predicts, retrained/best, and return its summary."""
     folder = search.run.folder / "retrained" / "best"
+    runs.remove(folder.parent / refit.FOLDER)  # that of an earlier answer
     runs.remove(folder)
     name = f"{search.config.name}-best"
     entries = [
@@ -432,6 +490,8 @@ def summarize(
         "prefer": search.plan.prefer,
         "leaderboard": rows,
         "weights": [{"name": name, "weight": weight} for name, weight in choice.weights.items()],
+        "models": [{"name": member.name, "epochs": member.epochs} for member in members],
+        "refit": make_refit_summary("pending", len(members)) if search.plan.refit else None,
     }
     summary["verdict"] = wording.describe_auto(result, search.signature.targets)
     summary |= runs.describe_origin()

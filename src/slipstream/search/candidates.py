@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import UserError
 from slipstream.base.run_names import AUTO_FILE
-from slipstream.config import Config
+from slipstream.config import Config, Signature
 from slipstream.config import search_space as spaces
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
@@ -76,6 +76,9 @@ MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training and the test at most"""
+REFIT_COST, REFIT_SHARE = 1.5, 0.5
+"""The training of a member on all rows relative to its training before; the share of the whole time
+that is reserved at most where it is wanted"""
 BASELINE_NAMES = ("majority",)
 """Baselines that are shown and never combined: they know nothing"""
 LINEAR_BASELINES = ("ridge", "repeat")
@@ -89,6 +92,8 @@ class AutoPlan:
     prefer: Prefer
     candidates: list[Params]
     facts: Facts
+    refit: bool = False
+    """Whether the answer is trained on all rows too, for use"""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -105,7 +110,7 @@ class AutoPlan:
 
 
 def prepare_auto(
-    config: Config, data: Any, *, minutes: float, prefer: Prefer
+    config: Config, data: Any, *, minutes: float, prefer: Prefer, refit: bool = False
 ) -> tuple[Config, AutoPlan, DatasetCache]:
     """Return the config of the search, its plan, and the data that were loaded for it."""
     config = _adapt_config(config, minutes)
@@ -139,7 +144,7 @@ def prepare_auto(
     tune = {"space": space, "parallel": PARALLEL[device]}
     config = config.model_copy(update={"tune": config.tune.model_copy(update=tune)})
     cache.config = config
-    return config, AutoPlan(prefer, candidates, facts), cache
+    return config, AutoPlan(prefer, candidates, facts, refit), cache
 
 
 def _adapt_config(config: Config, minutes: float) -> Config:
@@ -197,18 +202,26 @@ class AutoBudget(SearchBudget):
     """The time of `slipstream auto`: its end retrains and tests an ensemble."""
 
     num_members: int = MAX_MEMBERS
+    refits: bool = False
 
     def compute_reserve_s(self, costs: ModelCosts | None) -> float:
-        most_s = RESERVED_SHARE * (self.total_s - self.overhead_s)
+        share = REFIT_SHARE if self.refits else RESERVED_SHARE
+        most_s = share * (self.total_s - self.overhead_s)
         if costs is None:
             return most_s
-        return min(MARGIN * self.num_members * (costs.train_s + costs.score_s), most_s)
+        refit_s = self.compute_refit_s(costs, self.num_members)
+        return min(MARGIN * self.num_members * (costs.train_s + costs.score_s) + refit_s, most_s)
+
+    def compute_refit_s(self, costs: ModelCosts, num_models: int) -> float:
+        """Return the seconds of training so many models on all rows; 0 where that is not wanted."""
+        return MARGIN * REFIT_COST * costs.train_s * num_models if self.refits else 0.0
 
 
 class AutoSearch(OptunaSearch):
     """A search that proposes the portfolio, then neighbours of its best candidates, and keeps the
     candidates' errors."""
 
+    budget: AutoBudget
     plan: AutoPlan
     library: Library
     weights_folder: Path
@@ -218,6 +231,7 @@ class AutoSearch(OptunaSearch):
     def start_auto(self, plan: AutoPlan) -> None:
         """Prepare the library of errors, with what an earlier part of the search has left."""
         self.plan, self.fitted = plan, {}
+        self.budget = replace(self.budget, refits=plan.refit)
         epochs = [params["train.epochs"] for params in plan.candidates]
         self.costs.max_epochs = -(-sum(epochs) // max(len(epochs), 1))
         self.weights_folder = self.run.folder / CANDIDATES
@@ -517,21 +531,10 @@ def _make_linear(
     """Return a ridge as a linear network; as it is where the two do not agree. To repeat the last
     value is a linear network of zeros."""
     signature, dataset, state = data.dataset.signature, data.dataset, ridge.baseline.state
-    if signature.quantiles:
+    linear = None if signature.quantiles else make_linear_baseline(state, signature)
+    if linear is None:
         return ridge
-    if "weights" in state:
-        weights = make_linear_weights(state, signature)
-        normalize = "last" if bool(state["relative"]) else "none"
-    elif signature.model_shared == signature.model_targets:
-        width = signature.context * signature.model_inputs + signature.static_width
-        outputs = signature.steps_out * signature.model_targets
-        weights = {
-            "core.head.linear.weight": torch.zeros(outputs, width),
-            "core.head.linear.bias": torch.zeros(outputs),
-        }
-        normalize = "last"
-    else:
-        return ridge
+    weights, normalize = linear
     settings = {"model.kind": "linear", "model.normalize": normalize, "train.loss": "mse"}
     config = configs.replace_settings(ridge.config, settings)
     plan = make_plan(config, data_bytes=0, training=False)
@@ -540,3 +543,21 @@ def _make_linear(
     if float((found - errors).abs().max()) > MAX_DIFFERENCE:
         return ridge
     return ridge._replace(config=config, weights=weights)
+
+
+def make_linear_baseline(
+    state: Mapping[str, Tensor], signature: Signature
+) -> tuple[dict[str, Tensor], str] | None:
+    """Return the weights of the linear network that predicts as a fitted ridge, or as the last
+    value, and its `model.normalize`; None where there is none."""
+    if "weights" in state:
+        return make_linear_weights(state, signature), "last" if bool(state["relative"]) else "none"
+    if signature.model_shared != signature.model_targets:
+        return None
+    width = signature.context * signature.model_inputs + signature.static_width
+    outputs = signature.steps_out * signature.model_targets
+    weights = {
+        "core.head.linear.weight": torch.zeros(outputs, width),
+        "core.head.linear.bias": torch.zeros(outputs),
+    }
+    return weights, "last"

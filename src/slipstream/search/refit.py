@@ -1,0 +1,234 @@
+"""`slipstream auto --refit`: the members of the tested answer, trained on the rows of all sets.
+
+It is a second model for use, in retrained/refit: nothing is left to test it on, so it is marked as
+untested and has the intervals of the tested answer. Everything that it needs is in the folder of
+the answer, so that a resume can do it as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from slipstream import config as configs
+from slipstream import runs
+from slipstream.config import Config
+from slipstream.events import RefitStart
+from slipstream.inference import portable
+from slipstream.models.files import load_run_config
+from slipstream.runs import Run
+from slipstream.runs.summary import ModelOrigin, RefitSummary
+from slipstream.scoring.baselines import fit_baselines, list_baselines
+from slipstream.scoring.batch import Baseline
+from slipstream.search import ensemble
+from slipstream.search.candidates import (
+    AutoSearch,
+    FoldBaselines,
+    make_linear_baseline,
+    parse_name,
+)
+from slipstream.search.packs import (
+    NOT_STARTED,
+    DatasetCache,
+    PackScheduler,
+    TrialData,
+    TrialRun,
+    TrialSource,
+)
+from slipstream.search.retraining import SEED_OFFSET
+from slipstream.search.storage import OUT_OF_TIME
+from slipstream.training.trained_lanes import LoadedData
+
+FOLDER = "refit"
+"""In retrained/"""
+PACKS = "refit-packs"
+"""The folder of what trains, until it is done; a resume starts it again"""
+ALL_EPOCHS = "as many epochs as were best"
+
+
+class TestedMember(NamedTuple):
+    """A model of the tested answer."""
+
+    number: int
+    """From 1, as its folder in members/"""
+    name: str
+    """That of its candidate"""
+    config: Config
+    weight: float
+    baseline: str | None
+    """The name of the baseline that it is, if it is no network"""
+    epochs: float | None
+    """After which it was best; None for baselines"""
+
+
+def list_members(tested: Run, models: Sequence[ModelOrigin]) -> list[TestedMember]:
+    """Read the members of the tested answer; `models` are their origins."""
+    content = portable.read_mixture(tested)
+    if content is None:
+        (origin,) = models
+        config = load_run_config(tested)
+        return [TestedMember(1, origin["name"], config, 1.0, None, origin["epochs"])]
+    weights = content["folds"][-1].weights
+    members = []
+    for number, (entry, origin) in enumerate(zip(content["members"], models, strict=True), start=1):
+        config = load_run_config(Run(tested.folder / portable.MEMBERS / str(number)))
+        about = weights[number - 1], entry.get("baseline"), origin["epochs"]
+        members.append(TestedMember(number, origin["name"], config, *about))
+    return members
+
+
+def adapt_config(member: TestedMember) -> Config:
+    """Return the config that a network is trained on all rows with: to the epoch that was best, on
+    the same schedule. A schedule that follows validation losses is replaced by a cosine."""
+    assert member.epochs is not None
+    config, count = member.config, max(round(member.epochs), 1)
+    settings = {
+        "seed": (config.seed + 2 * SEED_OFFSET + member.number) % 2**63,
+        "train.validate_every": count,
+        "train.patience": "off",
+        "train.exploit_epochs": 0,
+    }
+    if config.train.schedule == "plateau" or config.train.exploit_epochs:
+        settings |= {"train.schedule": "cosine", "train.epochs": count}
+    return configs.replace_settings(config, settings)
+
+
+class MemberRefit(TrialSource):
+    """A source with one trial for each network, the heaviest first. A trial is validated once, at
+    its end, since validation rows are training rows here: its weights are the last ones."""
+
+    def __init__(self, members: Sequence[TestedMember], is_late: Callable[[], bool]) -> None:
+        self.pending = [
+            TrialRun(-member.number, adapt_config(member))
+            for member in sorted(members, key=lambda member: -member.weight)
+        ]
+        self.is_late = is_late
+        self.weights: dict[int, dict[str, Tensor]] = {}
+        """By member"""
+        self.problems: list[str] = []
+
+    def ask(self) -> TrialRun | None:
+        return self.pending.pop(0) if self.pending and not self.is_late() else None
+
+    def reopen(self, number: int) -> TrialRun:
+        raise AssertionError("a refit starts again")  # its packs are removed first
+
+    def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
+        return ALL_EPOCHS
+
+    def finish(self, trial: TrialRun) -> None:
+        (result,) = trial.fold_results.values()
+        if OUT_OF_TIME in result.stopped:
+            self.problems.append(OUT_OF_TIME)
+        elif not math.isfinite(result.loss):
+            self.problems.append(result.stopped)
+        else:
+            self.weights[-trial.number] = dict(trial.weights)
+
+    def fail(self, trial: TrialRun, reason: str) -> None:
+        self.problems.append(OUT_OF_TIME if reason == NOT_STARTED else reason)
+
+    def is_over(self) -> bool:
+        return self.is_late()
+
+    def find_cut(self) -> str:
+        return OUT_OF_TIME if self.is_late() else ""
+
+
+def refit_answer(
+    search: AutoSearch,
+    models: Sequence[ModelOrigin],
+    *,
+    max_models: int,
+    is_late: Callable[[], bool],
+) -> RefitSummary:
+    """Train the members of retrained/best on all rows and write retrained/refit. Members that there
+    is no time for stay as they were tested."""
+    run = search.run
+    tested = Run(run.folder / "retrained" / "best")
+    folder = run.folder / "retrained" / FOLDER
+    runs.remove(folder)
+    runs.remove(run.folder / PACKS)
+    members = list_members(tested, models)
+    networks = [member for member in members if parse_name(member.name) is not None]
+    heaviest = sorted(networks, key=lambda member: -member.weight)[:max_models]
+    datasets = DatasetCache(search.config, search.datasets.table, whole=True)
+    longest = max(members, key=lambda member: int(member.config.data.context))
+    windows = datasets.get(longest.config).dataset.num_windows["train"]
+    run.append(RefitStart(num_models=len(members), windows=windows))
+    source = MemberRefit(heaviest, is_late)
+    if heaviest:
+        scheduler = PackScheduler(run, datasets, source, parallel=len(heaviest))
+        scheduler.folder = run.folder / PACKS
+        try:
+            scheduler.train()
+        finally:
+            scheduler.close()
+            runs.remove(run.folder / PACKS)
+    name = f"{search.config.name}-{FOLDER}"
+    changed: dict[int, tuple[ensemble.NewMember, LoadedData]] = {}
+    for member in members:
+        data = datasets.get(member.config)
+        new = _make_member(member, data, source.weights, name)
+        if new is not None:
+            changed[member.number] = new, LoadedData(data.dataset, data.fingerprint, data.encoder)
+    problems = list(dict.fromkeys(source.problems))
+    if len(heaviest) < len(networks):
+        problems.append(OUT_OF_TIME)
+    why = "; ".join(dict.fromkeys(problems)) or None
+    found: RefitSummary = {
+        "state": "failed",
+        "run": None,
+        "why": why,
+        "models": len(changed),
+        "of": len(members),
+        "windows": windows,
+    }
+    if not changed:
+        return found
+    expected = f"{run.folder.name}/retrained/best"
+    ensemble.build_refit(folder, tested, changed, expected, watch=run.watch)
+    return {**found, "state": "done", "run": str(folder)}
+
+
+def _make_member(
+    member: TestedMember, data: TrialData, weights: Mapping[int, Mapping[str, Tensor]], name: str
+) -> ensemble.NewMember | None:
+    """Return a member that was trained on all rows; None where it stays as it was tested."""
+    config = configs.replace_settings(member.config, {"name": name})
+    if parse_name(member.name) is not None:
+        own = weights.get(member.number)
+        return None if own is None else ensemble.NewMember(member.name, config, own, member.weight)
+    baseline = member.name.removesuffix(" long")
+    fitted = fit_baseline(baseline, config, data)
+    if fitted.predict is None:
+        return None
+    if member.baseline is not None:
+        about = baseline, fitted
+        return ensemble.NewMember(member.name, config, {}, member.weight, about)
+    linear = make_linear_baseline(fitted.state, data.dataset.signature)
+    if linear is None:
+        return None
+    return ensemble.NewMember(member.name, config, linear[0], member.weight)
+
+
+def fit_baseline(name: str, config: Config, data: TrialData) -> Baseline:
+    """Fit a baseline to all rows but those of validation, by which it chooses its penalty, its
+    season or its number of trees."""
+    (starts,) = data.folds
+    rest = starts["train"][~torch.isin(starts["train"], starts["val"])]
+    device = data.series.values.device
+    sets = {"train": rest.to(device), "val": starts["val"].to(device)}
+    fold = FoldBaselines(config, data, 0, sets)
+    others = [other for other in list_baselines(data.dataset) if other != name]
+    return fit_baselines(fold.dataset, fold.load_chunks, without=others)[name]
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the folder of a search has a refit."""
+    return (folder / "retrained" / FOLDER / "metrics.json").exists()
