@@ -110,6 +110,10 @@ class Result(RunRecord):
     def open(cls, run: str | os.PathLike[str]) -> Result:
         """Return the result of a finished run from its folder."""
         folder = runs.open_run(Path(run)).folder
+        if untested := runs.describe_untested(folder):
+            raise UserError(
+                f"{folder}: is {untested}; it has no metrics: use slipstream.load or predict"
+            )
         summary = runs.read_metrics(folder)
         if "metrics" not in summary:  # a search, whose models are runs of their own
             chosen = folder / "retrained" / "best"

@@ -350,7 +350,19 @@ class SearchComparison(TypedDict):
     verdict: str
 
 
-class LeaderboardRow(TypedDict):
+class DeploymentCosts(TypedDict):
+    """What a candidate costs where it runs; None where it was not measured."""
+
+    parameters: int | None
+    predict_us: float | None
+    """Microseconds of one prediction, in PyTorch on the machine of the search: a median"""
+    flash_bytes: int | None
+    """Constants of its code in C, without instructions; None where a kind has no such code"""
+    ram_bytes: int | None
+    """Memory of its code in C, for one series"""
+
+
+class LeaderboardRow(DeploymentCosts):
     """Something that `slipstream auto` has tried."""
 
     name: str
@@ -364,7 +376,6 @@ class LeaderboardRow(TypedDict):
     test: float | None
     """The metric that models are compared by, on the test set; of members and baselines"""
     train_s: float | None
-    parameters: int | None
     weight: float
     """In the ensemble; 0 for others"""
     state: str

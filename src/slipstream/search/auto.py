@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
 
@@ -27,19 +28,32 @@ from slipstream.config import search_space as spaces
 from slipstream.events import End, RetrainingStart, SearchEnd
 from slipstream.reporting import wording
 from slipstream.runs import Run
-from slipstream.runs.summary import LeaderboardRow, RefitSummary, RunSummary, Scores, SearchSummary
+from slipstream.runs.summary import (
+    DeploymentCosts,
+    LeaderboardRow,
+    RefitSummary,
+    RunSummary,
+    Scores,
+    SearchSummary,
+)
 from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, portfolio, refit, retraining, sharing
 from slipstream.search import summary as summaries
 from slipstream.search.budget import MARGIN, ModelCosts
 from slipstream.search.candidates import (
     BASELINE_NAMES,
+    REFIT_COST,
     AutoBudget,
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
     name_trial,
     parse_name,
+)
+from slipstream.search.deployment import (
+    NOT_MEASURED,
+    measure_network,
+    time_predictor,
 )
 from slipstream.search.library import (
     MAX_MEMBERS,
@@ -70,6 +84,9 @@ MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
 MIN_BASELINE_GAIN = 0.02
 """How much better an ensemble has to be to have baselines that cannot be exported"""
+MAX_MEASURED, MAX_MEASURING_S, MEASURING_SHARE = 10, 3.0, 0.02
+"""The best candidates that are measured beside the members and the baselines; the time for that at
+most, and as a share of the whole time"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 
@@ -200,7 +217,7 @@ def finish_auto(
     runs.remove(run.folder / retraining.LANES)
     finished = FinishedSearch(run.folder, chosen, summary, study.study)
     if plan.refit and not interrupted:
-        model_s = max(budget.compute_refit_s(costs, 1), 1e-9)
+        model_s = max(MARGIN * REFIT_COST * costs.train_s, 1e-9)
         most = max(int(min(budget.left_s / model_s, MAX_MEMBERS)), 0)
         finished = add_refit(
             search, finished, timer, max_models=most, is_late=lambda: budget.left_s <= 0
@@ -340,9 +357,10 @@ def plan_seeds(
     fixed = len(weights) - len(shares)
     most = 1 if prefer != "best" else MAX_MEMBERS - fixed
     if not math.isinf(budget.total_s):
-        each_s = MARGIN * costs.train_s + budget.compute_refit_s(costs, 1)
-        scored_s = MARGIN * costs.score_s * MAX_MEMBERS
-        most = min(most, int((budget.left_s - scored_s) / max(each_s, 1e-9)))
+        models_s = [budget.compute_refit_s(costs, count) for count in (0, 1)]
+        each_s = MARGIN * costs.train_s + models_s[1] - models_s[0]
+        other_s = MARGIN * costs.score_s * MAX_MEMBERS + models_s[0]
+        most = min(most, int((budget.left_s - other_s) / max(each_s, 1e-9)))
     seeds: dict[int, int] = {}
     order = sorted(shares, key=lambda number: -shares[number])
     for number in order[: max(most, 0)]:
@@ -549,9 +567,7 @@ def make_leaderboard(
         if known:
             tested.setdefault(row, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
-    parameters = {
-        member.name: sum(tensor.numel() for tensor in member.weights.values()) for member in members
-    }
+    costs = measure_costs(search, by_name, members, baselines)
     rows: list[LeaderboardRow] = []
     for name in library.rank():
         trial = by_name.get(name)
@@ -569,7 +585,7 @@ def make_leaderboard(
                 "val_sd": statistics.compute_deviation(losses) if len(losses) > 1 else None,
                 "test": sum(found) / len(found) if found else None,
                 "train_s": notes.get("seconds") or (fitted.seconds if fitted else None),
-                "parameters": parameters.get(name) or None,
+                **costs.get(name, NOT_MEASURED),
                 "weight": choice.weights.get(name, 0.0),
                 "state": "baseline" if trial is None else get_state(trial),
                 "stopped": notes.get("stopped"),
@@ -588,13 +604,44 @@ def make_leaderboard(
                     "val_sd": None,
                     "test": None,
                     "train_s": notes.get("seconds"),
-                    "parameters": None,
+                    **NOT_MEASURED,
                     "weight": 0.0,
                     "state": get_state(trial),
                     "stopped": notes.get("stopped"),
                 }
             )
     return rows
+
+
+def measure_costs(
+    search: AutoSearch,
+    trials: Mapping[str, FrozenTrial],
+    members: Sequence[AutoMember],
+    baselines: Mapping[str, BaselineCandidate],
+) -> dict[str, DeploymentCosts]:
+    """Return what the members, the best candidates and the baselines cost where they run, in this
+    order, as far as the time for it goes."""
+    weights = {member.name: member.weights for member in members}
+    names = dict.fromkeys([*weights, *search.library.rank()[:MAX_MEASURED], *baselines])
+    end = time.perf_counter() + min(MAX_MEASURING_S, MEASURING_SHARE * search.budget.total_s)
+    costs: dict[str, DeploymentCosts] = {}
+    for name in names:
+        if time.perf_counter() > end:
+            break
+        candidate, trial = baselines.get(name), trials.get(name)
+        with suppress(UserError, RuntimeError):  # what cannot be measured has no figures
+            if trial is not None:
+                config = spaces.apply_params(search.config, search.study.space, trial.params)
+                data = search.datasets.get(config)
+                costs[name] = measure_network(config, data, weights.get(name))
+            elif candidate is not None and candidate.weights:
+                data = search.datasets.get(candidate.config)
+                costs[name] = measure_network(candidate.config, data, candidate.weights)
+            elif candidate is not None and candidate.baseline.predict is not None:
+                predict = candidate.baseline.predict
+                predict_us = time_predictor(predict, search.datasets.get(candidate.config))
+                costs[name] = {**NOT_MEASURED, "predict_us": predict_us}
+    return costs
 
 
 def get_kind(config: Config, trial: FrozenTrial) -> str:

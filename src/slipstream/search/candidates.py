@@ -76,7 +76,7 @@ MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training and the test at most"""
-REFIT_COST, REFIT_SHARE = 1.5, 0.5
+REFIT_COST, REFIT_SHARE = 1.5, 0.45
 """The training of a member on all rows relative to its training before; the share of the whole time
 that is reserved at most where it is wanted"""
 BASELINE_NAMES = ("majority",)
@@ -203,6 +203,8 @@ class AutoBudget(SearchBudget):
 
     num_members: int = MAX_MEMBERS
     refits: bool = False
+    baselines_s: float = 0.0
+    """What fitting the quick baselines took"""
 
     def compute_reserve_s(self, costs: ModelCosts | None) -> float:
         share = REFIT_SHARE if self.refits else RESERVED_SHARE
@@ -213,8 +215,10 @@ class AutoBudget(SearchBudget):
         return min(MARGIN * self.num_members * (costs.train_s + costs.score_s) + refit_s, most_s)
 
     def compute_refit_s(self, costs: ModelCosts, num_models: int) -> float:
-        """Return the seconds of training so many models on all rows; 0 where that is not wanted."""
-        return MARGIN * REFIT_COST * costs.train_s * num_models if self.refits else 0.0
+        """Return the seconds of training so many models on all rows, and of the baselines; 0 where
+        that is not wanted."""
+        each_s = costs.train_s * num_models + self.baselines_s
+        return MARGIN * REFIT_COST * each_s if self.refits else 0.0
 
 
 class AutoSearch(OptunaSearch):
@@ -454,6 +458,9 @@ class BaselineFits:
         if max(facts.contexts) != given:
             for fold in self._list_folds(max(facts.contexts)):
                 self._fit(fold, " long", without=("gbm", "seasonal", "repeat"))
+        # of each the last fold, which is the split itself
+        quick_s = sum(candidate.seconds for candidate in self.candidates.values())
+        search.budget = replace(search.budget, baselines_s=quick_s)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._began = time.perf_counter()
         self._boosting = BackgroundBoosting(lambda: prepared)

@@ -161,23 +161,26 @@ def refit_answer(
     longest = max(members, key=lambda member: int(member.config.data.context))
     windows = datasets.get(longest.config).dataset.num_windows["train"]
     run.append(RefitStart(num_models=len(members), windows=windows))
-    source = MemberRefit(heaviest, is_late)
-    if heaviest:
-        scheduler = PackScheduler(run, datasets, source, parallel=len(heaviest))
-        scheduler.folder = run.folder / PACKS
-        try:
-            scheduler.train()
-        finally:
-            scheduler.close()
-            runs.remove(run.folder / PACKS)
     name = f"{search.config.name}-{FOLDER}"
     changed: dict[int, tuple[ensemble.NewMember, LoadedData]] = {}
-    for member in members:
-        data = datasets.get(member.config)
-        new = _make_member(member, data, source.weights, name)
+    problems: list[str] = []
+
+    def keep(member: TestedMember, new: ensemble.NewMember | None) -> None:
         if new is not None:
+            data = datasets.get(member.config)
             changed[member.number] = new, LoadedData(data.dataset, data.fingerprint, data.encoder)
-    problems = list(dict.fromkeys(source.problems))
+
+    for member in members:
+        if member not in networks and is_late():
+            problems.append(OUT_OF_TIME)
+        elif member not in networks:
+            keep(member, _refit_baseline(member, datasets.get(member.config), name))
+    weights, network_problems = _train(search, heaviest, datasets, is_late)
+    for member in heaviest:
+        if own := weights.get(member.number):
+            config = configs.replace_settings(member.config, {"name": name})
+            keep(member, ensemble.NewMember(member.name, config, own, member.weight))
+    problems += network_problems
     if len(heaviest) < len(networks):
         problems.append(OUT_OF_TIME)
     why = "; ".join(dict.fromkeys(problems)) or None
@@ -196,14 +199,33 @@ def refit_answer(
     return {**found, "state": "done", "run": str(folder)}
 
 
-def _make_member(
-    member: TestedMember, data: TrialData, weights: Mapping[int, Mapping[str, Tensor]], name: str
-) -> ensemble.NewMember | None:
-    """Return a member that was trained on all rows; None where it stays as it was tested."""
+def _train(
+    search: AutoSearch,
+    members: Sequence[TestedMember],
+    datasets: DatasetCache,
+    is_late: Callable[[], bool],
+) -> tuple[Mapping[int, Mapping[str, Tensor]], list[str]]:
+    """Train networks on all rows; return their weights by the member's number, and why others have
+    none."""
+    run, source = search.run, MemberRefit(members, is_late)
+    if not members:
+        return {}, []
+    scheduler = PackScheduler(run, datasets, source, parallel=len(members))
+    scheduler.folder = run.folder / PACKS
+    try:
+        scheduler.train()
+    finally:
+        scheduler.close()
+        runs.remove(run.folder / PACKS)
+    if source.pending:
+        source.problems.append(OUT_OF_TIME)
+    return source.weights, source.problems
+
+
+def _refit_baseline(member: TestedMember, data: TrialData, name: str) -> ensemble.NewMember | None:
+    """Return a member that is a baseline, or its linear network, fitted to all rows; None where it
+    stays as it was tested."""
     config = configs.replace_settings(member.config, {"name": name})
-    if parse_name(member.name) is not None:
-        own = weights.get(member.number)
-        return None if own is None else ensemble.NewMember(member.name, config, own, member.weight)
     baseline = member.name.removesuffix(" long")
     fitted = fit_baseline(baseline, config, data)
     if fitted.predict is None:
