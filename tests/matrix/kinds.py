@@ -232,6 +232,17 @@ def chosen(build: Build, **options: Any) -> Build:
     return build_auto
 
 
+def refitted(build: Build) -> Build:
+    """The model of `chosen` that was trained on all rows, and so is untested."""
+    search = chosen(build, prefer="fast", refit=True)
+
+    def build_refit(folder: Path) -> Trained:
+        finished = search(folder)
+        return replace(finished, run=finished.run / "retrained" / "refit")
+
+    return build_refit
+
+
 def from_table(build: Build) -> Build:
     """The run of another kind, trained on a table in memory."""
 
@@ -370,6 +381,7 @@ KINDS: dict[str, Build] = {
     "search of auto": chosen(job(), prefer="fast"),
     "search of auto, quantiles": chosen(job(**QUANTILES), prefer="fast"),
     "search of auto, classes": chosen(classes(), prefer="fast"),
+    "refit": refitted(job()),
     "ensemble": joint(job(), job(**model("mlp"))),
     "probe": probed,
     "hub export": exported(job(), "hub"),

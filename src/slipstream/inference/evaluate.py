@@ -353,7 +353,7 @@ def _summarize_members(trained: TrainedRun, metrics: Mapping[str, Any]) -> dict[
         "members": [
             {
                 "name": member.name,
-                "kind": member.config.model.kind,
+                "kind": member.baseline or member.config.model.kind,
                 "weight": weight,
                 **metrics[_name_member(member)],
             }

@@ -60,7 +60,6 @@ def predict_with(
     plan, predictor = trained.first.plan, folds[-1]
     assert dataset.memory is not None
     signature, notes = dataset.signature, list(dataset.notes)
-    notes += [trained.untested] if trained.untested else []
     settings = trained.first.config.data
     only_last = signature.horizon > 0 and not every
     if not only_last:

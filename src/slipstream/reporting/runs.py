@@ -814,7 +814,7 @@ def _judge(files: RunFiles) -> dict[str, str | None]:
             return {"verdict": sentence, "outcome": wording.judge_search(search)}
         summary = cast(RunSummary, files.summary)
         if "untested" in summary:
-            return {"verdict": summary["untested"], "outcome": NO_DIFFERENCE}
+            return nothing
         return {"verdict": wording.describe_verdict(summary), "outcome": wording.judge(summary)}
     except DAMAGE_ERRORS:  # version 0.1 wrote no checksum that would have shown the damage
         return nothing

@@ -670,9 +670,11 @@ def build_refit(
             "plan": runs.read_json(run.folder / "plan.json"),
             "seconds": time.perf_counter() - began,
         }
+        if content is not None:
+            shares = zip(content["members"], content["folds"][-1].weights, strict=True)
+            summary["members"] = [{**member, "weight": weight} for member, weight in shares]
         summary |= cast(RunSummary, runs.describe_origin())
         runs.write_metrics(run, summary)
-        run.append(End(seconds=summary["seconds"]))
 
 
 UNTESTED_COMMENT = """\
