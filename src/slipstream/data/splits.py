@@ -69,7 +69,8 @@ def assign_used(index: SeriesIndex, data: Data) -> SplitAssignment:
         return assign_all(index)
     assigned = assign_rows(replace(index, look_ahead=0), data)  # nothing is to be purged
     sets = np.where(assigned.sets == UNUSED, UNUSED, TRAIN).astype(np.int8)
-    return replace(assigned, sets=sets)
+    changes = np.append(True, np.diff(sets) != 0)  # windows may cross from one set to the next
+    return SplitAssignment(assigned.begins[changes], sets[changes], assigned.num_rows)
 
 
 def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:

@@ -51,7 +51,7 @@ PACKS = "refit-packs"
 ALL_EPOCHS = "as many epochs as were best"
 
 
-class TestedMember(NamedTuple):
+class AnswerMember(NamedTuple):
     """A model of the tested answer."""
 
     number: int
@@ -66,23 +66,23 @@ class TestedMember(NamedTuple):
     """After which it was best; None for baselines"""
 
 
-def list_members(tested: Run, models: Sequence[ModelOrigin]) -> list[TestedMember]:
+def list_members(tested: Run, models: Sequence[ModelOrigin]) -> list[AnswerMember]:
     """Read the members of the tested answer; `models` are their origins."""
     content = portable.read_mixture(tested)
     if content is None:
         (origin,) = models
         config = load_run_config(tested)
-        return [TestedMember(1, origin["name"], config, 1.0, None, origin["epochs"])]
+        return [AnswerMember(1, origin["name"], config, 1.0, None, origin["epochs"])]
     weights = content["folds"][-1].weights
     members = []
     for number, (entry, origin) in enumerate(zip(content["members"], models, strict=True), start=1):
         config = load_run_config(Run(tested.folder / portable.MEMBERS / str(number)))
         about = weights[number - 1], entry.get("baseline"), origin["epochs"]
-        members.append(TestedMember(number, origin["name"], config, *about))
+        members.append(AnswerMember(number, origin["name"], config, *about))
     return members
 
 
-def adapt_config(member: TestedMember) -> Config:
+def adapt_config(member: AnswerMember) -> Config:
     """Return the config that a network is trained on all rows with: to the epoch that was best, on
     the same schedule. A schedule that follows validation losses is replaced by a cosine."""
     assert member.epochs is not None
@@ -102,7 +102,7 @@ class MemberRefit(TrialSource):
     """A source with one trial for each network, the heaviest first. A trial is validated once, at
     its end, since validation rows are training rows here: its weights are the last ones."""
 
-    def __init__(self, members: Sequence[TestedMember], is_late: Callable[[], bool]) -> None:
+    def __init__(self, members: Sequence[AnswerMember], is_late: Callable[[], bool]) -> None:
         self.pending = [
             TrialRun(-member.number, adapt_config(member))
             for member in sorted(members, key=lambda member: -member.weight)
@@ -165,7 +165,7 @@ def refit_answer(
     changed: dict[int, tuple[ensemble.NewMember, LoadedData]] = {}
     problems: list[str] = []
 
-    def keep(member: TestedMember, new: ensemble.NewMember | None) -> None:
+    def keep(member: AnswerMember, new: ensemble.NewMember | None) -> None:
         if new is not None:
             data = datasets.get(member.config)
             changed[member.number] = new, LoadedData(data.dataset, data.fingerprint, data.encoder)
@@ -201,7 +201,7 @@ def refit_answer(
 
 def _train(
     search: AutoSearch,
-    members: Sequence[TestedMember],
+    members: Sequence[AnswerMember],
     datasets: DatasetCache,
     is_late: Callable[[], bool],
 ) -> tuple[Mapping[int, Mapping[str, Tensor]], list[str]]:
@@ -222,7 +222,7 @@ def _train(
     return source.weights, source.problems
 
 
-def _refit_baseline(member: TestedMember, data: TrialData, name: str) -> ensemble.NewMember | None:
+def _refit_baseline(member: AnswerMember, data: TrialData, name: str) -> ensemble.NewMember | None:
     """Return a member that is a baseline, or its linear network, fitted to all rows; None where it
     stays as it was tested."""
     config = configs.replace_settings(member.config, {"name": name})
