@@ -234,11 +234,13 @@ def chosen(build: Build, **options: Any) -> Build:
 
 def refitted(build: Build) -> Build:
     """The model of `chosen` that was trained on all rows, and so is untested."""
-    search = chosen(build, prefer="fast", refit=True)
+    search = chosen(build, prefer="fast")
 
     def build_refit(folder: Path) -> Trained:
         finished = search(folder)
-        return replace(finished, run=finished.run / "retrained" / "refit")
+        study = slipstream.auto(resume=finished.run, data=finished.table, refit=True, quiet=True)
+        assert study.refit is not None
+        return replace(finished, run=study.refit)
 
     return build_refit
 

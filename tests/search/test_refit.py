@@ -239,12 +239,14 @@ def test_every_task_has_one(task, tmp_path):
             settings["data"] |= {"id": "id", "split": split}
         case "small":
             options = {"prefer": "small"}
-    study = slipstream.auto(settings, table, minutes=0.4, refit=True, quiet=True, **options)
-    assert study.summary["refit"]["state"] == "done", study.summary["refit"]
-    assert study.summary["refit"]["models"]
+    tested = slipstream.auto(settings, table, minutes=0.3, quiet=True, **options)
+    study = slipstream.auto(resume=tested.run, data=table, refit=True, quiet=True)
+    found = study.summary["refit"]
+    assert (found["state"], found["models"]) == ("done", found["of"])
     predicted = slipstream.predict(study.refit, table.slice(0, 200))
+    numbers = predicted.select(predicted.column_names[4:]).to_pandas().select_dtypes("number")
+    assert np.isfinite(numbers.to_numpy()).all()
     assert predicted.num_rows
-    assert study.summary["seconds"] < 60
 
 
 @pytest.mark.slow

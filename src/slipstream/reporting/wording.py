@@ -846,8 +846,8 @@ def describe_refit(summary: SearchSummary) -> str:
         rest = refit["of"] - refit["models"]
         parts = f"; {rest} of its {refit['of']} models are as they were tested{why}" if rest else ""
         return (
-            "for use, retrained/refit, untested: trained on all rows, its expected error is that "
-            f"of retrained/best{parts}"
+            "a second model for use is in retrained/refit; untested: trained on all rows, its "
+            f"expected error is that of retrained/best{parts}"
         )
     if refit["state"] == "failed":
         return f"there is no model trained on all rows{why}; train it with: {resume}"

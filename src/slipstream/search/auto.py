@@ -197,6 +197,10 @@ def finish_auto(
     if not rank_trials(trials) and not search.library.rank():
         raise summaries.make_no_result_error(run, trials)
     choice = choose(search.library, plan.prefer, trials, baselines)
+    chosen_baselines = [baselines[name] for name in choice.weights if name in baselines]
+    budget = search.budget = replace(
+        budget, baselines_s=sum(candidate.seconds for candidate in chosen_baselines)
+    )
     costs = search.costs.estimate_model() or ModelCosts(0.0)
     kinds = {trial.number: get_kind(search.config, trial) for trial in trials}
     seeds = {} if interrupted else plan_seeds(choice.weights, kinds, budget, costs, plan.prefer)

@@ -204,7 +204,7 @@ class AutoBudget(SearchBudget):
     num_members: int = MAX_MEMBERS
     refits: bool = False
     baselines_s: float = 0.0
-    """What fitting the quick baselines took"""
+    """What fitting the quick baselines took; once they are known, those of the answer"""
 
     def compute_reserve_s(self, costs: ModelCosts | None) -> float:
         share = REFIT_SHARE if self.refits else RESERVED_SHARE
@@ -462,7 +462,6 @@ class BaselineFits:
         quick_s = sum(candidate.seconds for candidate in self.candidates.values())
         search.budget = replace(search.budget, baselines_s=quick_s)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
-        self._began = time.perf_counter()
         self._boosting = BackgroundBoosting(lambda: prepared)
 
     def _list_folds(self, context: int) -> Iterator[FoldBaselines]:
@@ -524,7 +523,8 @@ class BaselineFits:
         for fold, trees in zip(self.folds, fitted or (), strict=False):
             others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
             found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
-            self._add(fold, "gbm", "", found["gbm"], time.perf_counter() - self._began)
+            seconds = self._boosting.seconds / len(self.folds)
+            self._add(fold, "gbm", "", found["gbm"], seconds)
         return self.candidates
 
 

@@ -48,6 +48,7 @@ from slipstream.runs.summary import (
     BaselineScores,
     FoldSummary,
     MemberDescription,
+    MemberSummary,
     RunSummary,
     SetDetail,
 )
@@ -672,7 +673,8 @@ def build_refit(
         }
         if content is not None:
             shares = zip(content["members"], content["folds"][-1].weights, strict=True)
-            summary["members"] = [{**member, "weight": weight} for member, weight in shares]
+            described = [{**member, "weight": weight} for member, weight in shares]
+            summary["members"] = cast(list[MemberSummary], described)
         summary |= cast(RunSummary, runs.describe_origin())
         runs.write_metrics(run, summary)
 
