@@ -25,7 +25,14 @@ from slipstream.scoring.baselines import fit_baselines
 from slipstream.search.budget import ModelCosts
 from slipstream.search.candidates import AutoBudget, FoldBaselines
 from slipstream.search.packs import DatasetCache, PackScheduler
-from slipstream.search.refit import AnswerMember, MemberRefit, adapt_config, fit_baseline
+from slipstream.search.refit import (
+    NO_LIMIT,
+    AnswerMember,
+    MemberRefit,
+    RefitLimit,
+    adapt_config,
+    fit_baseline,
+)
 from tests.search.test_auto import make_settings, make_table
 
 
@@ -87,6 +94,18 @@ def test_without_time_a_network_stays_as_it_was_tested(tmp_path):
     member = make_member(tmp_path)
     weights, _, _ = train_whole(member, make_table(100), tmp_path / "packs", lambda: True)
     assert weights is None
+
+
+def test_the_time_goes_to_the_heaviest_networks_that_fit(tmp_path):
+    first = make_member(tmp_path)
+    many = [
+        first._replace(number=number, weight=weight, epochs=epochs)
+        for number, weight, epochs in ((1, 0.2, 5.0), (2, 0.5, 100.0), (3, 0.3, 4.0))
+    ]
+    limit = RefitLimit(1.0, lambda: 20.0)
+    assert [member.number for member in limit.select(many, 1.5)] == [3, 1]
+    assert [member.number for member in NO_LIMIT.select(many, 1.5)] == [2, 3, 1]
+    assert not RefitLimit(1.0, lambda: -1.0).select(many, 1.5)
 
 
 def test_all_rows_of_the_sets_train_and_others_do_not(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, cast
@@ -42,7 +42,6 @@ from slipstream.search import summary as summaries
 from slipstream.search.budget import MARGIN, ModelCosts
 from slipstream.search.candidates import (
     BASELINE_NAMES,
-    REFIT_COST,
     AutoBudget,
     AutoSearch,
     BaselineCandidate,
@@ -62,6 +61,7 @@ from slipstream.search.library import (
 )
 from slipstream.search.packs import PackScheduler, TrialRun
 from slipstream.search.portfolio import Prefer
+from slipstream.search.refit import NO_LIMIT, RefitLimit
 from slipstream.search.retraining import DEFAULT, Retraining
 from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
 from slipstream.search.study import (
@@ -105,7 +105,7 @@ def run_auto(
     earlier = _read_finished(search) if result is not None else None
     if earlier is not None:
         if search.plan.refit and not refit.is_complete(search.run.folder):
-            return add_refit(search, earlier, timer, max_models=MAX_MEMBERS)
+            return add_refit(search, earlier, timer)
         return earlier
     fits = BaselineFits(search)
     interrupted = False
@@ -221,11 +221,8 @@ def finish_auto(
     runs.remove(run.folder / retraining.LANES)
     finished = FinishedSearch(run.folder, chosen, summary, study.study)
     if plan.refit and not interrupted:
-        model_s = max(MARGIN * REFIT_COST * costs.train_s, 1e-9)
-        most = max(int(min(budget.left_s / model_s, MAX_MEMBERS)), 0)
-        finished = add_refit(
-            search, finished, timer, max_models=most, is_late=lambda: budget.left_s <= 0
-        )
+        limit = RefitLimit(costs.score_s, lambda: budget.left_s)
+        finished = add_refit(search, finished, timer, limit)
     else:
         run.append(End(seconds=summary["seconds"]))
     return finished
@@ -245,15 +242,13 @@ def add_refit(
     search: AutoSearch,
     finished: FinishedSearch,
     timer: PhaseTimer,
-    *,
-    max_models: int,
-    is_late: Callable[[], bool] = lambda: False,
+    limit: RefitLimit = NO_LIMIT,
 ) -> FinishedSearch:
     """Train the answer on all rows as well, and say in its summary what became of it; a resume has
     the time that it takes. A signal leaves the tested answer, and a resume then does the rest."""
     run, models = search.run, finished.summary["models"]
     try:
-        found = refit.refit_answer(search, models, max_models=max_models, is_late=is_late)
+        found = refit.refit_answer(search, models, limit)
     except (Interrupted, KeyboardInterrupt):
         found = make_refit_summary("interrupted", len(models))
     except UserError as error:

@@ -26,6 +26,7 @@ from slipstream.runs.summary import ModelOrigin, RefitSummary
 from slipstream.scoring.baselines import fit_baselines, list_baselines
 from slipstream.scoring.batch import Baseline
 from slipstream.search import ensemble
+from slipstream.search.budget import MARGIN
 from slipstream.search.candidates import (
     AutoSearch,
     FoldBaselines,
@@ -140,12 +141,33 @@ class MemberRefit(TrialSource):
         return OUT_OF_TIME if self.is_late() else ""
 
 
+class RefitLimit(NamedTuple):
+    """The time that a refit may take."""
+
+    epoch_s: float
+    """Of one model, on the training windows of the split"""
+    get_left_s: Callable[[], float]
+
+    def is_late(self) -> bool:
+        return self.get_left_s() <= 0
+
+    def select(self, members: Sequence[AnswerMember], growth: float) -> list[AnswerMember]:
+        """Return the networks that there is time for, the heaviest first; `growth` is the number
+        of windows relative to that of the split."""
+        left_s, selected = self.get_left_s(), []
+        for member in sorted(members, key=lambda member: -member.weight):
+            needed_s = MARGIN * growth * self.epoch_s * (member.epochs or 1.0)
+            if needed_s <= left_s:
+                left_s -= needed_s
+                selected.append(member)
+        return selected
+
+
+NO_LIMIT = RefitLimit(0.0, lambda: math.inf)
+
+
 def refit_answer(
-    search: AutoSearch,
-    models: Sequence[ModelOrigin],
-    *,
-    max_models: int,
-    is_late: Callable[[], bool],
+    search: AutoSearch, models: Sequence[ModelOrigin], limit: RefitLimit
 ) -> RefitSummary:
     """Train the members of retrained/best on all rows and write retrained/refit. Members that there
     is no time for stay as they were tested."""
@@ -156,10 +178,10 @@ def refit_answer(
     runs.remove(run.folder / PACKS)
     members = list_members(tested, models)
     networks = [member for member in members if parse_name(member.name) is not None]
-    heaviest = sorted(networks, key=lambda member: -member.weight)[:max_models]
     datasets = DatasetCache(search.config, search.datasets.table, whole=True)
     longest = max(members, key=lambda member: int(member.config.data.context))
     windows = datasets.get(longest.config).dataset.num_windows["train"]
+    before = search.datasets.get(longest.config).dataset.num_windows["train"]
     run.append(RefitStart(num_models=len(members), windows=windows))
     name = f"{search.config.name}-{FOLDER}"
     changed: dict[int, tuple[ensemble.NewMember, LoadedData]] = {}
@@ -171,17 +193,18 @@ def refit_answer(
             changed[member.number] = new, LoadedData(data.dataset, data.fingerprint, data.encoder)
 
     for member in members:
-        if member not in networks and is_late():
+        if member not in networks and limit.is_late():
             problems.append(OUT_OF_TIME)
         elif member not in networks:
             keep(member, _refit_baseline(member, datasets.get(member.config), name))
-    weights, network_problems = _train(search, heaviest, datasets, is_late)
-    for member in heaviest:
+    selected = limit.select(networks, windows / before)
+    weights, network_problems = _train(search, selected, datasets, limit.is_late)
+    for member in selected:
         if own := weights.get(member.number):
             config = configs.replace_settings(member.config, {"name": name})
             keep(member, ensemble.NewMember(member.name, config, own, member.weight))
     problems += network_problems
-    if len(heaviest) < len(networks):
+    if len(selected) < len(networks):
         problems.append(OUT_OF_TIME)
     why = "; ".join(dict.fromkeys(problems)) or None
     found: RefitSummary = {
