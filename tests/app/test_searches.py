@@ -589,7 +589,10 @@ ROW = {
     "val_sd": 0.05,
     "test": 0.3,
     "train_s": 1.5,
-    "parameters": 100,
+    "parameters": 1100,
+    "predict_us": 161.7,
+    "flash_bytes": 45_000,
+    "ram_bytes": None,
     "weight": 0.75,
     "state": "finished",
     "stopped": None,
@@ -613,6 +616,9 @@ def test_auto_starts_as_a_job_with_its_minutes(site):
     assert job.command[1].endswith(".toml")
     assert job.command[2:6] == ("--minutes", "2.5", "--prefer", "small")
     assert job.command[-1] == "--json"
+    assert "--refit" not in job.command
+    job = site.workspace.store.read(site.post("/api/auto", body | {"refit": True}).json["job"])
+    assert job.command[2:7] == ("--minutes", "2.5", "--prefer", "small", "--refit")
 
 
 @pytest.mark.parametrize(
@@ -623,6 +629,7 @@ def test_auto_starts_as_a_job_with_its_minutes(site):
         ({"minutes": "5"}, "minutes is 5"),
         ({"prefer": "huge"}, "expected one of best, fast, small"),
         ({"prefer": ["best"]}, "expected one of best, fast, small"),
+        ({"refit": "yes"}, "refit: expected true or false"),
     ],
 )
 def test_auto_refuses_what_is_no_time_or_preference(site, change, message):
@@ -659,9 +666,27 @@ def test_the_page_of_auto_has_the_verdict_and_the_leaderboard(site):
     assert "2.31 MW on the test set." in page
     assert "48 rows, mse, 1 x 16" in page
     assert "75 %" in page
+    for text in ("1,100", "162", "45,000"):
+        assert f'<td class="number">{text}</td>' in page
     assert "&lt;b&gt;out of memory&lt;/b&gt;" in page
     assert "More minutes" in page
     assert "More trials" not in page
+
+
+def test_auto_goes_on_where_the_training_on_all_rows_is_missing(site):
+    refit = {"state": "interrupted", "run": None, "why": None, "models": 0, "of": 2, "windows": 0}
+    answer = {"leaderboard": [ROW], "verdict": "So.", "interrupted": False}
+    folder = write_auto(site.workspace.folder, **answer, refit=refit)
+    page = site.get("/search/job-1").text
+    assert "the training on all rows was stopped" in page
+    assert RESUME_BUTTON in page
+    job = site.workspace.store.read(site.post("/api/search/resume/job-1", {}).json["job"])
+    assert job.command[:3] == ("auto", "--resume", str(folder))
+    assert site.workspace.store.cancel(job.id)
+    finish_search(folder, **answer, refit=refit | {"state": "done", "models": 2})
+    page = site.get("/search/job-1").text
+    assert "untested: trained on all rows" in page
+    assert RESUME_BUTTON not in page
 
 
 def test_a_damaged_leaderboard_leaves_the_page(site):

@@ -560,6 +560,8 @@ def train_from(cell: Cell) -> None:
 def pretrain(cell: Cell) -> None:
     out = cell.folder / "encoder"
     more = ("pretrain.length=2", "train.epochs=1")
+    if cell.kind == "refit":  # of a kind that auto chooses
+        more += ("model.kind=gru", "model.patch=1", "model.normalize=none")
     result = cli("pretrain", cell.run / "config.toml", "--out", out, *settings(*more))
     check_finite(result["metrics"])
 
@@ -928,7 +930,7 @@ def read_config(cell: Cell) -> None:
 def load(cell: Cell) -> None:
     model = python("load", cell.run, allow_code=True, device="cpu")
     assert isinstance(model, slipstream.TrainedModel)
-    assert model.context == CONTEXT or "auto" in cell.kind  # which chooses it
+    assert model.context == CONTEXT or "auto" in cell.kind or cell.kind == "refit"  # auto chooses
     assert repr(model)
     try:
         table = model.predict(cell.trained.rows)

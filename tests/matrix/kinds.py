@@ -233,6 +233,19 @@ def chosen(build: Build, **options: Any) -> Build:
     return build_auto
 
 
+def refitted(build: Build) -> Build:
+    """The model of `chosen` that was trained on all rows, and so is untested."""
+    search = chosen(build, prefer="fast")
+
+    def build_refit(folder: Path) -> Trained:
+        finished = search(folder)
+        study = slipstream.auto(resume=finished.run, data=finished.table, refit=True, quiet=True)
+        assert study.refit is not None
+        return replace(finished, run=study.refit)
+
+    return build_refit
+
+
 def from_table(build: Build) -> Build:
     """The run of another kind, trained on a table in memory."""
 
@@ -384,6 +397,7 @@ KINDS: dict[str, Build] = {
     "search of auto": chosen(job(), prefer="fast"),
     "search of auto, quantiles": chosen(job(**QUANTILES), prefer="fast"),
     "search of auto, classes": chosen(classes(), prefer="fast"),
+    "refit": refitted(job()),
     "ensemble": joint(job(), job(**model("mlp"))),
     "ensemble of baselines": fitted(job(), "gbm", "ridge"),
     "probe": probed,

@@ -116,6 +116,30 @@ REFUSALS = [
         "is a search of many models; (open the run that it chose|none is tested)",
         "a study has trials, not one result",
     ),
+    Refused(
+        ["refit"],
+        (*OWN_TEST, *FINISHED, *JOIN),
+        "is untested: trained on all rows, its expected error is that of .*/retrained/best",
+        "it has seen the rows of all sets",
+    ),
+    Refused(
+        ["refit"],
+        BEST,
+        "holds no finished run with a test error that fits",
+        "nothing was tested",
+    ),
+    Refused(
+        ["refit"],
+        ["follow --to tensorboard"],
+        "has no events.jsonl to follow",
+        "its training is in the log of the search",
+    ),
+    Refused(
+        ["refit"],
+        ["train --resume", *LONGER],
+        "has no checkpoint to resume from",
+        "the search is what is resumed",
+    ),
     # what cannot go on, or not this way
     Refused(
         ENSEMBLES,

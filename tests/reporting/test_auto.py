@@ -165,6 +165,37 @@ def test_equal_errors_are_not_a_gain(study):
     assert ", 50 % below ridge (" in describe_auto(result, ["a"])
 
 
+def test_the_verdict_is_one_sentence_in_the_units_of_the_target():
+    def score(mae):
+        return {"metrics": {"test": {"mae": mae}}}
+
+    members = [score(2.6) | {"weight": 0.5}, score(2.441) | {"weight": 0.5}]
+    result = score(2.314) | {
+        "baselines": {"gbm": score(2.788), "ridge": score(3.0), "seasonal": None},
+        "data": {"columns": {"load": {"unit": "MW"}}},
+        "members": members,
+    }
+    assert describe_auto(result, ["load"]) == (
+        "2.314 MW mean absolute error on the test set, 17 % below gradient boosting (2.788), the "
+        "best single model 2.441."
+    )
+    alone = {key: value for key, value in result.items() if key not in ("members", "data")}
+    assert describe_auto(alone, ["load"]) == (
+        "2.314 mean absolute error on the test set, 17 % below gradient boosting (2.788)."
+    )
+
+
+def test_what_candidates_cost_is_shown_where_there_is_room(study):
+    assert study.summary["leaderboard"][0]["predict_us"] > 0
+    assert any(row["flash_bytes"] for row in study.summary["leaderboard"])
+    wide = print_at(study, 190)
+    (heading,) = [line for line in wide if "validation" in line and "┃" in line]
+    assert all(name in heading for name in ("parameters", "µs", "C flash", "C RAM", "settings"))
+    page = read(slipstream.report(study.run))
+    largest = max(row["flash_bytes"] or 0 for row in study.summary["leaderboard"])
+    assert f"{largest:,}" in page
+
+
 def test_models_of_one_candidate_are_summed_up():
     members = [
         {"name": "trial 7", "kind": "gru", "weight": 0.25},

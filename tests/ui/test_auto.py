@@ -28,6 +28,8 @@ def test_the_best_model_is_found_from_a_data_file(page, app):
     page.fill("#auto-minutes", "0.3")
     expect(page.locator("#auto-command")).to_contain_text("slipstream auto load.toml --out ")
     expect(page.locator("#auto-command")).to_contain_text(" --minutes 0.3 --prefer best")
+    page.check("#auto-refit")
+    expect(page.locator("#auto-command")).to_contain_text(" --prefer best --refit")
     page.click("#auto-go")
     page.wait_for_url("**/search/runs/**")
     expect(page.locator("#state")).to_have_text("finished")
@@ -38,7 +40,16 @@ def test_the_best_model_is_found_from_a_data_file(page, app):
     weighted = [row for row in summary["leaderboard"] if row["weight"] > 0]
     expect(page.locator("#leaderboard tr.own")).to_have_count(len(weighted))
     expect(page.locator("#f-done")).not_to_contain_text("of")
-    assert json.loads((app.find_run() / "auto.json").read_text())["prefer"] == "best"
+    plan = json.loads((app.find_run() / "auto.json").read_text())
+    assert (plan["prefer"], plan["refit"]) == ("best", True)
+    expect(page.locator("#leaderboard thead")).to_contain_text("C flash")
+    if summary["refit"]["state"] == "done":  # else the time was too short
+        untested = "untested: trained on all rows"
+        expect(page.locator(".findings")).to_contain_text(untested)
+        page.click("#open-refit")
+        page.wait_for_url("**/result/**")
+        expect(page.locator("main")).to_contain_text(untested)
+        page.go_back()
     page.click("#open-model")
     page.wait_for_url("**/result/**")
     expect(page.locator("main")).to_contain_text("MAE")

@@ -110,6 +110,10 @@ class Result(RunRecord):
     def open(cls, run: str | os.PathLike[str]) -> Result:
         """Return the result of a finished run from its folder."""
         folder = runs.open_run(Path(run)).folder
+        if untested := runs.describe_untested(folder):
+            raise UserError(
+                f"{folder}: is {untested}; it has no metrics: use slipstream.load or predict"
+            )
         summary = runs.read_metrics(folder)
         if "metrics" not in summary:  # a search, whose models are runs of their own
             chosen = folder / "retrained" / "best"
@@ -220,6 +224,8 @@ class Study(RunRecord):
         plan: How `result` was trained; empty without retraining.
         verdict: Sentences on the chosen settings and the config without a search.
         leaderboard: Of `auto`: everything that was tried, the best first, as a table.
+        refit: Of `auto` with `refit=True`: the folder of the model that was trained on all rows,
+            for `slipstream.predict` and `slipstream.load`; else None.
         summary: The object that `slipstream tune --json` prints.
         study: Optuna's own study.
         report_path: The path of report.html; it is written first where there is none yet.
@@ -276,6 +282,11 @@ class Study(RunRecord):
         import pandas as pd
 
         return pd.DataFrame(self.summary.get("leaderboard", []))
+
+    @property
+    def refit(self) -> Path | None:
+        found = self.summary.get("refit")
+        return Path(found["run"]) if found and found["run"] else None
 
     def to_pandas(self) -> pd.DataFrame:
         """Return the trials, one row for each, with a column for each setting."""

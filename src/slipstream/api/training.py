@@ -262,6 +262,7 @@ def auto(
     horizon: int | None = None,
     minutes: float | None = None,
     prefer: Literal["best", "fast", "small"] = "best",
+    refit: bool = False,
     columns: Sequence[str] | None = None,
     overrides: str | Iterable[str] | Mapping[str, Any] = (),
     quiet: bool = False,
@@ -290,6 +291,8 @@ def auto(
         minutes: The time of the whole call; five, or those of the search to resume.
         prefer: "best" combines models where that is better, "fast" answers with one model, "small"
             with one that a microcontroller can run.
+        refit: Also train the members on the rows of all sets, as a second model for use. It is
+            untested: `Study.refit` is its folder. With `resume`, True adds it.
         columns: The names of the columns, where the table is a numpy array.
         overrides: Settings that override the config, as for `train`.
         quiet: Show no progress.
@@ -342,6 +345,7 @@ def auto(
             allow_code=allow_code,
             minutes=minutes,
             prefer=prefer,
+            refit=refit,
         )
         finished = api.run_search(request)
         from slipstream.search.auto import to_public

@@ -18,6 +18,8 @@ SEARCH_FILES = ("trials.json", "study.log")
 AUTO_FILE = "auto.json"
 """The file that makes a search one of `slipstream auto`"""
 ENSEMBLE_FILE = "ensemble.json"
+UNTESTED_FILE = "untested.json"
+"""The file of a run that was trained on all rows and so is untested; it names the tested run"""
 EXPORT_FILE = "export.json"
 """The file that makes a folder an export, which can be named like a run but is never the `last`
 one"""

@@ -277,6 +277,13 @@ def auto(
             "microcontroller can run.",
         ),
     ] = "best",
+    refit: Annotated[
+        bool,
+        typer.Option(
+            "--refit",
+            help="Also write a model for use that is trained on all rows, and so untested.",
+        ),
+    ] = False,
     resume: Resume = None,
     workers: Annotated[
         str | None,
@@ -336,10 +343,13 @@ def auto(
                 timer=timer,
                 minutes=minutes,
                 prefer=cast(Any, prefer),
+                refit=refit,
             )
             study = run_search(request)
         finish(to_public(study.summary), Output(as_json, quiet, print_auto), timer)
-        if study.summary["interrupted"]:
+        refitted = study.summary["refit"]
+        is_cut = refitted is not None and refitted["state"] == "interrupted"
+        if study.summary["interrupted"] or is_cut:
             raise SystemExit(128 + signal.SIGINT)
 
 

@@ -203,6 +203,7 @@ def load_dataset(
     known: Scaler | None = None,
     num_folds: int = 1,
     replay: Replay | None = None,
+    whole: bool = False,
 ) -> Dataset:
     """Read, check, split, scale and index the data that `config.data` names, or the table passed
     instead.
@@ -210,14 +211,15 @@ def load_dataset(
     Columns of the scaler `known` are scaled by it; the others are fitted on these rows. A search
     has `num_folds`, back from the validation block; a table that stays on disk has none. `replay`
     holds the fitted ranges of the steps of `data.prepare`, where they are not to be fitted again.
+    `whole`: the rows of all sets train, see `find_sets`; such a table is read into memory.
     """
     if known is None and replay is None:
         refuse_undecided(config.data)
-    source = read_source(config, table, replay=replay, num_folds=num_folds)
-    if should_stream(config, source.tables, source.roles):
+    source = read_source(config, table, replay=replay, num_folds=num_folds, whole=whole)
+    if not whole and should_stream(config, source.tables, source.roles):
         dataset = _load_stream(config, source, known)
     else:
-        dataset = _load_memory(config, source, known, num_folds)
+        dataset = _load_memory(config, source, known, num_folds, whole=whole)
     dataset = replace(
         dataset,
         limits=source.limits,
@@ -237,10 +239,12 @@ def load_dataset(
     return replace(dataset, notes=(*dataset.notes, *notes))
 
 
-def _load_memory(config: Config, source: Source, known: Scaler | None, num_folds: int) -> Dataset:
+def _load_memory(
+    config: Config, source: Source, known: Scaler | None, num_folds: int, *, whole: bool
+) -> Dataset:
     loaded = load_series(config, source)
     raw, signature, data, intervals = loaded
-    sets = find_sets(loaded)
+    sets = find_sets(loaded, whole=whole)
     folds = tuple(Fold.from_windows(fold) for fold in sets.folds)
     left_out = _sum_by_set([fold.left_out for fold in folds])
     notes = [*source.notes, *sets.notes]

@@ -6,6 +6,7 @@ data with these functions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from slipstream.data.prepare.chain import (
     mark_source_rows,
 )
 from slipstream.data.roles import SERIES, Roles, build_signature
-from slipstream.data.series import Flags, RawSeries, merge_on_disk
+from slipstream.data.series import Flags, Ints, RawSeries, merge_on_disk
 from slipstream.data.splits import FoldWindows, SplitAssignment
 from slipstream.data.table import DataTable, describe_files
 
@@ -97,12 +98,14 @@ def read_source(
     replay: Replay | None = None,
     num_folds: int = 1,
     in_memory: bool = False,
+    whole: bool = False,
 ) -> Source:
     """Read the tables that a config names, carry out the steps of `data.prepare`, and find roles.
 
     `replay` holds the fitted ranges of the steps, where they are not to be fitted again. With the
     `num_folds` of a search, steps are fitted on the training rows of the first fold. Steps run over
     rows that stay on disk where training would stream them, unless all rows are wanted `in_memory`.
+    `whole`: all rows of the split are training rows.
     """
     data = config.data
     if not data.prepare:
@@ -121,7 +124,7 @@ def read_source(
     else:
         draft = chain.draft(tables)
         source = find_source(config, draft.data, draft.tables, [])
-        prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds))
+        prepared = chain.fit(tables, _mark_training_rows(config, source, num_folds, whole))
     source = find_source(
         config, prepared.data, prepared.tables, [*notes, *prepared.notes, *prepared.left_out]
     )
@@ -129,11 +132,11 @@ def read_source(
     return source._replace(limits=limits, latency=latency, features=chain.features)
 
 
-def _mark_training_rows(config: Config, source: Source, num_folds: int) -> Flags:
+def _mark_training_rows(config: Config, source: Source, num_folds: int, whole: bool) -> Flags:
     """Mark the training rows by their position before the first step of `data.prepare`; with folds,
     the training rows of the first fold."""
     loaded = load_series(config, source)
-    sets = find_sets(loaded)
+    sets = find_sets(loaded, whole=whole)
     training = sets.training
     if num_folds > 1:
         from slipstream.data import folds  # imports torch
@@ -185,10 +188,16 @@ def load_series(config: Config, source: Source, *, min_rows: int | None = None) 
     return LoadedSeries(raw, signature, data, intervals)
 
 
-def find_sets(loaded: LoadedSeries) -> WindowSets:
-    """Find the windows of each set; a set without windows is refused."""
+def find_sets(loaded: LoadedSeries, *, whole: bool = False) -> WindowSets:
+    """Find the windows of each set; a set without windows is refused.
+
+    `whole`: every window trains, whichever set of the split its rows are in, none tests, and the
+    validation windows are also training windows.
+    """
     raw, signature, data, _ = loaded
     index = raw.index
+    if whole:
+        return _find_whole(loaded, find_sets(loaded).folds[-1].starts)
     if data.split.stratified:
         numbers = raw.read_column(signature.targets[0]).astype(np.int64)
         starts, training = labels.split_stratified(index, numbers, data, signature)
@@ -201,6 +210,19 @@ def find_sets(loaded: LoadedSeries) -> WindowSets:
     assignment, ranges = splits.find_windows(index, data, signature)
     ranges, left_out = splits.exclude_unknown(ranges, index, signature)
     starts = {name: windows.list_starts() for name, windows in ranges.items()}
+    fold = FoldWindows("", assignment, starts, left_out)
+    return WindowSets([fold], assignment.mask(splits.TRAIN), [])
+
+
+def _find_whole(loaded: LoadedSeries, split: Mapping[str, Ints]) -> WindowSets:
+    """Return the windows of all sets as training windows; `split` are those of each set."""
+    raw, signature, data, _ = loaded
+    index = raw.index
+    assignment = splits.assign_used(index, data)
+    ranges = splits.find_set_windows(index.breaks, assignment, splits.TRAIN, data, signature)
+    known = ranges.exclude(index.unknown, signature)
+    starts = {"train": known.list_starts(), "val": split["val"], "test": split["test"][:0]}
+    left_out = {"train": len(ranges) - len(known), "val": 0, "test": 0}
     fold = FoldWindows("", assignment, starts, left_out)
     return WindowSets([fold], assignment.mask(splits.TRAIN), [])
 

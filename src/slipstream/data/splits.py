@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,17 @@ def assign_all(index: SeriesIndex) -> SplitAssignment:
     """Assign every row to the training set, except for padding rows."""
     begins, sets = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int8)
     return _exclude_padding(index, SplitAssignment(begins, sets, index.num_rows))
+
+
+def assign_used(index: SeriesIndex, data: Data) -> SplitAssignment:
+    """Assign every row that a set of the split has to the training set; rows that the split leaves
+    out stay unused."""
+    if data.split.stratified:
+        return assign_all(index)
+    assigned = assign_rows(replace(index, look_ahead=0), data)  # nothing is to be purged
+    sets = np.where(assigned.sets == UNUSED, UNUSED, TRAIN).astype(np.int8)
+    changes = np.append(True, np.diff(sets) != 0)  # windows may cross from one set to the next
+    return SplitAssignment(assigned.begins[changes], sets[changes], assigned.num_rows)
 
 
 def _exclude_padding(index: SeriesIndex, assignment: SplitAssignment) -> SplitAssignment:

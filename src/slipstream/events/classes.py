@@ -467,6 +467,16 @@ class Retrained(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefitStart(Event):
+    """The models of the tested answer are trained on all rows."""
+
+    num_models: int
+    """Number of models, baselines included"""
+    windows: int
+    """Number of training windows"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerChange(Event):
     """A worker process has started or died, or took over the models of another."""
 

@@ -47,6 +47,7 @@ CLASSES: dict[str, type[Event]] = {
     "searched": classes.SearchEnd,
     "retraining": classes.RetrainingStart,
     "retrained": classes.Retrained,
+    "refit": classes.RefitStart,
     "worker": classes.WorkerChange,
     "begun": classes.WorkerStart,
     "estimate": classes.Estimate,

@@ -304,8 +304,9 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     )
     runs.write_json(folder / DESCRIPTION, describe(source))
     summary = None
-    if (source.run.run.folder / "metrics.json").exists():
-        summary = runs.read_metrics(source.run.run.folder)
+    own = source.run.run.folder
+    if (own / "metrics.json").exists() and not runs.describe_untested(own):
+        summary = runs.read_metrics(own)
     names = sorted(path.name for path in folder.iterdir())
     (folder / CARD).write_text(write_card(source, summary, names), encoding="utf-8")
     return written

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from slipstream import __version__, runs
-from slipstream.base.run_names import ENSEMBLE_FILE, OUT
+from slipstream.base.run_names import ENSEMBLE_FILE, OUT, UNTESTED_FILE
 from slipstream.base.storage import MANIFEST, compute_sha256, read_verified
 from slipstream.config import Config, Engine
 from slipstream.config.data import SIMULATED
@@ -102,6 +103,8 @@ def _normalize(name: str) -> str:
 
 def write_standalone(run: PortableRun, folder: Path) -> None:
     """Write the run's model, or its members with their weights, into a folder."""
+    if (mark := run.run.folder / UNTESTED_FILE).exists():
+        shutil.copyfile(mark, folder / UNTESTED_FILE)
     if not run.is_ensemble:
         _write_member(run.members[0], folder)
         if read_measurement(run) is not None:  # the export is deployed as the run is

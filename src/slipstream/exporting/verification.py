@@ -85,6 +85,8 @@ def load_verification_data(trained: TrainedRun, data: Any) -> VerificationData:
                 + "\nAn export is verified on windows before it is written: on those of the run's "
                 "test set, or on new rows with the same columns (" + DATA_FILE + ")"
             ) from None
+    if trained.untested and set_name == OWN_SET:
+        set_name = "val"  # an export is compared with the model, on rows that it may have seen
     bound = trained.bind(datasets, [set_name])
     joint, fold = bound.dataset, bound.folds[-1]
     if joint.folds:
@@ -124,7 +126,7 @@ def iter_pieces(source: VerificationData, interface: Interface) -> Iterator[Refe
                 parts = [
                     (_to_physical(batch, source, interface), _restore_truth(batch.truth, source))
                     for batch in predict_batches(
-                        source.predict, [part], truth=source.set_name == OWN_SET
+                        source.predict, [part], truth=source.set_name != NEW_SET
                     )
                 ]
                 outputs = {
@@ -165,7 +167,7 @@ def _predict_part(
     readers: Sequence[_MemberReader],
     part: WindowChunk,
 ) -> ReferenceBatch:
-    (predicted,) = predict_batches(source.predict, [part], truth=source.set_name == OWN_SET)
+    (predicted,) = predict_batches(source.predict, [part], truth=source.set_name != NEW_SET)
     windows = _read_windows(readers, part, interface)
     if interface.signature.state == "carried" and len(part.starts) == 1:
         end = int(part.starts[0]) + interface.context

@@ -203,6 +203,11 @@ def _load_datasets(
     if data is not None:
         options: dict[str, Any] = {"targets": True, "resample": resample, "joins": joins}
         return [member.load_new(data, **options) for member in trained.members]
+    if trained.untested:
+        raise UserError(
+            f"{trained.run.folder}: is {trained.untested}; it has seen the rows of all sets: pass "
+            "new rows to score with " + Option("data")
+        )
     if joins:
         raise UserError(
             "joins are for new data; pass the rows to score as well (" + Option("data") + ")"
@@ -267,7 +272,7 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         **loaded.count_windows(),
         "detail": scores,
         "plan": plan.to_dict(),
-        "notes": [*dataset.notes, *notes],
+        "notes": [*dataset.notes, *notes, *([trained.untested] if trained.untested else [])],
     }
 
 

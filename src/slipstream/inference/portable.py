@@ -210,7 +210,7 @@ def load_portable(
     content = read_mixture(opened)
     if content is None:
         member, hashes = _load_member(opened, opened.folder.name, overrides, ensemble)
-        description = f"{owner}: {member.description}" if owner else member.description
+        description = runs.describe_model(member.description, owner)
         widths = member.half_widths
         return PortableRun(opened, owner, (member,), (1.0,), widths, 0, description, hashes)
     members = []
@@ -236,7 +236,9 @@ def load_portable(
         weights=weights,
         half_widths=_to_arrays(reach, targets),
         reference=reference,
-        description=f"the {rule} of {len(members)} runs",
+        description=runs.describe_model(
+            f"the {rule} of {len(members)} runs", runs.describe_untested(opened.folder)
+        ),
         hashes=hashes,
     )
 

@@ -44,12 +44,18 @@ from slipstream.scoring.ensemble import (
 
 
 def read_own_data(
-    config: Config, trained: RunPredictors, replay: Replay, table: Any = None
+    config: Config,
+    trained: RunPredictors,
+    replay: Replay,
+    table: Any = None,
+    *,
+    whole: bool = False,
 ) -> Dataset:
-    """Load the data of a run, or the table that it was trained on."""
+    """Load the data of a run, or the table that it was trained on; `whole` where it was trained on
+    the rows of all sets."""
     # a run that started from an encoder has the encoder's scaler, which is not fitted again
     known = trained.scaler.select(trained.signature.inputs) if config.train.init_from else None
-    return datasets.load_dataset(config, table, known=known, replay=replay)
+    return datasets.load_dataset(config, table, known=known, replay=replay, whole=whole)
 
 
 def verify_own_data(
@@ -190,11 +196,13 @@ def load_own_sets(members: Sequence[Member], table: Any = None) -> list[Dataset]
     result = []
     for member in members:
         trained, key = member.trained, member.config.data.model_dump_json()
+        whole = bool(files.read_origin(member.run).get(files.WHOLE))
+        key += files.WHOLE * whole
         if member.config.train.init_from:  # scaled as its encoder's data were
             key = str(member.run.folder)
         if key not in loaded:
             replay = Replay(read_limits(member.run))
-            loaded[key] = read_own_data(member.config, trained, replay, table)
+            loaded[key] = read_own_data(member.config, trained, replay, table, whole=whole)
         outputs = {name: getattr(trained.signature, name) for name in ("quantiles", "output_range")}
         signature = loaded[key].signature.model_copy(update=outputs)
         dataset = replace(loaded[key], signature=signature)
@@ -242,9 +250,15 @@ class TrainedRun:
             trained = self.first.trained
             by_fold = f"{trained.description}, fold by fold"
             predictor = by_fold if on_folds else trained.describe_on_new_data()
-            return f"{self.owner}: {predictor}" if self.owner else predictor
+            return runs.describe_model(predictor, self.owner)
         rule = "weighted mean" if self.uses == ENSEMBLE else "best"
-        return f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+        text = f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+        return runs.describe_model(text, self.untested)
+
+    @property
+    def untested(self) -> str:
+        """Whose error the run is expected to have where it was trained on all rows; else empty."""
+        return runs.describe_untested(self.run.folder)
 
     def bind(self, datasets: Sequence[Dataset], sets: Sequence[str]) -> BoundRun:
         """Combine the run with each member's data; an ensemble predicts the windows that all

@@ -42,6 +42,8 @@ class ConstArrays:
 
     int8: bool
     """Whether matrices are stored in 8 bits"""
+    has_text: bool = True
+    """Whether the source is wanted, and not its sizes alone: the text of many numbers takes long"""
     lines: list[str] = field(default_factory=list)
     num_bytes: int = 0
     num_weights: int = 0
@@ -84,12 +86,14 @@ class ConstArrays:
         return f"{{{weight}, {self.add_floats(f'{name}_bias', bias)}}}"
 
     def _add(self, kind: str, name: str, values: Iterable[str], num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        if not self.has_text:
+            return
         texts = list(values)
         starts = range(0, len(texts), PER_LINE)
         lines = [", ".join(texts[start : start + PER_LINE]) for start in starts]
         body = ",\n    ".join(lines)
         self.lines.append(f"static const {kind} {name}[{len(texts)}] = {{\n    {body}}};\n")
-        self.num_bytes += num_bytes
 
 
 def to_blocks(matrix: npt.NDArray[Any]) -> npt.NDArray[Any]:

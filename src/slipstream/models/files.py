@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 Content = TypeVar("Content")
 WEIGHTS_FILE, SIGNATURE_FILE, SCALER_FILE = "weights.safetensors", "signature.json", "scaler.json"
 ORIGIN = "origin.json"
+WHOLE = "whole"
+"""The entry of an origin that says that the rows of all sets were training rows"""
 PREPARE_FILE = "prepare.json"
 """The file with the fitted ranges of the steps of `data.prepare`"""
 

@@ -46,9 +46,9 @@ from slipstream.reporting.wording import (
     MetricColumn,
     ReportLayout,
     choose_layout,
-    find_unit,
     format_value,
     get_metric_name,
+    get_unit,
     shorten_names,
     sort_key,
 )
@@ -259,6 +259,8 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
         "chosen_rows": found,
         "score_name": wording.name_ranking(summary),
         "name_candidate": wording.name_candidate,
+        "format_costs": wording.format_costs,
+        "refit": wording.describe_refit(summary),
         "describe_candidate": wording.describe_candidate,
         "judged_name": wording.format_metric(
             f"{wording.SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
@@ -357,6 +359,8 @@ def report(run: str | Path, *, out: str | Path | None = None) -> Path:
             return write_probe_report(folder, folder if out is None else Path(out))
     opened = runs.open_run(folder)
     to = opened.folder if out is None else Path(out).absolute()
+    if untested := runs.describe_untested(opened.folder):
+        raise UserError(f"{opened.folder}: is {untested}; there is nothing to report, see that one")
     if not (opened.folder / "trials.json").exists():
         return _write_run_report(opened, to)
     for name in RETRAINED:
@@ -454,12 +458,6 @@ def _draw_plots(folder: Path, summary: RunSummary, events: list[Event]) -> dict[
     plots["distributions"] = predictions.draw_distributions(table, targets)
     examples = predictions.draw_examples(table, targets)
     return {"plots": plots, "examples": examples, "sampled": table.sampled}
-
-
-def get_unit(summary: RunSummary, column: str) -> str:
-    """Return a column's unit, as its file or its name has it; empty where it is not known."""
-    columns = (summary.get("data") or {}).get("columns", {})
-    return columns.get(column, {}).get("unit") or find_unit(column)
 
 
 def _find_shared_unit(summary: RunSummary) -> str:

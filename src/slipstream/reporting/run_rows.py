@@ -58,7 +58,10 @@ class RowScores(NamedTuple):
 
 
 def read_scores(kind: str, summary: Summary, metric: str | None) -> RowScores:
-    """Read a metric of what the run predicts with; by default MAE, or log-loss for classes."""
+    """Read a metric of what the run predicts with; by default MAE, or log-loss for classes. A run
+    that is untested has none."""
+    if "untested" in summary:
+        return RowScores(metric or "")
     result = find_result(kind, summary)
     if metric is None:
         metric = choose_metric(kind, summary)
@@ -419,7 +422,7 @@ def _describe_state(files: RunFiles, epochs: float | None) -> str:
             done = f"{shares.done} of {shares.of} shares done" if shares else ""
             return ", ".join(filter(None, (f"after {reached}" if reached else "", done)))
         case _:
-            return files.damage
+            return files.damage or cast(RunSummary, files.summary or {}).get("untested", "")
 
 
 def _describe_writers(files: RunFiles) -> str:

@@ -813,6 +813,8 @@ def _judge(files: RunFiles) -> dict[str, str | None]:
             sentence = wording.describe_search_verdict(search)
             return {"verdict": sentence, "outcome": wording.judge_search(search)}
         summary = cast(RunSummary, files.summary)
+        if "untested" in summary:
+            return nothing
         return {"verdict": wording.describe_verdict(summary), "outcome": wording.judge(summary)}
     except DAMAGE_ERRORS:  # version 0.1 wrote no checksum that would have shown the damage
         return nothing

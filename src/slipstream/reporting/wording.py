@@ -149,6 +149,12 @@ def find_unit(name: str) -> str:
     return UNITS.get(last, "") or (last if before and QUANTITIES.get(quantity) == last else "")
 
 
+def get_unit(summary: RunSummary, column: str) -> str:
+    """Return a column's unit, as its file or its name has it; empty where it is not known."""
+    columns = (summary.get("data") or {}).get("columns", {})
+    return columns.get(column, {}).get("unit") or find_unit(column)
+
+
 def add_unit(number: str, unit: str) -> str:
     return f"{number} {unit}" if unit and number != "–" else number
 
@@ -779,13 +785,19 @@ def _describe_failure(comparison: SearchComparison) -> str:
     )
 
 
+BASELINE_NAMES = {
+    "gbm": "gradient boosting",
+    "rocket": "random convolutions",
+    "logistic": "logistic regression",
+}
+"""Baselines in words, where their name alone says little"""
 MIN_CHANGE = 0.5
 """Percent below which two errors are called the same"""
 
 
 def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
-    """State the error of a model on the test set, beside the best baseline and the best of its
-    members: in the data's units, or of several targets in standard deviations."""
+    """State the error of a model on the test set in a sentence, beside the best baseline and the
+    best of its members: in the data's units, or of several targets in standard deviations."""
     metrics = (result["metrics"] or {})["test"]
     is_class = "log_loss" in metrics
     key = "balanced_accuracy" if is_class else "mae"
@@ -798,7 +810,10 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
         return found["test"].get(key) if found else None
 
     own = read(result)
-    unit = " standard deviations" if several else ""
+    unit = "standard deviations" if several else ""
+    if not is_class and len(targets) == 1:
+        unit = get_unit(result, targets[0])
+    unit = f" {unit}" if unit else ""
     name = "balanced accuracy" if is_class else "mean absolute error"
     text = f"{format_number(own)}{unit} {name} on the test set"
     baselines = {
@@ -811,12 +826,32 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
         change = 100 * (own - baselines[best]) / max(abs(baselines[best]), 1e-300)
         side = f"{abs(change):.0f} % {'above' if change > 0 else 'below'}"
         side = side if abs(change) >= MIN_CHANGE else "as"
-        text += f", {side} {best} ({format_number(baselines[best])})"
+        text += f", {side} {BASELINE_NAMES.get(best, best)} ({format_number(baselines[best])})"
     alone = [read(member) for member in result.get("members") or () if member["weight"] > 0]
     known = [value for value in alone if value is not None]
     if len(known) > 1:
-        text += f"; the best of its members alone {format_number(choose(known))}"
+        text += f", the best single model {format_number(choose(known))}"
     return text + "."
+
+
+def describe_refit(summary: SearchSummary) -> str:
+    """State what the second model of `slipstream auto --refit` is, or why there is none; empty
+    where it was not asked for."""
+    refit = summary.get("refit")
+    if refit is None:
+        return ""
+    why = f" ({refit['why']})" if refit["why"] else ""
+    resume = Command("auto", resume=summary["run"]).render("terminal")
+    if refit["state"] == "done":
+        rest = refit["of"] - refit["models"]
+        parts = f"; {rest} of its {refit['of']} models are as they were tested{why}" if rest else ""
+        return (
+            "a second model for use is in retrained/refit; untested: trained on all rows, its "
+            f"expected error is that of retrained/best{parts}"
+        )
+    if refit["state"] == "failed":
+        return f"there is no model trained on all rows{why}; train it with: {resume}"
+    return f"the training on all rows was stopped; train it with: {resume}"
 
 
 def name_ranking(summary: SearchSummary) -> str:
@@ -824,6 +859,13 @@ def name_ranking(summary: SearchSummary) -> str:
     if cast(RunSummary, summary).get("quantiles"):
         return "pinball loss"
     return format_metric(f"{SCALED}{summary['metric']}") if "scaled" in summary else "log-loss"
+
+
+def format_costs(row: LeaderboardRow) -> list[str]:
+    """Return a row's number of parameters, microseconds per prediction, and flash and RAM in C;
+    empty where there are none, as in rows of older versions."""
+    sizes = (row.get(name) for name in ("parameters", "predict_us", "flash_bytes", "ram_bytes"))
+    return ["" if size is None else f"{size:,.0f}" for size in sizes]
 
 
 def name_candidate(row: LeaderboardRow) -> str:

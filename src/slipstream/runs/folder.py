@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from slipstream import events
 from slipstream.base.errors import Option, ResumableError, UserError
-from slipstream.base.run_names import ENSEMBLE_FILE, find_run
+from slipstream.base.run_names import ENSEMBLE_FILE, UNTESTED_FILE, find_run
 from slipstream.base.storage import MANIFEST, compute_sha256
 from slipstream.base.text import mask_argument
 from slipstream.events import Event
@@ -33,6 +33,7 @@ UNPUBLISHED = ".unpublished"
 MAX_COLLISIONS = 20
 """How often other processes may remove a new hidden folder as a leftover before an error"""
 METRICS = "metrics.json"
+UNTESTED = "untested"
 LISTED = (
     *("config.toml", "labels.toml", "encoder.toml", "plan.json", "trials.json", "best.toml"),
     *("predictions.parquet", "reconstructions.parquet", "ensemble.json"),
@@ -218,15 +219,33 @@ def open_run(name: str | Path, watch: Watch | None = None, *, kinds: Collection[
 
 def find_model_run(run: Run) -> tuple[Run, str]:
     """Return the run whose model is used, and a description where it is not `run` itself: for a
-    search, the best settings, retrained or as the best trial left them."""
+    search, the best settings, retrained or as the best trial left them. A run that is untested is
+    described as such."""
     inner = run.folder / "retrained" / "best", run.folder / "best"
     has_own = run.model.exists() or (run.folder / ENSEMBLE_FILE).exists()
     files = ("model", ENSEMBLE_FILE)
     if has_own or not any((folder / name).exists() for folder in inner for name in files):
-        return run, ""
+        return run, describe_untested(run.folder)
     if (inner[0] / "metrics.json").exists():
         return Run(inner[0], run.watch), "the search's best settings, retrained"
     return Run(inner[1], run.watch), "the search's best trial"
+
+
+def describe_untested(folder: Path) -> str:
+    """Return that a run was trained on all rows, so that no rows are left to test it on, and whose
+    error it is expected to have; empty for every other run."""
+    path = folder / UNTESTED_FILE
+    if not path.exists():
+        return ""
+    tested = read_json(path)["expected"]
+    return f"{UNTESTED}: trained on all rows, its expected error is that of {tested}"
+
+
+def describe_model(predictor: str, owner: str) -> str:
+    """Return the description of a predictor with what `find_model_run` says of its run."""
+    if owner.startswith(UNTESTED):
+        return f"{predictor} ({owner})"
+    return f"{owner}: {predictor}" if owner else predictor
 
 
 @contextmanager

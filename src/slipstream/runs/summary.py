@@ -290,6 +290,9 @@ class RunSummary(
     name: str
     failed: str
     """Why a test run of a search has no model; everything but `run` is missing then"""
+    untested: str
+    """Of a run that was trained on all rows: whose error it is expected to have; it has no
+    metrics"""
     objective: str
     """masked: a pre-trained encoder"""
     windows: Mapping[str, int]
@@ -347,7 +350,19 @@ class SearchComparison(TypedDict):
     verdict: str
 
 
-class LeaderboardRow(TypedDict):
+class DeploymentCosts(TypedDict):
+    """What a candidate costs where it runs; None where it was not measured."""
+
+    parameters: int | None
+    predict_us: float | None
+    """Microseconds of one prediction, in PyTorch on the machine of the search: a median"""
+    flash_bytes: int | None
+    """Constants of its code in C, without instructions; None where a kind has no such code"""
+    ram_bytes: int | None
+    """Memory of its code in C, for one series"""
+
+
+class LeaderboardRow(DeploymentCosts):
     """Something that `slipstream auto` has tried."""
 
     name: str
@@ -361,7 +376,6 @@ class LeaderboardRow(TypedDict):
     test: float | None
     """The metric that models are compared by, on the test set; of members and baselines"""
     train_s: float | None
-    parameters: int | None
     weight: float
     """In the ensemble; 0 for others"""
     state: str
@@ -372,6 +386,31 @@ class LeaderboardRow(TypedDict):
 class MemberWeight(TypedDict):
     name: str
     weight: float
+
+
+class ModelOrigin(TypedDict):
+    """A model of the answer of `slipstream auto`."""
+
+    name: str
+    """That of its candidate"""
+    epochs: float | None
+    """After which its validation loss was lowest; None for baselines"""
+
+
+class RefitSummary(TypedDict):
+    """The second model of `slipstream auto --refit`, trained on all rows and untested."""
+
+    state: Literal["pending", "done", "interrupted", "failed"]
+    run: str | None
+    """Its folder"""
+    why: str | None
+    """Why models, or all of them, are not trained on all rows"""
+    models: int
+    """Models that were trained on all rows"""
+    of: int
+    """Models of the answer"""
+    windows: int
+    """The training windows"""
 
 
 class SearchSummary(RunOrigin, total=False):
@@ -411,6 +450,10 @@ class SearchSummary(RunOrigin, total=False):
     verdict: str
     coverage: Mapping[str, float]
     """The share of the test set's true values inside the interval of each level"""
+    models: list[ModelOrigin]
+    """Every model of the answer, a candidate's from several seeds too"""
+    refit: RefitSummary | None
+    """None where it was not asked for"""
     interrupted: bool
     """Whether a signal ended the search before its time"""
 

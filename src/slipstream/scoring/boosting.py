@@ -12,6 +12,7 @@ K outputs, U columns known ahead, M trees, S splits and L leaves of a tree, Q cl
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from threading import Thread
@@ -290,15 +291,19 @@ class BackgroundBoosting:
 
     def __init__(self, prepare: Callable[[], Sequence[PreparedBoosting]]) -> None:
         self._fitted: list[FittedBoosting] | None = None
+        self.seconds = 0.0
+        """What fitting all folds took, once it has ended"""
         self._thread = Thread(target=self._fit, args=(prepare,), daemon=True)
         self._thread.start()
 
     def _fit(self, prepare: Callable[[], Sequence[PreparedBoosting]]) -> None:
         # the training's own thread is busy as well
         threads = min(max(machine.count_available_cores() - 1, 1), MAX_CORES)
+        began = time.perf_counter()
         with torch.inference_mode():
             prepared = prepare()
         trees = TreeProcess([fold.task for fold in prepared], threads).wait()
+        self.seconds = time.perf_counter() - began
         if trees is not None:
             self._fitted = [
                 fold.finish(fitted) for fold, fitted in zip(prepared, trees, strict=True)

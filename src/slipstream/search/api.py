@@ -68,6 +68,8 @@ class AutoRequest(SearchRequest):
     minutes: float | None = None
     """None: five minutes, or those of the search to resume"""
     prefer: Prefer = "best"
+    refit: bool = False
+    """Of a search to resume: True adds it, and what was asked for before stays"""
 
 
 def tune(*arguments: Any, **options: Any) -> FinishedSearch:
@@ -105,12 +107,15 @@ def run_search(request: SearchRequest) -> FinishedSearch:
                 f"{run.folder}: is a search, not one of auto; resume with: "
                 + studies.suggest_resume(run.folder, None)
             )
+        if isinstance(request, AutoRequest) and plan is not None and request.refit:
+            plan = replace(plan, refit=True)
     elif isinstance(request, AutoRequest):
         settings, plan, datasets = prepare_auto(
             settings,
             data,
             minutes=request.minutes or DEFAULT_MINUTES,
             prefer=request.prefer,
+            refit=request.refit,
         )
     spaces.check_config(settings)
     spaces.make_space(settings)  # report mistakes in the space first
@@ -136,6 +141,8 @@ def run_search(request: SearchRequest) -> FinishedSearch:
             watch=request.watch,
         )
     with runs.lock_run(run), _explain_resume(run, launcher):
+        if plan is not None:
+            runs.write_text(run.folder / AUTO_FILE, plan.to_json())
         start_follower(run, settings.follow)
         resumed = request.resume is not None
         return _search(run, launcher, datasets, timer, resumed=resumed, plan=plan)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, cast
 
 from optuna.trial import FrozenTrial
 from safetensors.torch import load_file
@@ -19,23 +21,36 @@ from torch import Tensor
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import statistics
-from slipstream.base.errors import Interrupted, Option, ResumableError
+from slipstream.base.errors import Interrupted, Option, ResumableError, UserError
 from slipstream.base.phases import EARLIER, SEARCH_PARTS, PhaseTimer
 from slipstream.config import Config
 from slipstream.config import search_space as spaces
 from slipstream.events import End, RetrainingStart, SearchEnd
 from slipstream.reporting import wording
 from slipstream.runs import Run
-from slipstream.runs.summary import LeaderboardRow, RunSummary, Scores, SearchSummary
+from slipstream.runs.summary import (
+    DeploymentCosts,
+    LeaderboardRow,
+    RefitSummary,
+    RunSummary,
+    Scores,
+    SearchSummary,
+)
 from slipstream.scoring.summary import get_metric
-from slipstream.search import ensemble, portfolio, retraining, sharing
+from slipstream.search import ensemble, portfolio, refit, retraining, sharing
 from slipstream.search import summary as summaries
+from slipstream.search.budget import ModelCosts
 from slipstream.search.candidates import (
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
     name_trial,
     parse_name,
+)
+from slipstream.search.deployment import (
+    NOT_MEASURED,
+    measure_network,
+    time_predictor,
 )
 from slipstream.search.library import (
     MAX_MEMBERS,
@@ -44,6 +59,7 @@ from slipstream.search.library import (
 )
 from slipstream.search.packs import PackScheduler, TrialRun
 from slipstream.search.portfolio import Prefer
+from slipstream.search.refit import NO_LIMIT, RefitLimit
 from slipstream.search.retraining import DEFAULT, Retraining
 from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
 from slipstream.search.study import (
@@ -64,6 +80,8 @@ FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS = 500, 0.5, 3.0
 unless its loss is so many times that of the best candidate"""
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
+MAX_MEASURED = 10
+"""The best candidates that are measured beside the members and the baselines"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 
@@ -81,6 +99,8 @@ def run_auto(
     what they have found so far."""
     earlier = _read_finished(search) if result is not None else None
     if earlier is not None:
+        if search.plan.refit and not refit.is_complete(search.run.folder):
+            return add_refit(search, earlier, timer)
         return earlier
     fits = BaselineFits(search)
     interrupted = False
@@ -150,6 +170,8 @@ class AutoMember(NamedTuple):
     config: Config
     weight: float
     weights: Mapping[str, Tensor]
+    epochs: float | None = None
+    """After which a network was best"""
 
 
 def finish_auto(
@@ -172,7 +194,7 @@ def finish_auto(
     kinds = {trial.number: get_kind(search.config, trial) for trial in trials}
     seeds: dict[int, int] = {}
     if not interrupted:
-        left_s = budget.left_s - search.end_costs.estimate_scoring(choice.weights)
+        left_s = budget.left_s - search.estimate_tests(choice.weights)
         seeds = plan_seeds(choice.weights, kinds, search.estimate_members(), left_s, plan.prefer)
     if seeds:
         run.append(RetrainingStart(num_trials=len(seeds), num_seeds=max(seeds.values())))
@@ -184,15 +206,58 @@ def finish_auto(
     summary = summarize(search, trials, search_result, choice, members, result, baselines)
     runs.write_text(run.folder / "best.toml", configs.to_toml(chosen, only_set=True))
     summary["interrupted"] = interrupted
-    summary["seconds"] = budget.elapsed_s
-    before = {EARLIER: budget.spent_s} if budget.spent_s else {}
-    summary["time"] = timer.summarize(SEARCH_PARTS, before=before)
+    summary |= _measure_time(search, timer)
     runs.write_metrics(run, summary)
     if not interrupted:
         search.drop_weights(search.library.rank()[:MAX_SAVED])
     runs.remove(run.folder / retraining.LANES)
+    finished = FinishedSearch(run.folder, chosen, summary, study.study)
+    if plan.refit and not interrupted:
+        costs = search.costs.estimate_model() or ModelCosts(0.0)
+        limit = RefitLimit(costs.score_s, lambda: budget.left_s)
+        finished = add_refit(search, finished, timer, limit)
+    else:
+        run.append(End(seconds=summary["seconds"]))
+    return finished
+
+
+def _measure_time(search: AutoSearch, timer: PhaseTimer) -> SearchSummary:
+    """Return the entries of the summary on the time that has passed."""
+    budget = search.budget
+    before = {EARLIER: budget.spent_s} if budget.spent_s else {}
+    return {
+        "seconds": budget.elapsed_s,
+        "time": timer.summarize(SEARCH_PARTS, before=before),
+    }
+
+
+def add_refit(
+    search: AutoSearch,
+    finished: FinishedSearch,
+    timer: PhaseTimer,
+    limit: RefitLimit = NO_LIMIT,
+) -> FinishedSearch:
+    """Train the answer on all rows as well, and say in its summary what became of it; a resume has
+    the time that it takes. A signal leaves the tested answer, and a resume then does the rest."""
+    run, models = search.run, finished.summary["models"]
+    try:
+        found = refit.refit_answer(search, models, limit)
+    except (Interrupted, KeyboardInterrupt):
+        found = make_refit_summary("interrupted", len(models))
+    except UserError as error:
+        found = make_refit_summary("failed", len(models), str(error))
+    timer.end("retraining")
+    entries = {"refit": found, **_measure_time(search, timer)}
+    summary = cast(SearchSummary, runs.update_metrics(run.folder, **entries))
     run.append(End(seconds=summary["seconds"]))
-    return FinishedSearch(run.folder, chosen, summary, study.study)
+    return replace(finished, summary=summary)
+
+
+def make_refit_summary(
+    state: Literal["pending", "interrupted", "failed"], num_models: int, why: str | None = None
+) -> RefitSummary:
+    """Return the summary of a refit that is not there."""
+    return {"state": state, "run": None, "why": why, "models": 0, "of": num_models, "windows": 0}
 
 
 def choose(
@@ -317,8 +382,13 @@ def train_members(
         update = {"retrain": len(seeds), "retrain_seeds": most, "folds": None}
         limited = config.model_copy(update={"tune": config.tune.model_copy(update=update)})
         again = MemberTraining(run, limited, study, seeds)
-        scored_s = search.end_costs.estimate_scoring(choice.weights)
-        again.is_late = lambda: budget.left_s <= scored_s
+        costs = search.costs.estimate_model() or ModelCosts(0.0)
+        again_s = search.end_costs.estimate_refit(
+            [name_trial(number) for number, count in seeds.items() for _ in range(count)],
+            costs.train_s,
+        )
+        later_s = search.estimate_tests(choice.weights) + again_s
+        again.is_late = lambda: budget.left_s <= later_s
         again.set_candidates([trials[number] for number in seeds])
         scheduler.pool.source = again
         scheduler.train()
@@ -331,21 +401,24 @@ def train_members(
             members.append(AutoMember(name, candidate.config, weight, candidate.weights))
             continue
         settings = spaces.apply_params(config, study.space, trials[number].params)
-        own: list[Mapping[str, Tensor]] = []
+        own: list[tuple[Mapping[str, Tensor], float]] = []
         if again is not None and number in again.results:
             own = list(_select_fresh(search, again, number))
         if not own:
-            own = [load_file(search.find_path(number, last))]
+            epochs = trials[number].user_attrs.get(NOTES, {}).get("best_epoch") or 1.0
+            own = [(load_file(search.find_path(number, last)), epochs)]
         share = weight / len(own)
-        members += [AutoMember(name, settings, share, weights) for weights in own]
+        members += [
+            AutoMember(name, settings, share, weights, epochs=epochs) for weights, epochs in own
+        ]
     return members
 
 
 def _select_fresh(
     search: AutoSearch, again: MemberTraining, number: int
-) -> Iterator[Mapping[str, Tensor]]:
-    """Yield the weights of the models that were trained again; not those that the time has cut off
-    so early that the search's own model is better."""
+) -> Iterator[tuple[Mapping[str, Tensor], float]]:
+    """Yield the weights of the models that were trained again, and their best epochs; not those
+    that the time has cut off so early that the search's own model is better."""
     trial = search.study.get_trials()[number]
     known = get_score(trial) or math.inf
     for (owner, seed), weights in again.weights.items():
@@ -355,12 +428,13 @@ def _select_fresh(
         is_cut = event.stopped is not None and OUT_OF_TIME in event.stopped
         is_usable = event.loss is not None and math.isfinite(event.loss)
         if is_usable and (not is_cut or event.loss <= MAX_CUT_LOSS * known):
-            yield weights
+            yield weights, event.best_epoch or 1.0
 
 
 def build_answer(search: AutoSearch, members: Sequence[AutoMember]) -> RunSummary:
     """Write the run that predicts, retrained/best, and return its summary."""
     folder = search.run.folder / "retrained" / "best"
+    runs.remove(folder.parent / refit.FOLDER)  # that of an earlier answer
     runs.remove(folder)
     name = f"{search.config.name}-best"
     entries = [
@@ -434,6 +508,8 @@ def summarize(
         "prefer": search.plan.prefer,
         "leaderboard": rows,
         "weights": [{"name": name, "weight": weight} for name, weight in choice.weights.items()],
+        "models": [{"name": member.name, "epochs": member.epochs} for member in members],
+        "refit": make_refit_summary("pending", len(members)) if search.plan.refit else None,
     }
     summary["verdict"] = wording.describe_auto(result, search.signature.targets)
     summary |= runs.describe_origin()
@@ -491,9 +567,7 @@ def make_leaderboard(
         if known:
             tested.setdefault(row, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
-    parameters = {
-        member.name: sum(tensor.numel() for tensor in member.weights.values()) for member in members
-    }
+    costs = measure_costs(search, by_name, members, baselines)
     rows: list[LeaderboardRow] = []
     for name in library.rank():
         trial = by_name.get(name)
@@ -511,7 +585,7 @@ def make_leaderboard(
                 "val_sd": statistics.compute_deviation(losses) if len(losses) > 1 else None,
                 "test": sum(found) / len(found) if found else None,
                 "train_s": notes.get("seconds") or (fitted.seconds if fitted else None),
-                "parameters": parameters.get(name) or None,
+                **costs.get(name, NOT_MEASURED),
                 "weight": choice.weights.get(name, 0.0),
                 "state": "baseline" if trial is None else get_state(trial),
                 "stopped": notes.get("stopped"),
@@ -530,13 +604,44 @@ def make_leaderboard(
                     "val_sd": None,
                     "test": None,
                     "train_s": notes.get("seconds"),
-                    "parameters": None,
+                    **NOT_MEASURED,
                     "weight": 0.0,
                     "state": get_state(trial),
                     "stopped": notes.get("stopped"),
                 }
             )
     return rows
+
+
+def measure_costs(
+    search: AutoSearch,
+    trials: Mapping[str, FrozenTrial],
+    members: Sequence[AutoMember],
+    baselines: Mapping[str, BaselineCandidate],
+) -> dict[str, DeploymentCosts]:
+    """Return what the members, the best candidates and the baselines cost where they run, in this
+    order, as far as the time for it goes."""
+    weights = {member.name: member.weights for member in members}
+    names = dict.fromkeys([*weights, *search.library.rank()[:MAX_MEASURED], *baselines])
+    end = time.perf_counter() + search.budget.measuring_s
+    costs: dict[str, DeploymentCosts] = {}
+    for name in names:
+        if time.perf_counter() > end:
+            break
+        candidate, trial = baselines.get(name), trials.get(name)
+        with suppress(UserError, RuntimeError):  # what cannot be measured has no figures
+            if trial is not None:
+                config = spaces.apply_params(search.config, search.study.space, trial.params)
+                data = search.datasets.get(config)
+                costs[name] = measure_network(config, data, weights.get(name))
+            elif candidate is not None and candidate.weights:
+                data = search.datasets.get(candidate.config)
+                costs[name] = measure_network(candidate.config, data, candidate.weights)
+            elif candidate is not None and candidate.baseline.predict is not None:
+                predict = candidate.baseline.predict
+                predict_us = time_predictor(predict, search.datasets.get(candidate.config))
+                costs[name] = {**NOT_MEASURED, "predict_us": predict_us}
+    return costs
 
 
 def get_kind(config: Config, trial: FrozenTrial) -> str:

@@ -79,8 +79,13 @@ RESERVED_SHARE = 0.35
 REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.5, 0.1
 """Seconds of files and reports: a constant, and more on a machine that is slow to start; at most
 this share of the whole time"""
+MAX_MEASURING_S, MEASURING_SHARE = 3.0, 0.02
+"""Seconds of measuring candidates at most, and as a share of the whole time"""
 SCORING_FACTOR = 2.0
 """How much longer scoring takes than predicting: metrics, intervals, files"""
+REFIT_COST, REFIT_SHARE = 1.5, 0.45
+"""The training of a member on all rows relative to its training before; the share of the whole time
+that is reserved at most where it is wanted"""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,8 @@ class AutoPlan:
     prefer: Prefer
     candidates: list[Params]
     facts: Facts
+    refit: bool = False
+    """Whether the answer is trained on all rows too, for use"""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -106,7 +113,7 @@ class AutoPlan:
 
 
 def prepare_auto(
-    config: Config, data: Any, *, minutes: float, prefer: Prefer
+    config: Config, data: Any, *, minutes: float, prefer: Prefer, refit: bool = False
 ) -> tuple[Config, AutoPlan, DatasetCache]:
     """Return the config of the search, its plan, and the data that were loaded for it."""
     config = _adapt_config(config, minutes)
@@ -140,7 +147,7 @@ def prepare_auto(
     tune = {"space": space, "parallel": PARALLEL[device]}
     config = config.model_copy(update={"tune": config.tune.model_copy(update=tune)})
     cache.config = config
-    return config, AutoPlan(prefer, candidates, facts), cache
+    return config, AutoPlan(prefer, candidates, facts, refit), cache
 
 
 def _adapt_config(config: Config, minutes: float) -> Config:
@@ -198,8 +205,14 @@ class AutoBudget(SearchBudget):
     """The time of `slipstream auto`, whose tests are part of its costs."""
 
     @property
+    def measuring_s(self) -> float:
+        """What measuring the candidates for the leaderboard may take"""
+        return min(MAX_MEASURING_S, MEASURING_SHARE * self.total_s)
+
+    @property
     def overhead_s(self) -> float:
-        return min(OVERHEAD_SHARE * self.total_s, REPORT_S + REPORT_FACTOR * self.setup_s)
+        needed_s = REPORT_S + REPORT_FACTOR * self.setup_s + self.measuring_s
+        return min(OVERHEAD_SHARE * self.total_s, needed_s)
 
 
 @dataclass
@@ -212,6 +225,10 @@ class AutoCosts:
     """By candidate: to predict a window"""
     train_s: dict[str, float] = field(default_factory=dict)
     """By candidate: to train one model; on a GPU, where many train at a time, it is the mean"""
+    fit_s: dict[str, float] = field(default_factory=dict)
+    """By baseline: to fit it"""
+    refits: bool = False
+    """Whether the answer is trained on all rows as well"""
 
     def record_errors(self, name: str, seconds: float, num_windows: int) -> None:
         self.window_s[name] = seconds / max(num_windows, 1)
@@ -227,11 +244,21 @@ class AutoCosts:
         trained = [name for name in names if parse_name(name) is not None]
         return MARGIN * sum(self.train_s.get(name, mean_s) for name in trained)
 
+    def estimate_refit(self, names: Iterable[str], mean_s: float) -> float:
+        """Return the seconds of training a model of each candidate on all rows, and of fitting the
+        baselines among them; 0 where that is not wanted."""
+        if not self.refits:
+            return 0.0
+        chosen = list(names)
+        fitted_s = sum(self.fit_s.get(name, 0.0) for name in chosen)
+        return REFIT_COST * (self.estimate_training(chosen, mean_s) + MARGIN * fitted_s)
+
 
 class AutoSearch(OptunaSearch):
     """A search that proposes the portfolio, then neighbours of its best candidates, and keeps the
     candidates' errors."""
 
+    budget: AutoBudget
     plan: AutoPlan
     library: Library
     weights_folder: Path
@@ -257,7 +284,7 @@ class AutoSearch(OptunaSearch):
             blocks.append(fold["val"].cpu() - first_row + data.dataset.signature.lead)
         device = data.series.values.device
         self.library = make_library(blocks, data.dataset, self.config.tune.metric, device)
-        self.end_costs = AutoCosts(count_scored(data.dataset))
+        self.end_costs = AutoCosts(count_scored(data.dataset), refits=plan.refit)
         self.restore_candidates()
 
     def restore_candidates(self) -> None:
@@ -399,7 +426,8 @@ class AutoSearch(OptunaSearch):
 
     def _estimate_end(self) -> float:
         """Return the seconds that training and testing the best candidates of now would take."""
-        most_s = RESERVED_SHARE * (self.budget.total_s - self.budget.overhead_s)
+        share = REFIT_SHARE if self.plan.refit else RESERVED_SHARE
+        most_s = share * (self.budget.total_s - self.budget.overhead_s)
         costs = self.costs.estimate_model()
         if costs is None:
             return most_s
@@ -408,16 +436,25 @@ class AutoSearch(OptunaSearch):
             self._ranked = self.library.num_changes, self.library.rank()[:members]
         names = self._ranked[1]
         train_s = self.end_costs.estimate_training(names, costs.train_s)
+        train_s += self.end_costs.estimate_refit(names, costs.train_s)
         return min(train_s, most_s) + self.end_costs.estimate_scoring(names)
 
     def estimate_members(self) -> dict[int, float]:
-        """Return the seconds that a fresh model of each trial takes."""
-        costs = self.costs.estimate_model() or ModelCosts(0.0)
-        numbers = [trial.number for trial in self.study.get_trials()]
-        return {
-            number: self.end_costs.estimate_training([name_trial(number)], costs.train_s)
-            for number in numbers
-        }
+        """Return the seconds that a fresh model of each trial takes, that on all rows included."""
+        mean_s = (self.costs.estimate_model() or ModelCosts(0.0)).train_s
+        found = {}
+        for trial in self.study.get_trials():
+            names = [name_trial(trial.number)]
+            train_s = self.end_costs.estimate_training(names, mean_s)
+            found[trial.number] = train_s + self.end_costs.estimate_refit(names, mean_s)
+        return found
+
+    def estimate_tests(self, choice: Mapping[str, float]) -> float:
+        """Return the seconds of what an answer needs beside fresh models: its test, and where it is
+        trained on all rows as well, the fits of its baselines."""
+        baselines = [name for name in choice if parse_name(name) is None]
+        scored_s = self.end_costs.estimate_scoring(choice)
+        return scored_s + self.end_costs.estimate_refit(baselines, 0.0)
 
     def _lacks_model(self) -> bool:
         """Whether no candidate has trained an epoch yet: the first one may, however late it is, so
@@ -509,7 +546,6 @@ class BaselineFits:
             for fold in self._list_folds(max(facts.contexts)):
                 self._fit(fold, " long", without=without)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
-        self._began = time.perf_counter()
         self._boosting = BackgroundBoosting(lambda: prepared)
 
     def _list_folds(self, context: int) -> Iterator[FoldBaselines]:
@@ -574,6 +610,7 @@ class BaselineFits:
                 return
         candidate = BaselineCandidate(name + suffix, config, baseline, seconds, network.weights)
         self.candidates[name + suffix] = candidate
+        search.end_costs.fit_s[name + suffix] = seconds
 
     def finish(self) -> dict[str, BaselineCandidate]:
         """Wait for the trees, and return the candidates of the split itself."""
@@ -581,7 +618,8 @@ class BaselineFits:
         for fold, trees in zip(self.folds, fitted or (), strict=False):
             others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
             found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
-            self._add(fold, "gbm", "", found["gbm"], time.perf_counter() - self._began)
+            seconds = self._boosting.seconds / len(self.folds)
+            self._add(fold, "gbm", "", found["gbm"], seconds)
         return self.candidates
 
 

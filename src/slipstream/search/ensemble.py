@@ -19,7 +19,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.base import statistics
 from slipstream.base.errors import UserError
-from slipstream.base.run_names import ENSEMBLE_FILE
+from slipstream.base.run_names import ENSEMBLE_FILE, UNTESTED_FILE
 from slipstream.config import Config, Data, Signature
 from slipstream.data import predictions
 from slipstream.data.dataset import Dataset
@@ -43,12 +43,13 @@ from slipstream.inference.trained import (
 )
 from slipstream.models import files
 from slipstream.runs import Run
-from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL
+from slipstream.runs.lanes import ENSEMBLE, LANES_FOLDER, MODEL, read_lanes
 from slipstream.runs.summary import (
     Baselines,
     BaselineScores,
     FoldSummary,
     MemberDescription,
+    MemberSummary,
     RunSummary,
     SetDetail,
 )
@@ -58,6 +59,7 @@ from slipstream.scoring.baselines import (
     SHORTENED,
     fit_baselines,
     list_baselines,
+    save_baselines,
     shorten,
 )
 from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, PredictionBatch, Predictor
@@ -521,6 +523,8 @@ def _load_members(
     loaded = []
     for member in members:
         run = runs.open_run(member)
+        if untested := runs.describe_untested(run.folder):
+            raise UserError(f"{run.folder}: is {untested}; an ensemble needs tested runs")
         if (run.folder / ENSEMBLE_FILE).exists():
             raise UserError(f"{run.folder}: is an ensemble itself; name its members instead")
         model_run, _ = runs.find_model_run(run)
@@ -690,13 +694,101 @@ def _select_baselines(
     return found
 
 
-def _write_member(folder: Path, member: NewMember, data: LoadedData) -> Run:
-    """Write what evaluate and predict need of a member."""
+def build_refit(
+    folder: Path,
+    tested: Run,
+    members: Mapping[int, tuple[NewMember, LoadedData]],
+    expected: str,
+    *,
+    watch: Callable[[Event], None] | None,
+) -> None:
+    """Write a copy of a tested run in which `members`, by number from 1, were trained on all rows.
+
+    It has the intervals of the tested run, and no metrics: `expected` names the run whose test
+    error it is expected to have.
+    """
+    began, content = time.perf_counter(), portable.read_mixture(tested)
+    (first, _), *_ = members.values()
+    config = configs.replace_settings(runs.load_config(tested), {"name": first.config.name})
+    comment = UNTESTED_COMMENT.format(expected=expected)
+
+    def fill(run: Run) -> None:
+        runs.write_json(run.folder / UNTESTED_FILE, {"expected": expected})
+        shutil.copyfile(tested.folder / "plan.json", run.folder / "plan.json")
+        save_baselines(run, [{}])  # those of the tested run read other scales
+        if content is None:
+            _write_refit_model(run, tested, *members[1])
+            return
+        shutil.copytree(tested.folder / portable.MEMBERS, run.folder / portable.MEMBERS)
+        described = runs.read_json(tested.folder / ENSEMBLE_FILE)
+        for number, (member, data) in members.items():
+            inner = run.folder / portable.MEMBERS / str(number)
+            shutil.rmtree(inner)
+            _write_member(inner, member, data, whole=True)
+            described["members"][number - 1]["data"] = data.fingerprint
+        runs.write_json(run.folder / ENSEMBLE_FILE, described)
+
+    created = runs.create_locked(
+        config.name,
+        out=config.out,
+        files={"config.toml": runs.format_config(config, comment)},
+        folder=folder,
+        watch=watch,
+        fill=fill,
+    )
+    with created as run:
+        text = runs.describe_untested(run.folder)
+        summary: RunSummary = {
+            "run": str(run.folder),
+            "name": config.name,
+            "untested": text,
+            "windows": {
+                "train": max(data.dataset.num_windows["train"] for _, data in members.values())
+            },
+            "notes": [text],
+            "plan": runs.read_json(run.folder / "plan.json"),
+            "seconds": time.perf_counter() - began,
+        }
+        if content is not None:
+            shares = zip(content["members"], content["folds"][-1].weights, strict=True)
+            described = [{**member, "weight": weight} for member, weight in shares]
+            summary["members"] = cast(list[MemberSummary], described)
+        summary |= cast(RunSummary, runs.describe_origin())
+        runs.write_metrics(run, summary)
+
+
+UNTESTED_COMMENT = """\
+# Trained on the rows of all sets, so that none is left to test it on. The tested run:
+# {expected}
+"""
+
+
+def _write_refit_model(run: Run, tested: Run, member: NewMember, data: LoadedData) -> None:
+    """Write a single model with the intervals of the tested run."""
+    signature, scaler = data.dataset.signature, data.dataset.scaler
+    text = (run.folder / "config.toml").read_text(encoding="utf-8")
+    _save_weights(Run(run.folder, origin={"config": text}), member, data, whole=True)
+    lanes = read_lanes(tested, signature, ensemble=None)
+    if lanes is None:
+        return
+    widths = ensembles.to_half_widths(lanes.folds[-1].reach, scaler, signature.targets)
+    record = ensembles.FoldRecord(None, [dict(member.weights)], 0, {MODEL: widths})
+    ensembles.save_lanes(run, [record], scaler, signature.targets, MODEL)
+
+
+def _write_member(folder: Path, member: NewMember, data: LoadedData, *, whole: bool = False) -> Run:
+    """Write what evaluate and predict need of a member; `whole` where all rows trained it."""
     folder.mkdir(parents=True)
     text = runs.format_config(member.config)
     (folder / "config.toml").write_text(text, encoding="utf-8")
-    dataset = data.dataset
-    origin = {"config": text, "data": data.fingerprint, "streamed": False}
-    run = Run(folder, origin=origin | {"left_out": dataset.left_out})
-    checkpoint.save_model(run, member.weights, dataset.signature, dataset.scaler, dataset.limits)
+    run = Run(folder, origin={"config": text})
+    _save_weights(run, member, data, whole=whole)
     return run
+
+
+def _save_weights(run: Run, member: NewMember, data: LoadedData, *, whole: bool) -> None:
+    """Write model/ with its origin."""
+    dataset = data.dataset
+    run.origin.update(data=data.fingerprint, streamed=False, left_out=dataset.left_out)
+    run.origin.update({files.WHOLE: True} if whole else {})
+    checkpoint.save_model(run, member.weights, dataset.signature, dataset.scaler, dataset.limits)

@@ -320,8 +320,9 @@ class TrialData:
 class DatasetCache:
     """The most recently used data, by what a config requests."""
 
-    def __init__(self, config: Config, table: Any = None) -> None:
-        self.config, self.table = config, table
+    def __init__(self, config: Config, table: Any = None, *, whole: bool = False) -> None:
+        self.config, self.table, self.whole = config, table, whole
+        """`whole`: the rows of all sets train, and there is one fold"""
         self._cache: OrderedDict[str, TrialData] = OrderedDict()
 
     def get(self, config: Config) -> TrialData:
@@ -334,8 +335,8 @@ class DatasetCache:
         return self._cache[key]
 
     def _load(self, config: Config) -> TrialData:
-        num_folds = self.config.tune.folds or 1
-        init, dataset = load_dataset(config, self.table, num_folds=num_folds)
+        num_folds = 1 if self.whole else self.config.tune.folds or 1
+        init, dataset = load_dataset(config, self.table, num_folds=num_folds, whole=self.whole)
         plan = make_plan(config, data_bytes=num_folds * dataset.data_bytes, lanes=True)
         if dataset.memory is None or plan.home != "device":
             raise UserError(

@@ -71,16 +71,18 @@ def load_context(
 
 @recovery.explain_out_of_memory()
 def load_dataset(
-    settings: Config, data: Any = None, *, num_folds: int = 1
+    settings: Config, data: Any = None, *, num_folds: int = 1, whole: bool = False
 ) -> tuple[EncoderMatch | None, Dataset]:
     """Load the windows, and the encoder to start from, if any, whose scaling they then have.
 
-    `num_folds` are those of a search.
+    `num_folds` are those of a search. `whole`: the rows of all sets train.
     """
     encoder = encoders.load_encoder(settings)
     known = encoder.scaler if encoder else None
     replay = encoders.select_limits(encoder, settings) if encoder else None
-    dataset = datasets.load_dataset(settings, data, known=known, num_folds=num_folds, replay=replay)
+    dataset = datasets.load_dataset(
+        settings, data, known=known, num_folds=num_folds, replay=replay, whole=whole
+    )
     make_window_filter(settings, dataset)  # refuses one that does not fit
     recovery.refuse_oversized(settings, dataset.signature)
     targets = {"prepare": settings.data.prepare, "targets": dataset.signature.targets}

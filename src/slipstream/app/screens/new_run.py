@@ -181,7 +181,7 @@ async def start(request: Request) -> Response:
 async def start_auto(request: Request) -> Response:
     """Start `slipstream auto` with the settings of a form; return its job, or the mistakes."""
     workspace, body = get_workspace(request), await read_request(request)
-    minutes, prefer = body.get("minutes"), body.get("prefer")
+    minutes, prefer, refit = body.get("minutes"), body.get("prefer"), body.get("refit", False)
     is_number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
     if not is_number or not MIN_MINUTES <= float(minutes or 0) <= MAX_MINUTES:
         raise UserError(
@@ -190,10 +190,12 @@ async def start_auto(request: Request) -> Response:
         )
     if not isinstance(prefer, str) or prefer not in PREFERENCES:
         raise UserError(f"prefer: expected one of {', '.join(PREFERENCES)}")
+    if not isinstance(refit, bool):
+        raise UserError("refit: expected true or false")
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)
-    options = ("--minutes", f"{minutes:g}", "--prefer", prefer)
+    options = ("--minutes", f"{minutes:g}", "--prefer", prefer, *(("--refit",) if refit else ()))
     job = await run_in_threadpool(submit_config, workspace, checked.config, "auto", options=options)
     return reply({"job": job})
 

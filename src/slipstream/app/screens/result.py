@@ -264,6 +264,8 @@ def _describe(summary: RunSummary, row: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not summary:
         return empty
+    if untested := summary.get("untested"):
+        return {**empty, "notes": [untested]}
     from slipstream.reporting.page import build_rows, find_order
 
     try:
@@ -360,7 +362,7 @@ def _list_quantile_facts(summary: RunSummary) -> list[dict[str, Any]]:
 
 def _compare_targets(summary: RunSummary) -> list[dict[str, Any]]:
     """Return the errors of each of several targets for the model and the baselines."""
-    from slipstream.reporting.page import get_unit
+    from slipstream.reporting.wording import get_unit
 
     per_target = summary["detail"]["test"].get("per_target") or {}
     if len(per_target) < 2:
@@ -570,7 +572,7 @@ def _count_steps(source: ResultSource) -> int:
 
 
 def _find_unit(summary: RunSummary, target: str) -> str:
-    from slipstream.reporting.page import get_unit
+    from slipstream.reporting.wording import get_unit
 
     return get_unit(summary, target) if target else ""
 

@@ -152,7 +152,11 @@ async def start_pretraining(request: Request) -> Response:
     return reply({"job": job})
 
 
-TESTS = {"best": "the chosen settings", "default": "the settings without a search"}
+TESTS = {
+    "best": "the chosen settings",
+    "default": "the settings without a search",
+    "refit": "all rows, untested",
+}
 """Runs in retrained/"""
 MAX_TRIALS = 1_000_000
 LIMITS = ("trials", "minutes")
@@ -188,7 +192,7 @@ def show(request: Request) -> Response:
         details=details,
         pending=summary.get("pending") or "",
         is_auto=is_auto,
-        can_go_on=row["state"] == "stopped" or bool(summary.get("interrupted")),
+        can_go_on=row["state"] == "stopped" or _is_incomplete(summary),
         leaderboard=_list_leaderboard(summary),
         retrained=_list_retrained(summary),
         tests=_list_tests(folder, name),
@@ -206,7 +210,14 @@ def show(request: Request) -> Response:
 
 def was_interrupted(folder: Path) -> bool:
     """Whether a signal ended `slipstream auto` before its time, with what it had found so far."""
-    return bool(read_object(folder / "metrics.json").get("interrupted"))
+    return _is_incomplete(cast(SearchSummary, read_object(folder / "metrics.json")))
+
+
+def _is_incomplete(summary: SearchSummary) -> bool:
+    """Whether a signal ended `slipstream auto`, or its training on all rows is missing."""
+    refit = summary.get("refit")
+    lacks_refit = isinstance(refit, dict) and refit.get("state") != "done"
+    return bool(summary.get("interrupted")) or lacks_refit
 
 
 def _list_leaderboard(summary: SearchSummary) -> list[dict[str, Any]]:
@@ -222,6 +233,7 @@ def _list_leaderboard(summary: SearchSummary) -> list[dict[str, Any]]:
                 "test": format_number(row["test"]),
                 "weight": float(row["weight"]),
                 "seconds": "–" if row["train_s"] is None else f"{row['train_s']:.1f}",
+                "costs": [text or "–" for text in wording.format_costs(row)],
                 "what": wording.describe_candidate(row),
                 "is_baseline": row["state"] == "baseline",
             }
@@ -248,19 +260,24 @@ def _list_retrained(summary: SearchSummary) -> list[dict[str, Any]]:
         return []
 
 
-def _list_tests(folder: Path, name: str) -> list[dict[str, str]]:
+def _list_tests(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the test runs of a search's retrained models."""
     return [
-        {"what": description, "url": quote(f"{name}/retrained/{folder_name}")}
+        {
+            "what": description,
+            "url": quote(f"{name}/retrained/{folder_name}"),
+            "is_untested": folder_name == "refit",
+        }
         for folder_name, description in TESTS.items()
         if looks_like_run(folder / "retrained" / folder_name)
     ]
 
 
 def _list_findings(summary: SearchSummary) -> list[str]:
-    if summary.get("leaderboard"):
-        return [str(finding) for finding in summary.get("findings") or ()]
     try:
+        if summary.get("leaderboard"):
+            findings = [str(finding) for finding in summary.get("findings") or ()]
+            return [*findings, *filter(None, [wording.describe_refit(summary)])]
         return [str(finding) for finding in wording.describe_search(summary)]
     except DAMAGE_ERRORS:
         return []

@@ -119,7 +119,7 @@ async function check() {
 // The command of the other button: the same config, with minutes and preference.
 function showAutoCommand() {
   const place = find("#auto-command"), [, , rest] = /^(\S+ \S+) (.*)$/.exec(find("#command").textContent) ?? [];
-  if (place && rest) place.textContent = `slipstream auto ${rest} --minutes ${find("#auto-minutes").value} --prefer ${find("#auto-prefer").value}`;
+  if (place && rest) place.textContent = `slipstream auto ${rest} --minutes ${find("#auto-minutes").value} --prefer ${find("#auto-prefer").value}${find("#auto-refit").checked ? " --refit" : ""}`;
 }
 
 // Shows what is wrong; the job can start only if nothing is. Returns how much is wrong.
@@ -318,7 +318,7 @@ form.addEventListener("submit", event => {
 });
 find("#auto")?.addEventListener("input", showAutoCommand);
 find("#auto-go")?.addEventListener("click", event =>
-  submit(event.currentTarget, "/api/auto", {...request(), minutes: Number(find("#auto-minutes").value), prefer: find("#auto-prefer").value}));
+  submit(event.currentTarget, "/api/auto", {...request(), minutes: Number(find("#auto-minutes").value), prefer: find("#auto-prefer").value, refit: find("#auto-refit").checked}));
 
 // What was typed while the page was loading.
 for (const [setting, node] of fields) if (controlOf(node).value.trim()) touched.add(setting);

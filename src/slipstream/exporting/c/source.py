@@ -537,31 +537,9 @@ def make_source(
     about: About | None = None,
 ) -> CSource:
     """Return the C code of networks whose mean is the prediction; they differ in weights only."""
-    first, arrays = models[0], ConstArrays(settings.int8)
-    holds = first.config.data.missing == "forward"
-    carried = settings.carried and explain_no_steps(first.config.model) is None
-    shape = NetworkShape(first.config.model, first.signature, holds, carried)
-    networks = [add_network(arrays, shape, model.weights, i) for i, model in enumerate(models)]
-    prepared = _prepare(first, settings)
-    design = None
-    if settings.filtered:
-        design = design_filter(first.config.predict.filter, first.signature.step)
-    parts = StepParts(
-        networks=len(models),
-        carried=carried,
-        prepared=prepared.num_state if prepared else 0,
-        resampled=len(prepared.columns) if prepared and prepared.resampling else 0,
-        padded=prepared is not None and prepared.pad_rows > 0,
-        filter_past=0 if design is None else 2 * len(design.sections) + len(design.weights),
-        has_window=first.signature.state == "windows",
-    )
-    scaling = _list_scaling(first)
-    constants = arrays.num_bytes + scaling.pop("num_bytes") + shape.layers.num_bytes
-    constants += 8 * (prepared.num_constants if prepared else 0)
-    constants += 0 if design is None else design.sections.nbytes + design.weights.nbytes
-    constants += sum(widths.nbytes for widths in (half_widths or {}).values())
-    sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
-    layout = CLayout(first, shape, settings, parts, sizes, prepared, about or About())
+    arrays = ConstArrays(settings.int8)
+    layout, networks, design = _lay_out(models, settings, arrays, half_widths or {}, about)
+    first, shape, parts, prepared = layout.model, layout.shape, layout.parts, layout.prepared
     values = {
         "arrays": "\n".join(arrays.lines),
         "networks": networks,
@@ -584,9 +562,53 @@ def make_source(
             for level, widths in (half_widths or {}).items()
         ],
         **_list_shape(shape, settings),
-        **scaling,
+        **_list_scaling(first),
     }
     return CSource(layout, values)
+
+
+def compute_sizes(model: PortableModel, settings: CSettings, half_widths: Widths) -> CSizes:
+    """Return the sizes that the C code of a network states, without writing it; of the weights only
+    the shapes matter."""
+    arrays = ConstArrays(settings.int8, has_text=False)
+    layout, _, _ = _lay_out([model], settings, arrays, half_widths, None)
+    return layout.sizes
+
+
+def _lay_out(
+    models: Sequence[PortableModel],
+    settings: CSettings,
+    arrays: ConstArrays,
+    half_widths: Widths,
+    about: About | None,
+) -> tuple[CLayout, list[Any], FilterDesign | None]:
+    """Add the networks to the arrays; return the layout with its sizes, the networks, and the
+    filter of the predictions, if there is one."""
+    first = models[0]
+    holds = first.config.data.missing == "forward"
+    carried = settings.carried and explain_no_steps(first.config.model) is None
+    shape = NetworkShape(first.config.model, first.signature, holds, carried)
+    networks = [add_network(arrays, shape, model.weights, i) for i, model in enumerate(models)]
+    prepared = _prepare(first, settings)
+    design = None
+    if settings.filtered:
+        design = design_filter(first.config.predict.filter, first.signature.step)
+    parts = StepParts(
+        networks=len(models),
+        carried=carried,
+        prepared=prepared.num_state if prepared else 0,
+        resampled=len(prepared.columns) if prepared and prepared.resampling else 0,
+        padded=prepared is not None and prepared.pad_rows > 0,
+        filter_past=0 if design is None else 2 * len(design.sections) + len(design.weights),
+        has_window=first.signature.state == "windows",
+    )
+    constants = arrays.num_bytes + _list_scaling(first)["num_bytes"] + shape.layers.num_bytes
+    constants += 8 * (prepared.num_constants if prepared else 0)
+    constants += 0 if design is None else design.sections.nbytes + design.weights.nbytes
+    constants += sum(widths.nbytes for widths in half_widths.values())
+    sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
+    layout = CLayout(first, shape, settings, parts, sizes, prepared, about or About())
+    return layout, networks, design
 
 
 def _prepare(model: PortableModel, settings: CSettings) -> PreparedColumns | None:

@@ -33,6 +33,7 @@ from slipstream.events import (
     PlanComparison,
     ProbeStep,
     Recovery,
+    RefitStart,
     Resume,
     Retrained,
     Scoring,
@@ -277,6 +278,9 @@ def describe_event(event: Event) -> str:
             return describe_worker(event)
         case Scoring():
             return f"scoring {event.what} ..."
+        case RefitStart():
+            models = format_count(event.num_models, "model")
+            return f"training {models} on all rows, {event.windows:,} windows ..."
     return ""
 
 
@@ -566,6 +570,8 @@ class SearchDisplay:
                 self.say(progress.describe_result(event), None)
             case Retrained():
                 self.say(describe_retrained(event))
+            case RefitStart():
+                self.say(describe_event(event))
             case Recovery(trial=int(trial)):
                 self.say(f"trial {trial}: {describe_event(event)}")
             case Recovery() | Fallback() | Trouble() | ThreadsReviewed():

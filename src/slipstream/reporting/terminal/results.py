@@ -311,7 +311,7 @@ MAX_ROWS = 16
 
 def print_auto(summary: SearchSummary, console: Console) -> None:
     """Print the leaderboard of `slipstream auto`, what the answer consists of, and the verdict."""
-    table = _build_leaderboard(summary, with_settings=console.width >= MIN_SETTINGS_WIDTH)
+    table = _build_leaderboard(summary, console.width)
     console.print(table)
     tried = len(summary["leaderboard"])
     failed = [row for row in summary["leaderboard"] if row["state"] == "failed"]
@@ -335,15 +335,24 @@ def print_auto(summary: SearchSummary, console: Console) -> None:
     print_text(console, f"time: {wording.describe_time(summary)}")
     run = escape_to_line(summary["run"])
     print_text(console, f"run: {run}\nmodel: {run}/retrained/best")
+    if text := wording.describe_refit(summary):
+        print_text(console, text)
 
 
-MIN_SETTINGS_WIDTH = 110
-"""The width of a terminal from which on the settings of candidates are shown beside their scores"""
+MIN_SETTINGS_WIDTH, MIN_COSTS_WIDTH = 110, 150
+"""The width of a terminal from which on the settings of candidates are shown beside their scores,
+and what they cost where they run"""
 
 
-def _build_leaderboard(summary: SearchSummary, *, with_settings: bool) -> TextTable:
+def _build_leaderboard(summary: SearchSummary, width: int) -> TextTable:
+    with_settings, with_costs = width >= MIN_SETTINGS_WIDTH, width >= MIN_COSTS_WIDTH
     title = f"{summary['name']}: candidates by validation {wording.name_ranking(summary)}"
     table = TextTable("", "validation", "± blocks", "test", "weight", "seconds", title=title)
+    if with_costs:
+        table.add_column("parameters", justify="right")
+        table.add_column("µs", justify="right")
+        table.add_column("C flash", justify="right")
+        table.add_column("C RAM", justify="right")
     if with_settings:
         table.add_column("settings")
     rows = [row for row in summary["leaderboard"] if row["val"] is not None]
@@ -360,6 +369,7 @@ def _build_leaderboard(summary: SearchSummary, *, with_settings: bool) -> TextTa
             "" if row["test"] is None else format_number(row["test"]),
             f"{100 * row['weight']:.0f} %" if row["weight"] > 0 else "",
             "" if row["train_s"] is None else f"{row['train_s']:.1f}",
+            *(wording.format_costs(row) if with_costs else ()),
             *((row["what"],) if with_settings else ()),
             style="bold" if row["weight"] > 0 else None,
         )
