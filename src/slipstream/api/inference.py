@@ -184,8 +184,9 @@ def evaluate(
         An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
         `windows_without_target` (left out), `detail` (per target, series and predicted row),
         `model`, `baselines` (each with `metrics` and `scaled` on the same windows, or None),
-        `coverage` of the intervals, and `notes`; with `predict.filter` also `filter`, its settings
-        and delay, and `unfiltered`, the metrics without it. With `stream`, a `StreamEvaluation`.
+        the `coverage` and `width` of the intervals by level and their `crps` (None without
+        intervals), and `notes`; with `predict.filter` also `filter`, its settings and delay, and
+        `unfiltered`, the metrics without it. With `stream`, a `StreamEvaluation`.
 
     Raises:
         UserError: The run or the data cannot be used; the message names the fix.

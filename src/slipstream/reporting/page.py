@@ -41,7 +41,6 @@ from slipstream.reporting.template import find_date, render_page, write_page, wr
 from slipstream.reporting.wording import (
     CLASSIFICATION,
     FINE_TUNED,
-    REGRESSION,
     SCRATCH,
     MetricColumn,
     ReportLayout,
@@ -179,10 +178,6 @@ def _draw_seeds(summary: ProbeSummary, key: str) -> Markup:
 
 RETRAINED = ("best", "default")
 """Runs in retrained/"""
-REGRESSION_OVER_SEEDS = REGRESSION._replace(
-    compact=tuple(column for column in REGRESSION.compact if column.key != "max_error")
-)
-"""One column less, since the deviations need space"""
 
 
 def write_search_report(run: Run, to: Path) -> Path:
@@ -316,9 +311,14 @@ def find_test(tests: Mapping[str, SearchTest]) -> SearchTest | None:
 
 
 def _choose_layout(tests: Mapping[str, SearchTest]) -> ReportLayout | None:
-    """Choose the columns by the task: only regression has scaled errors."""
+    """Choose the columns by the task: only regression has scaled errors. The largest error is left
+    out, since the deviations need space."""
     test = find_test(tests)
-    return (REGRESSION_OVER_SEEDS if test["scaled"] else CLASSIFICATION) if test else None
+    if test is None or not test["scaled"]:
+        return CLASSIFICATION if test else None
+    layout = choose_layout(test)
+    compact = tuple(column for column in layout.compact if column.key != "max_error")
+    return layout._replace(compact=compact)
 
 
 def _format_over_seeds(column: MetricColumn, test: SearchTest) -> str:

@@ -18,7 +18,9 @@ from slipstream.runs.summary import (
     ChosenSettings,
     ComparedScores,
     EstimateSummary,
+    IntervalScores,
     LeaderboardRow,
+    MemberSummary,
     Metrics,
     MonitorSummary,
     ProbeSummary,
@@ -57,14 +59,29 @@ METRIC_NAMES = {
     "pinball": "pinball loss",
     "coverage": "coverage",
     "width": "width",
+    "smape": "sMAPE",
+    "interval_crps": "CRPS of intervals",
 }
 """Where the name is not the key in capitals"""
 SCALED = "scaled_"
 """Start of the names of errors in standardised units, as in scaled_mse"""
 
 
+LEVEL_METRICS = ("coverage_", "width_")
+"""Start of the names of scores of the intervals of one level, as in coverage_80"""
+
+
 def get_metric_name(key: str) -> str:
+    if key.startswith(LEVEL_METRICS):
+        name, _, level = key.partition("_")
+        return f"{name}, {level} % interval"
     return METRIC_NAMES.get(key, key.upper())
+
+
+def is_ranked(metric: str) -> bool:
+    """Whether one end of a metric's scale is better: coverage should be close to its level, and
+    width says little without it."""
+    return metric not in ("coverage", "width") and not metric.startswith(LEVEL_METRICS)
 
 
 def format_metric(metric: str) -> str:
@@ -172,7 +189,7 @@ class MetricColumn(NamedTuple):
         """Return the metric's value on its set; None where it is undefined,
         and of a lane without a model."""
         metrics = result[self.section]
-        return None if metrics is None else metrics[self.subset][self.key]
+        return None if metrics is None else metrics[self.subset].get(self.key)
 
 
 class ReportLayout(NamedTuple):
@@ -200,8 +217,9 @@ def _column(heading: str, key: str, decimals: int = 8) -> MetricColumn:
 _MAE, _RMSE, _R2 = _column("MAE", "mae"), _column("RMSE", "rmse"), _column("R²", "r2", 4)
 _MAX, _BIAS = _column("max error", "max_error"), _column("bias", "bias")
 _SCALED = MetricColumn("scaled MSE", "scaled", "mse"), MetricColumn("scaled MAE", "scaled", "mae")
+_RELATIVE = tuple(_column(get_metric_name(key), key) for key in ("mase", "smape", "wape"))
 REGRESSION = ReportLayout(
-    columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_SCALED),
+    columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_RELATIVE, *_SCALED),
     compact=(_MAE, _RMSE, _MAX, _R2, *_SCALED),
     headline=_MAE,
     second=_RMSE,
@@ -237,10 +255,19 @@ ENCODER = ReportLayout(
 
 
 def choose_layout(summary: Mapping[str, Any]) -> ReportLayout:
-    """Return the layout of the task of a run, or of an evaluation of it."""
+    """Return the layout of the task of a run, or of an evaluation of it, without columns of metrics
+    that it does not have."""
     if summary.get("objective") == "masked":
         return ENCODER
-    return CLASSIFICATION if summary.get("classes") else REGRESSION
+    if summary.get("classes"):
+        return CLASSIFICATION
+    found = summary.get("metrics") or {}
+    known = found.get("test", found)
+    relative = tuple(column for column in _RELATIVE if column.key in known)
+    layout = REGRESSION._replace(columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *relative, *_SCALED))
+    if "mase" in known:  # a forecast: its relative errors take the place of the largest one
+        return layout._replace(compact=(_MAE, _RMSE, _R2, *relative, *_SCALED))
+    return layout
 
 
 MIN_PART_S = 0.05
@@ -592,16 +619,23 @@ def describe_estimate(summary: RunSummary) -> str:
     return f"{', '.join(parts)}; training took {format_seconds(estimate['took_s'])}{ran}"
 
 
-def describe_coverage(coverage: Mapping[str, float], whose: str = "") -> str:
-    """State how many of the true values lie within the intervals."""
-    parts = (
-        f"{100 * part:.1f} % inside the {level} % interval" for level, part in coverage.items()
-    )
-    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}"
+def describe_intervals(scores: IntervalScores, whose: str = "") -> str:
+    """State how many of the true values lie within the intervals, how wide these are, and their
+    CRPS; empty without intervals."""
+    coverage, widths = scores.get("coverage") or {}, scores.get("width") or {}
+    if not coverage:
+        return ""
+    parts = [
+        f"{100 * share:.1f} % inside the {level} % interval"
+        + (f" (mean width {format_number(widths[level])})" if level in widths else "")
+        for level, share in coverage.items()
+    ]
+    crps = "" if (value := scores.get("crps")) is None else f"; CRPS {format_number(value)}"
+    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}{crps}"
 
 
 def describe_lanes(summary: RunSummary) -> Iterator[str]:
-    """Yield the spread over seeds, the folds, the ensemble and its coverage, where there are."""
+    """Yield the spread over seeds, the folds, the ensemble and its intervals, where there are."""
     if "lanes" not in summary:
         return
     spread, folds, ensemble = summary["spread"], summary["folds"], summary["ensemble"]
@@ -624,10 +658,9 @@ def describe_lanes(summary: RunSummary) -> Iterator[str]:
             f"ensemble: test {name} {mean}, single model {single}; predict uses {used}, by "
             "validation error"
         )
-    is_ensemble = summary["uses"] == "ensemble"
-    coverage = _get_used(summary)[1]["coverage"]
-    if coverage:
-        yield describe_coverage(coverage, "of the ensemble" if is_ensemble else "")
+    whose = "of the ensemble" if summary["uses"] == "ensemble" else ""
+    if line := describe_intervals(_get_used(summary)[1], whose):
+        yield line
 
 
 def was_trained(summary: Mapping[str, Any]) -> bool:
@@ -659,10 +692,15 @@ def _name_member(member: Mapping[str, Any]) -> str:
 
 
 def describe_members(summary: RunSummary) -> Iterator[str]:
-    """Yield the members of an ensemble with their weights, and the coverage of its intervals."""
-    members = summary.get("members")
-    if not members:
-        return
+    """Yield the members of an ensemble with their weights, and the scores of its intervals; of one
+    model that an ensemble came down to, these alone."""
+    if members := summary.get("members"):
+        yield from _describe_weights(summary, members)
+    if "lanes" not in summary and (line := describe_intervals(summary)):
+        yield line
+
+
+def _describe_weights(summary: RunSummary, members: Sequence[MemberSummary]) -> Iterator[str]:
     shares: dict[tuple[str, str], list[float]] = {}
     for member in members:  # of one candidate there may be models from several seeds
         shares.setdefault((member["name"], member["kind"]), []).append(float(member["weight"]))
@@ -675,8 +713,6 @@ def describe_members(summary: RunSummary) -> Iterator[str]:
     best = max(members, key=lambda member: float(member["weight"]))
     if best["weight"] > ALONE:
         yield f"{best['name']} alone is as good on the validation set as any mean with the others"
-    if summary["coverage"]:
-        yield describe_coverage(summary["coverage"])
 
 
 def describe_settings(params: Mapping[str, Any]) -> str:

@@ -30,6 +30,18 @@ class Scores(TypedDict, total=False):
     """In standardised units; missing for classes"""
 
 
+class IntervalScores(TypedDict, total=False):
+    """The scores of the prediction intervals on the test set, means over the targets; empty where
+    a run has no intervals. Those of predicted quantiles are metrics."""
+
+    coverage: Mapping[str, float]
+    """The share of true values inside the interval of each level"""
+    width: Mapping[str, float]
+    """The mean width of the interval of each level, in the data's units"""
+    crps: float | None
+    """The weighted quantile loss of the intervals' ends and of the prediction as the median"""
+
+
 class AgainstBaselines(TypedDict, total=False):
     """The comparison of a predictor with the baselines on the same windows."""
 
@@ -56,7 +68,7 @@ Baselines = Mapping[str, BaselineScores | None]
 """Baselines by name; None where one is not meaningful"""
 
 
-class ComparedScores(Scores, total=False):
+class ComparedScores(Scores, IntervalScores, total=False):
     """The metrics of a predictor and how they compare with the baselines."""
 
     baselines: Baselines
@@ -68,8 +80,6 @@ class ComparedScores(Scores, total=False):
     spread: Mapping[str, Spread] | None
     """The test metrics over the repeats"""
     scaled_spread: Mapping[str, Spread] | None
-    coverage: Mapping[str, float]
-    """The share of true values inside the interval of each level"""
 
 
 class LaneSummary(Scores):
@@ -87,14 +97,13 @@ class LaneSummary(Scores):
     stopped: str
 
 
-class FoldSummary(Scores, total=False):
+class FoldSummary(Scores, IntervalScores, total=False):
     """One fold of a run or of an ensemble of runs."""
 
     fold: int
     label: str | None
     windows: Mapping[str, int] | None
     ensemble: Scores | None
-    coverage: Mapping[str, float]
     baselines: Baselines
     weights: Mapping[str, float]
     """The weights of an ensemble's members"""
@@ -374,7 +383,7 @@ class MemberWeight(TypedDict):
     weight: float
 
 
-class SearchSummary(RunOrigin, total=False):
+class SearchSummary(RunOrigin, IntervalScores, total=False):
     """The summary of a search: its metrics.json."""
 
     run: str
@@ -409,8 +418,6 @@ class SearchSummary(RunOrigin, total=False):
     weights: list[MemberWeight]
     """Of the ensemble's candidates; of one model, itself"""
     verdict: str
-    coverage: Mapping[str, float]
-    """The share of the test set's true values inside the interval of each level"""
     interrupted: bool
     """Whether a signal ended the search before its time"""
 
