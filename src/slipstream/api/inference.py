@@ -68,7 +68,10 @@ class Evaluation(dict[str, Any]):
         return format_html_table(*self._tabulate())
 
     def _tabulate(self) -> tuple[str, list[str], list[list[str]]]:
-        columns = CLASSES if self.get("classes") else NUMBERS
+        columns = CLASSES
+        if not self.get("classes"):
+            relative = wording.list_relative(self["metrics"])
+            columns = NUMBERS | {key: wording.get_metric_name(key) for key in relative}
         rows = {"model": self["metrics"]}
         rows |= {name: result["metrics"] for name, result in streaming.list_unfiltered(self)}
         rows |= {name: result["metrics"] for name, result in wording.list_members(self)}

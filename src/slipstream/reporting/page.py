@@ -52,7 +52,14 @@ from slipstream.reporting.wording import (
     sort_key,
 )
 from slipstream.runs import Run
-from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary, SearchTest
+from slipstream.runs.summary import (
+    SCALED,
+    ProbeSummary,
+    RunSummary,
+    Scores,
+    SearchSummary,
+    SearchTest,
+)
 
 CURVES_IN = (".", "retrained/best", "fine-tuned")
 """Where a run, a search and a probe have the log of the model that they predict with"""
@@ -256,7 +263,7 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
         "name_candidate": wording.name_candidate,
         "describe_candidate": wording.describe_candidate,
         "judged_name": wording.format_metric(
-            f"{wording.SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
+            f"{SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
         ),
         **examples,
     }

@@ -33,12 +33,10 @@ from slipstream.reporting.run_rows import (
     make_row,
     rank,
     read_files,
-    read_metric,
     read_row,
     read_spread,
 )
 from slipstream.reporting.wording import (
-    SCALED,
     describe_step,
     format_metric,
     format_seconds,
@@ -49,11 +47,13 @@ from slipstream.runs import flatten_settings, studies
 from slipstream.runs import lock as locks
 from slipstream.runs.folder import UNPUBLISHED
 from slipstream.runs.summary import (
+    SCALED,
     ComparedScores,
     ProbeSummary,
     RunSummary,
     Scores,
     SearchSummary,
+    read_metric,
 )
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from slipstream.base.errors import Command, Reader
 from slipstream.base.statistics import BETTER, HIGHER_IS_BETTER, NO_DIFFERENCE, WORSE, Spread
 from slipstream.base.text import format_count, format_number
 from slipstream.runs.summary import (
+    SCALED,
     AgainstBaselines,
     BaselineScores,
     ChosenSettings,
@@ -33,6 +34,7 @@ from slipstream.runs.summary import (
     SeedDifference,
     Summary,
     get_metrics,
+    read_metric,
 )
 
 UNITS = {
@@ -63,8 +65,6 @@ METRIC_NAMES = {
     "interval_crps": "CRPS of intervals",
 }
 """Where the name is not the key in capitals"""
-SCALED = "scaled_"
-"""Start of the names of errors in standardised units, as in scaled_mse"""
 
 
 LEVEL_METRICS = ("coverage_", "width_")
@@ -185,6 +185,11 @@ class MetricColumn(NamedTuple):
     decimals: int = 8
     subset: str = "test"
 
+    @property
+    def metric(self) -> str:
+        """The metric's name, as `read_metric` takes it."""
+        return f"{SCALED if self.section == 'scaled' else ''}{self.key}"
+
     def read(self, result: Scores) -> float | None:
         """Return the metric's value on its set; None where it is undefined,
         and of a lane without a model."""
@@ -217,7 +222,9 @@ def _column(heading: str, key: str, decimals: int = 8) -> MetricColumn:
 _MAE, _RMSE, _R2 = _column("MAE", "mae"), _column("RMSE", "rmse"), _column("R²", "r2", 4)
 _MAX, _BIAS = _column("max error", "max_error"), _column("bias", "bias")
 _SCALED = MetricColumn("scaled MSE", "scaled", "mse"), MetricColumn("scaled MAE", "scaled", "mae")
-_RELATIVE = tuple(_column(get_metric_name(key), key) for key in ("mase", "smape", "wape"))
+RELATIVE = ("mase", "smape", "wape")
+"""Errors relative to the size of a series"""
+_RELATIVE = tuple(_column(get_metric_name(key), key) for key in RELATIVE)
 REGRESSION = ReportLayout(
     columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_RELATIVE, *_SCALED),
     compact=(_MAE, _RMSE, _MAX, _R2, *_SCALED),
@@ -263,11 +270,16 @@ def choose_layout(summary: Mapping[str, Any]) -> ReportLayout:
         return CLASSIFICATION
     found = summary.get("metrics") or {}
     known = found.get("test", found)
-    relative = tuple(column for column in _RELATIVE if column.key in known)
+    relative = tuple(column for column in _RELATIVE if column.key in list_relative(known))
     layout = REGRESSION._replace(columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *relative, *_SCALED))
     if "mase" in known:  # a forecast: its relative errors take the place of the largest one
         return layout._replace(compact=(_MAE, _RMSE, _R2, *relative, *_SCALED))
     return layout
+
+
+def list_relative(metrics: Metrics) -> list[str]:
+    """List the errors relative to the size of a series that some metrics have."""
+    return [key for key in RELATIVE if key in metrics]
 
 
 MIN_PART_S = 0.05
@@ -344,11 +356,6 @@ def _group_by_verdict(comparison: AgainstBaselines) -> dict[str, list[str]]:
     return groups
 
 
-def _read_metric(result: Scores, subset: str, metric: str) -> float | None:
-    metrics = get_metrics(result, "scaled" if metric.startswith(SCALED) else "metrics")
-    return metrics[subset][metric.removeprefix(SCALED)]
-
-
 def _get_baseline(summary: RunSummary, name: str) -> BaselineScores:
     """Return a baseline that was scored."""
     scores = summary["baselines"][name]
@@ -361,7 +368,7 @@ def _find_closest(summary: RunSummary, metric: str, names: Sequence[str]) -> str
     """Return the best of some baselines by a metric."""
     subset, sign = choose_layout(summary).subset, -1 if metric in HIGHER_IS_BETTER else 1
     errors = {
-        name: sign * sort_key(_read_metric(_get_baseline(summary, name), subset, metric))
+        name: sign * sort_key(read_metric(_get_baseline(summary, name), subset, metric))
         for name in names
     }
     return min(errors, key=lambda name: errors[name])
@@ -386,7 +393,7 @@ def _describe_gap(summary: RunSummary, metric: str, baseline: str) -> str:
     pair: tuple[Scores, Scores] = _get_used(summary)[1], _get_baseline(summary, baseline)
     decimals = 4 if summary.get("classes") else 8
     model, baseline_value = (
-        format_number(_read_metric(result, subset, metric), decimals) for result in pair
+        format_number(read_metric(result, subset, metric), decimals) for result in pair
     )
     values = f"{format_metric(metric)} {model}, {baseline} {baseline_value}"
     if gap["interval"] is None:
@@ -416,7 +423,7 @@ def _describe_without_interval(summary: RunSummary) -> str:
     names = [name for name, result in summary["baselines"].items() if result]
     closest = _find_closest(summary, key, names)
     model, baseline_value = (
-        format_number(_read_metric(result, layout.subset, key))
+        format_number(read_metric(result, layout.subset, key))
         for result in (summary, _get_baseline(summary, closest))
     )
     beaten = summary["beaten_by"]
@@ -824,14 +831,12 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     members: in the data's units, or of several targets in standard deviations."""
     metrics = (result["metrics"] or {})["test"]
     is_class = "log_loss" in metrics
-    key = "balanced_accuracy" if is_class else "mae"
     several = not is_class and len(targets) > 1
-    section: Section = "scaled" if several else "metrics"
+    metric = "balanced_accuracy" if is_class else f"{SCALED if several else ''}mae"
     choose = max if is_class else min
 
     def read(scores: Scores | None) -> float | None:
-        found = (scores or {}).get(section)
-        return found["test"].get(key) if found else None
+        return read_metric(scores, "test", metric)
 
     own = read(result)
     unit = " standard deviations" if several else ""

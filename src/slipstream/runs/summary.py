@@ -17,6 +17,8 @@ Metrics = Mapping[str, float | None]
 SetMetrics = Mapping[str, Metrics]
 """Metrics by set: train, val, test"""
 Section = Literal["metrics", "scaled"]
+SCALED = "scaled_"
+"""Start of the names of errors in standardised units, as in scaled_mse"""
 ByStep = Literal["mae_by_step", "log_loss_by_step"]
 """Where a baseline has the headline metric of every predicted row: of numbers, of classes"""
 
@@ -477,3 +479,12 @@ def get_metrics(scores: Scores, section: Section = "metrics") -> SetMetrics:
     if metrics is None:
         raise LookupError(section)
     return metrics
+
+
+def read_metric(scores: Scores | None, subset: str, metric: str) -> float | None:
+    """Return a metric of one set, with the prefix `SCALED` in standardised units; None where it is
+    undefined, or where the scores lack it."""
+    section: Section = "scaled" if metric.startswith(SCALED) else "metrics"
+    by_set = (scores or {}).get(section) or {}
+    value = (by_set.get(subset) or {}).get(metric.removeprefix(SCALED))
+    return None if value is None else float(value)

@@ -43,10 +43,10 @@ from slipstream.reporting.wording import (
     format_step,
     format_value,
     get_metric_name,
+    list_relative,
 )
 from slipstream.runs.summary import (
     IntervalScores,
-    Metrics,
     ProbeSummary,
     RunSummary,
     SearchSummary,
@@ -147,7 +147,7 @@ def _print_filter(result: Mapping[str, Any], console: Console) -> None:
 
 def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
     """Build one row per target, one for all of them, and one for every member and baseline."""
-    relative = _list_relative(result["metrics"])
+    relative = list_relative(result["metrics"])
     headings = ("MAE", "RMSE", "max error", "bias", "R²", *map(get_metric_name, relative))
     table = TextTable("target", *headings, title=title)
     rows = [*result["detail"]["per_target"].items()]
@@ -159,11 +159,6 @@ def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
         cells.append(format_number(metrics["r2"], 4))
         table.add_row(name, *cells, *(format_number(metrics.get(key)) for key in relative))
     return table
-
-
-def _list_relative(metrics: Metrics) -> list[str]:
-    """List the errors relative to the size of a series that a result has."""
-    return [key for key in ("mase", "smape", "wape") if key in metrics]
 
 
 def _list_beside(result: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -413,7 +408,7 @@ def _build_retrained(summary: SearchSummary) -> TextTable:
 def _build_tests(summary: SearchSummary) -> TextTable:
     first = next(test for test in summary["test"].values() if test["metrics"])
     metrics = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
-    metrics |= {get_metric_name(key): key for key in _list_relative(get_metrics(first)["test"])}
+    metrics |= {get_metric_name(key): key for key in list_relative(get_metrics(first)["test"])}
     if not first["scaled"]:
         metrics = {"log-loss": "log_loss", "balanced accuracy": "balanced_accuracy"}
     table = TextTable("", *metrics, title="test set")
