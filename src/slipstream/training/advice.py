@@ -322,8 +322,8 @@ def _train_briefly(config: Config, data: Any, seconds: float) -> Trial:
 
 
 def _simplify(config: Config, sequences_per_window: int) -> Config:
-    """Return settings with which a few seconds are enough: nothing is measured, steps are small, and
-    a CPU trains in one thread."""
+    """Return settings with which a few seconds are enough: nothing is measured, steps are small,
+    and a CPU trains in one thread."""
     batch = max(MAX_BATCH // sequences_per_window, 4)
     batch = batch if config.train.batch == "auto" else min(config.train.batch, batch)
     settings: dict[str, Any] = {"engine.plan": "off", "train.repeats": 1, "train.batch": batch}
