@@ -53,6 +53,7 @@ from slipstream.runs.summary import (
     RunSummary,
     Scores,
     SearchSummary,
+    list_interval_scores,
     read_metric,
 )
 
@@ -507,11 +508,8 @@ def _read_test(result: ComparedScores) -> dict[str, float]:
     """Return the test metrics by name: those of the task, and the scores of the intervals by level
     where there are intervals around a prediction."""
     found = {name: read_metric(result, "test", name) for name in (*REGRESSION, *CLASSIFICATION)}
-    found["interval_crps"] = result.get("crps")
-    for level, share in (result.get("coverage") or {}).items():
-        found[f"coverage_{level}"] = share
-        found[f"width_{level}"] = (result.get("width") or {}).get(level)
-    return {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in found.items() if value is not None}
+    return known | list_interval_scores(result)
 
 
 def _describe_spread(spread: Spread, metric: str, first: Spread | None) -> dict[str, Any]:

@@ -488,3 +488,13 @@ def read_metric(scores: Scores | None, subset: str, metric: str) -> float | None
     by_set = (scores or {}).get(section) or {}
     value = (by_set.get(subset) or {}).get(metric.removeprefix(SCALED))
     return None if value is None else float(value)
+
+
+def list_interval_scores(scores: IntervalScores) -> dict[str, float]:
+    """Return the scores of intervals by flat names: interval_crps, coverage_80, width_80 and so
+    on; empty without intervals."""
+    found: dict[str, float | None] = {"interval_crps": scores.get("crps")}
+    widths = scores.get("width") or {}
+    for level, share in (scores.get("coverage") or {}).items():
+        found |= {f"coverage_{level}": share, f"width_{level}": widths.get(level)}
+    return {name: value for name, value in found.items() if value is not None}
