@@ -12,6 +12,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
@@ -201,3 +202,37 @@ def small_config(out: Path | str = "runs", **sections: Any) -> Config:
 
 def small_dataset(config: Config | None = None, table: Any = None) -> Dataset:
     return datasets.load_dataset(config or small_config(), waves() if table is None else table)
+
+
+def score_intervals(path: Path, targets: Iterable[str]) -> dict[str, Any]:
+    """Return coverage, width and CRPS of the intervals in a file of predictions, as documented: the
+    reference for those that summaries state."""
+    table, crps = pa.parquet.read_table(path).to_pandas(), []
+    inside: dict[str, list[Any]] = {"80": [], "95": []}
+    width: dict[str, list[Any]] = {"80": [], "95": []}
+    for name in targets:
+        truth, loss = table[name], 0.0
+        ends = {0.025: "lo95", 0.1: "lo80", 0.5: "predicted", 0.9: "hi80", 0.975: "hi95"}
+        weights = (0.0625, 0.2375, 0.4, 0.2375, 0.0625)
+        for (level, end), weight in zip(ends.items(), weights, strict=True):
+            error = truth - table[f"{name}_{end}"]
+            loss += weight * np.maximum(level * error, (level - 1) * error).sum()
+        crps.append(2 * loss / truth.abs().sum())
+        for level in inside:
+            low, high = table[f"{name}_lo{level}"], table[f"{name}_hi{level}"]
+            inside[level].append(truth.between(low, high))
+            width[level].append((high - low).mean())
+    return {
+        "coverage": {level: float(np.mean(shares)) for level, shares in inside.items()},
+        "width": {level: float(np.mean(means)) for level, means in width.items()},
+        "crps": float(np.mean(crps)),
+    }
+
+
+def assert_interval_scores(summary: Mapping[str, Any], path: Path, targets: Iterable[str]) -> None:
+    """Compare the scores of intervals in a summary with those of the predictions in a file."""
+    wanted = score_intervals(path, targets)
+    for level, share in wanted["coverage"].items():  # an end may round to either side of a truth
+        assert summary["coverage"][level] == pytest.approx(share, abs=2e-3)
+    assert summary["width"] == pytest.approx(wanted["width"], rel=1e-5)
+    assert summary["crps"] == pytest.approx(wanted["crps"], rel=1e-5)

@@ -210,7 +210,8 @@ def test_a_repeat_has_the_figures_of_its_seed_alone(repeated, tmp_path):
     assert summary["spread"]["log_loss"]["mean"] == pytest.approx(
         np.mean([lane["metrics"]["test"]["log_loss"] for lane in summary["lanes"]])
     )
-    assert summary["coverage"] == {}
+    assert summary["coverage"] == summary["width"] == {}
+    assert summary["crps"] is None
     assert set(summary["against_majority"]) == {"model", "logistic", "gbm", "ensemble"}
 
 

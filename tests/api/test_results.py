@@ -37,7 +37,7 @@ def classes(tmp_path_factory):
 def test_a_result_prints_in_five_lines(result):
     title, headings, model, baseline, run = repr(result).splitlines()
     assert title == "Result of small: test set, 77 windows"
-    assert headings.split() == ["MAE", "RMSE", "max", "error", "R²"]
+    assert headings.split() == ["MAE", "RMSE", "R²", "MASE"]
     assert model.split()[0] == "model"
     assert float(model.split()[1]) == pytest.approx(result.metrics["test"]["mae"], rel=1e-3)
     assert baseline.split()[0] == "ridge"  # the best of the baselines

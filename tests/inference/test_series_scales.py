@@ -12,7 +12,7 @@ import torch
 import slipstream
 from slipstream import Stream, UserError
 from slipstream.data import dataset as datasets
-from tests.conftest import close, merged, small_config, waves
+from tests.conftest import assert_interval_scores, close, merged, small_config, waves
 
 ROWS = 90
 CASES = {
@@ -193,6 +193,13 @@ def test_a_stream_predicts_as_predict_does(tmp_path, case, names):
     for column in got[0]:
         flat = np.concatenate([prediction[column] for prediction in got])
         close(flat, read_column(every, column))
+
+
+def test_intervals_are_scored_in_the_units_of_each_series(tmp_path):
+    run = train(make_config(tmp_path, "repeats"), data=make_table((1.0, 100.0, 3.0)))
+    (low, high), file = run.summary["width"].values(), run.run / "predictions.parquet"
+    assert 0 < low < high
+    assert_interval_scores(run.summary, file, run.baselines["ridge"]["per_target"])
 
 
 def test_a_carried_state_of_a_new_series_is_refused(tmp_path):

@@ -240,12 +240,10 @@ def test_the_page_has_the_data_and_the_baselines_of_each_target(copy):
 def test_the_page_repeats_the_advice_of_the_run(copy):
     (copy / "manifest.json").unlink()
     summary = runs.read_json(copy / "metrics.json")
-    one = {"settings": {"model.normalize": "last", "train.lr": 1 / 3000}, "why": "levels drift"}
-    advice = {"suggestions": [one], "trials": [], "lines": []}
-    runs.write_json(copy / "metrics.json", summary | {"advice": advice})
+    lines = ["the validation loss was lowest after 2 of 20 epochs", "a command tries more"]
+    runs.write_json(copy / "metrics.json", summary | {"advice": {"lines": lines}})
     text = slipstream.report(copy).read_text(encoding="utf-8")
-    assert "model.normalize = &#34;last&#34;, train.lr = 0.0003333" in text
-    assert "levels drift" in text
+    assert all(f"<p>{line}</p>" in text for line in lines)
 
 
 def test_a_report_is_drawn_from_what_is_left_of_the_log(copy):

@@ -6,7 +6,9 @@ from slipstream.base.statistics import BETTER, NO_DIFFERENCE, WORSE, combine_ver
 from slipstream.engine.monitor import summarize
 from slipstream.reporting import wording
 from slipstream.reporting.wording import (
+    choose_layout,
     describe_estimate,
+    describe_intervals,
     describe_usage,
     describe_verdict,
     format_energy,
@@ -184,3 +186,35 @@ def test_an_ensemble_that_is_one_of_its_members_says_so():
         "mlp, a-1, weight 1.00",
         "mlp, b-1, weight 0.00",
     ]
+
+
+def test_a_forecast_shows_its_relative_errors_and_an_estimate_those_it_has():
+    plain = {"mae": 1.0, "rmse": 1.0, "r2": 0.5, "max_error": 2.0, "bias": 0.0}
+    relative = {"smape": 5.0, "wape": 4.0}
+
+    def list_headings(metrics, *, compact):
+        layout = choose_layout({"metrics": metrics})
+        return [column.heading for column in (layout.compact if compact else layout.columns)]
+
+    names = ["MASE", "sMAPE", "WAPE"]
+    forecast = {"test": plain | relative | {"mase": 0.8}}
+    assert list_headings(forecast, compact=False)[5:8] == names
+    assert list_headings(forecast, compact=True)[3:6] == names
+    assert list_headings(forecast["test"], compact=True)[3:6] == names  # as `evaluate` has them
+    estimate = {"test": plain | relative}
+    assert list_headings(estimate, compact=False)[5:7] == names[1:]
+    assert "max error" in list_headings(estimate, compact=True)
+    assert not {*names} & {*list_headings({"test": plain}, compact=False)}  # of an older version
+
+
+def test_intervals_are_described_as_far_as_a_run_has_scored_them():
+    coverage = {"80": 0.789, "95": 0.94}
+    scores = {"coverage": coverage, "width": {"80": 1.5, "95": 2.25}, "crps": 0.031}
+    assert describe_intervals(scores, "of the ensemble") == (
+        "coverage of the ensemble: 78.9 % inside the 80 % interval (mean width 1.500), 94.0 % "
+        "inside the 95 % interval (mean width 2.250); CRPS 0.03100"
+    )
+    assert describe_intervals({"coverage": coverage}) == (
+        "coverage: 78.9 % inside the 80 % interval, 94.0 % inside the 95 % interval"
+    )
+    assert describe_intervals({"coverage": {}, "width": {}, "crps": None}) == ""

@@ -176,6 +176,34 @@ def test_the_crps_of_a_single_value_is_its_relative_error():
     assert overall["crps"] == pytest.approx(overall["wape"] / 100)
 
 
+def test_levels_weigh_as_much_as_the_part_of_all_levels_that_is_closest():
+    found = regression.weigh_levels([0.9, 0.025, 0.5, 0.1, 0.975])
+    wanted = {0.025: 0.0625, 0.1: 0.2375, 0.5: 0.4, 0.9: 0.2375, 0.975: 0.0625}
+    assert found == pytest.approx(wanted)
+    many = [(number + 0.5) / 50 for number in range(50)]
+    assert regression.weigh_levels(many) == pytest.approx(dict.fromkeys(many, 1 / 50))
+
+
+def test_relative_errors_of_each_target_are_means_over_series():
+    sums = start([2.0, 1.0], [1.0, 1.0], steps=1, series=2)
+    draw = torch.Generator().manual_seed(0)
+    truth = 5 + torch.rand(6, 1, 2, generator=draw, dtype=torch.float64)
+    point, series = truth + 0.5, torch.tensor([0, 0, 0, 0, 1, 1])
+    sums.add(point, truth, torch.arange(6), series)
+    found = sums.compute()
+    physical = (truth * sums.size + sums.shift)[:, 0].numpy()
+    for place, name in enumerate(("x", "y")):
+        shares = [
+            100
+            * np.sum(np.full(rows.sum(), 0.5 * float(sums.size[place])))
+            / np.abs(physical[rows, place]).sum()
+            for rows in (series.numpy() == 0, series.numpy() == 1)
+        ]
+        assert found["per_target"][name]["wape"] == pytest.approx(np.mean(shares))
+    both = [found["per_target"][name]["wape"] for name in ("x", "y")]
+    assert found["overall"]["wape"] == pytest.approx(np.mean(both))
+
+
 def test_merged_sums_are_those_of_all_windows():
     parts = [(torch.zeros(3), torch.arange(3.0)), (torch.ones(5), torch.arange(5.0))]
     each = []

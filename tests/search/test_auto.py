@@ -28,6 +28,7 @@ from slipstream.search.candidates import AutoCosts, BaselineCandidate, prepare_a
 from slipstream.search.library import Block, Library
 from slipstream.search.portfolio import Facts
 from slipstream.tools.inspection import Aim, propose_config
+from tests.conftest import assert_interval_scores
 from tests.search.searches import make_trial
 
 
@@ -65,7 +66,8 @@ def test_the_answer_is_a_run_with_a_leaderboard(study):
     kinds = {row["kind"] for row in summary["leaderboard"]}
     assert {"ridge", "gbm", "seasonal", "repeat"} <= kinds
     assert set(summary["metrics"]) == {"train", "val", "test"}
-    assert summary["coverage"]
+    predicted = study.run / "retrained" / "best" / "predictions.parquet"
+    assert_interval_scores(summary, predicted, ["load"])
     assert study.verdict == summary["verdict"]
     assert len(study.leaderboard) == len(summary["leaderboard"])
 

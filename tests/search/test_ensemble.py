@@ -15,7 +15,7 @@ from slipstream import UserError, runs
 from slipstream.base.errors import ResumableError
 from slipstream.search import ensemble
 from tests.cli.test_cli import invoke
-from tests.conftest import merged, small_config, waves
+from tests.conftest import assert_interval_scores, merged, small_config, waves
 from tests.labelled import CLASSIFY, states
 from tests.logs import as_lines
 
@@ -115,6 +115,8 @@ def test_evaluate_finds_the_metrics_and_coverage_of_the_ensemble(joined):
         scored = slipstream.evaluate(joined.run, on=which)
         assert scored["metrics"] == pytest.approx(joined.metrics[which], rel=1e-6)
     assert scored["coverage"] == joined.summary["coverage"]
+    assert scored["width"] == pytest.approx(joined.summary["width"], rel=1e-6)
+    assert scored["crps"] == pytest.approx(joined.summary["crps"], rel=1e-6)
     assert scored["model"] == "the weighted mean of 3 runs"
     for one, wanted in zip(scored["members"], joined.summary["members"], strict=True):
         assert one["weight"] == wanted["weight"]
@@ -131,14 +133,8 @@ def test_the_single_model_is_the_best_member(joined):
     assert scored["model"] == "the best of 3 runs"
 
 
-def test_intervals_hold_the_share_of_the_test_set_that_the_summary_states(joined):
-    table = pa.parquet.read_table(joined.run / "predictions.parquet").to_pandas()
-    for level in ("80", "95"):
-        inside = [
-            table[name].between(table[f"{name}_lo{level}"], table[f"{name}_hi{level}"])
-            for name in ("a", "b")
-        ]
-        assert np.mean(inside) == pytest.approx(joined.summary["coverage"][level], abs=1e-3)
+def test_intervals_are_scored_as_they_are_written(joined):
+    assert_interval_scores(joined.summary, joined.run / "predictions.parquet", ("a", "b"))
 
 
 def test_the_folder_is_a_run_like_any_other(joined):

@@ -30,7 +30,7 @@ from slipstream.tools.bench.cases import get_preset
 from slipstream.training import fitting, train
 from slipstream.training.run import train_run
 from tests.cli.test_cli import invoke, sets
-from tests.conftest import close, merged, slow, small_config, waves
+from tests.conftest import assert_interval_scores, close, merged, slow, small_config, waves
 from tests.engine.steps import make_task
 from tests.limits import CrowdedDevice, FaultyDevice, allocate_lanes, run_out_of_memory
 from tests.logs import as_lines, read_lines
@@ -117,7 +117,8 @@ def test_the_summary_has_all_that_a_solo_run_has_and_more(repeated, tmp_path):
     _, result = repeated
     alone = slipstream.train(configured(tmp_path), waves(600))
     assert set(result.summary) - set(alone.summary) == {
-        *("lanes", "spread", "scaled_spread", "folds", "ensemble", "uses", "coverage", "pack"),
+        *("lanes", "spread", "scaled_spread", "folds", "ensemble", "uses", "pack"),
+        *("coverage", "width", "crps"),
     }
     assert set(result.summary) >= set(alone.summary)
     errors = [lane["metrics"]["test"]["mae"] for lane in result.summary["lanes"]]
@@ -161,12 +162,7 @@ def test_predictions_are_the_models_with_its_intervals(repeated):
     assert len(table) == 4 * result.summary["windows"]["test"]
     errors = [(table[f"{name}_predicted"] - table[name]).abs().mean() for name in "abc"]
     assert np.mean(errors) == pytest.approx(result.metrics["test"]["mae"], rel=1e-4)
-    for level in ("80", "95"):
-        inside = [
-            table[name].between(table[f"{name}_lo{level}"], table[f"{name}_hi{level}"])
-            for name in "abc"
-        ]
-        assert np.mean(inside) == pytest.approx(result.summary["coverage"][level], abs=0.002)
+    assert_interval_scores(result.summary, result.run / "predictions.parquet", "abc")
     assert (table["a_lo95"] <= table["a_lo80"]).all()
 
 
@@ -184,8 +180,10 @@ def test_the_ensemble_is_the_mean_of_all_lanes(repeated):
         known = found | {"mase": wanted["mase"]}
         same_figures(known, wanted, rel=1e-6)
         assert found["mase"] == pytest.approx(wanted["mase"], rel=0.1)
-    assert single["coverage"] == pytest.approx(result.summary["coverage"], abs=1e-3)
-    assert mean["coverage"] == pytest.approx(result.summary["ensemble"]["coverage"], abs=1e-3)
+    for found, wanted in ((single, result.summary), (mean, result.summary["ensemble"])):
+        assert found["coverage"] == pytest.approx(wanted["coverage"], abs=1e-3)
+        assert found["width"] == pytest.approx(wanted["width"], rel=1e-5)
+        assert found["crps"] == pytest.approx(wanted["crps"], rel=1e-5)
     assert (single["model"], mean["model"]) == ("the best of 3 models", "the mean of 3 models")
 
 
@@ -213,7 +211,8 @@ def test_a_run_of_one_model_has_no_ensemble(tmp_path):
         with pytest.raises(UserError, match=r"one model, not an ensemble; .* train.repeats"):
             verb(run, waves(), ensemble=True)
     assert "a_lo80" not in slipstream.predict(run, waves(), ensemble=False).column_names
-    assert slipstream.evaluate(run, waves())["coverage"] is None
+    found = slipstream.evaluate(run, waves())
+    assert found["coverage"] is found["width"] is found["crps"] is None
 
 
 def test_every_test_window_is_scored_once_by_its_own_fold(walked):
@@ -317,7 +316,10 @@ def test_evaluate_scores_every_fold_by_its_own_model(tmp_path):
 def test_folds_of_one_model_each_have_intervals_but_no_ensemble(tmp_path):
     result = slipstream.train(configured(tmp_path, **FOLDS), waves(600))
     assert result.summary["spread"] is result.summary["ensemble"] is None
-    assert set(result.summary["coverage"]) == {"80", "95"}
+    assert_interval_scores(result.summary, result.run / "predictions.parquet", "abc")
+    for fold in result.summary["folds"]:
+        assert set(fold["coverage"]) == set(fold["width"]) == {"80", "95"}
+        assert fold["crps"] > 0
     with pytest.raises(UserError, match=r"one model to a fold, no ensemble; .* train.repeats"):
         slipstream.predict(result.run, waves(), ensemble=True)
     assert "a_hi95" in slipstream.predict(result.run, waves()).column_names
@@ -769,6 +771,26 @@ def test_intervals_cover_what_they_promise(tmp_path):
     for found in (summary, summary["ensemble"]):
         assert found["coverage"]["80"] == pytest.approx(0.80, abs=0.025)
         assert found["coverage"]["95"] == pytest.approx(0.95, abs=0.015)
+        # of normal errors: the ends lie 1.28 and 1.96 deviations to either side
+        assert found["width"] == pytest.approx({"80": 2 * 1.2816 * 3, "95": 2 * 1.96 * 3}, rel=0.05)
+        assert found["crps"] == pytest.approx(0.5006 * 3 / 7.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"horizon": 0, "targets": ["c"]}},
+        {"model": {"output_range": [9.8, 10.3]}, "data": {"targets": ["a"]}},
+        {"train": {"loss": "quantile"}},
+        {"predict": {"filter": {"kind": "ema", "rows": 3}}},
+    ],
+    ids=lambda sections: next(iter(sections)),
+)
+def test_intervals_are_scored_as_they_are_written(tmp_path, sections):
+    config = configured(tmp_path, **merged(sections, {"train": {"repeats": 2, "epochs": 1}}))
+    result = slipstream.train(config, waves(400))
+    targets = sections.get("data", {}).get("targets", ["a", "b", "c"])
+    assert_interval_scores(result.summary, result.run / "predictions.parquet", targets)
 
 
 @pytest.fixture
@@ -790,6 +812,11 @@ def test_the_command_line_shows_lanes(job, tmp_path):
         "3 seeds: test MAE",
         "2 folds: test MAE",
         "coverage: ",
+        "mean width",
+        "CRPS",
+        "MASE",
+        "sMAPE",
+        "WAPE",
         "single model",
     ):
         assert part in found.stdout
@@ -805,7 +832,12 @@ def test_the_command_line_shows_lanes(job, tmp_path):
     assert "a_lo80" in told["columns"]
     told = json.loads(invoke("evaluate", run, "--single", "--json").stdout)
     assert told["model"] == "the best of 3 models, fold by fold"
-    assert "coverage: " in invoke("evaluate", run).stdout
+    evaluated = invoke("evaluate", run).stdout
+    for part in ("coverage: ", "mean width", "CRPS", "MASE", "sMAPE", "WAPE"):
+        assert part in evaluated
+    page = (run / "report.html").read_text()
+    for part in ("mean width", "CRPS", "MASE", "sMAPE", "WAPE"):
+        assert part in page
 
 
 def test_json_of_lanes_is_one_object(job):

@@ -68,7 +68,10 @@ class Evaluation(dict[str, Any]):
         return format_html_table(*self._tabulate())
 
     def _tabulate(self) -> tuple[str, list[str], list[list[str]]]:
-        columns = CLASSES if self.get("classes") else NUMBERS
+        columns = CLASSES
+        if not self.get("classes"):
+            relative = wording.list_relative(self["metrics"])
+            columns = NUMBERS | {key: wording.get_metric_name(key) for key in relative}
         rows = {"model": self["metrics"]}
         rows |= {name: result["metrics"] for name, result in streaming.list_unfiltered(self)}
         rows |= {name: result["metrics"] for name, result in wording.list_members(self)}
@@ -184,8 +187,9 @@ def evaluate(
         An `Evaluation`, a dict with `metrics` (physical units), `scaled`, `windows`,
         `windows_without_target` (left out), `detail` (per target, series and predicted row),
         `model`, `baselines` (each with `metrics` and `scaled` on the same windows, or None),
-        `coverage` of the intervals, and `notes`; with `predict.filter` also `filter`, its settings
-        and delay, and `unfiltered`, the metrics without it. With `stream`, a `StreamEvaluation`.
+        the `coverage` and `width` of the intervals by level and their `crps` (None without
+        intervals), and `notes`; with `predict.filter` also `filter`, its settings and delay, and
+        `unfiltered`, the metrics without it. With `stream`, a `StreamEvaluation`.
 
     Raises:
         UserError: The run or the data cannot be used; the message names the fix.

@@ -17,9 +17,15 @@ from slipstream.base.text import format_count, format_html_table, format_number,
 from slipstream.config import Config
 from slipstream.events import Epoch, TrialEnd
 from slipstream.reporting import streaming, wording
-from slipstream.reporting.wording import MetricColumn, choose_layout, format_value, sort_key
+from slipstream.reporting.wording import choose_layout, format_value, sort_key
 from slipstream.runs import Run
-from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary, Summary
+from slipstream.runs.summary import (
+    ProbeSummary,
+    RunSummary,
+    SearchSummary,
+    Summary,
+    read_metric,
+)
 
 if TYPE_CHECKING:
     import optuna
@@ -185,7 +191,7 @@ class Result(RunRecord):
     def _find_best_baseline(self) -> str | None:
         headline = choose_layout(self.summary).headline
         errors = {
-            name: sort_key(_read(headline, result))
+            name: sort_key(read_metric(result, headline.subset, headline.metric))
             for name, result in self.baselines.items()
             if result
         }
@@ -196,7 +202,15 @@ class Result(RunRecord):
         layout = choose_layout(self.summary)
         columns = layout.compact[:most]
         rows = [
-            [name, *(format_number(_read(column, result), column.decimals) for column in columns)]
+            [
+                name,
+                *(
+                    format_number(
+                        read_metric(result, column.subset, column.metric), column.decimals
+                    )
+                    for column in columns
+                ),
+            ]
             for name, result in self._list_predictors().items()
         ]
         windows = self.summary["windows"][layout.subset]
@@ -418,12 +432,6 @@ def _shorten(path: Path) -> Path:
     """Return a path below the working folder without that folder."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
-
-
-def _read(column: MetricColumn, result: Scores) -> float | None:
-    """Return a metric; None where a run of an earlier version lacks it."""
-    metrics = result.get(column.section) or {}
-    return metrics.get(column.subset, {}).get(column.key)
 
 
 def _format_html(table: Table, lines: Sequence[str], curve: str) -> str:

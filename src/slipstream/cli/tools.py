@@ -40,7 +40,7 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="JOB",
-            help="A TOML file: also check its data and settings, and try changes that often help.",
+            help="A TOML file: also check its data and settings, and measure changes of them.",
         ),
     ] = None,
     as_json: Json = False,
@@ -49,7 +49,7 @@ def doctor(
     """Check the machine, or a job too, and suggest fixes for problems.
 
     Tries every technique that training may use, and times it. For a job, it also checks the data
-    and the settings, and tries changes that often help for a few seconds each.
+    and the settings, and measures changes of them for a few seconds each.
     """
     with handle_errors(as_json, quiet):
         with TrainingDisplay(quiet) as display:

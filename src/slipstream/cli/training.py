@@ -67,7 +67,10 @@ def train(
     ] = None,
     advise: Annotated[
         bool,
-        typer.Option("--advise", help="Then try changes that often help, for a few seconds each."),
+        typer.Option(
+            "--advise",
+            help="Then measure changes of settings by short trainings, at least 6 s each.",
+        ),
     ] = False,
     resume: Resume = None,
     force: Force = False,

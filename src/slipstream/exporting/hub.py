@@ -27,7 +27,17 @@ TAGS = {
     "estimate": "tabular-regression",
 }
 """The Hub's names of tasks"""
-METRICS = ("mae", "rmse", "r2", "log_loss", "balanced_accuracy", "accuracy")
+METRICS = (
+    "mae",
+    "rmse",
+    "r2",
+    "mase",
+    "smape",
+    "wape",
+    "log_loss",
+    "balanced_accuracy",
+    "accuracy",
+)
 """Metrics of the test set in the card's metadata"""
 
 

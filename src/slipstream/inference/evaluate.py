@@ -42,10 +42,10 @@ from slipstream.models.losses import select_point
 from slipstream.models.shapes import count_multiply_adds
 from slipstream.scoring.batch import Baseline, ChunkLoader, PredictionBatch, Predictor
 from slipstream.scoring.ensemble import (
-    CoverageCounter,
     FoldPredictor,
+    IntervalSums,
     average_predictors,
-    compute_coverage,
+    score_intervals,
 )
 from slipstream.scoring.predict import (
     WindowFilter,
@@ -236,8 +236,9 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         loaded.folds,
     )
     plan, signature = trained.first.plan, dataset.signature
-    coverage = [
-        CoverageCounter(fold.half_widths or {}, signature.quantiles) for fold in loaded.predictors
+    intervals = [
+        IntervalSums(predictor.half_widths or {}, fold)
+        for predictor, fold in zip(loaded.predictors, folds, strict=True)
     ]
     filters = [make_window_filter(trained.first.config, fold) for fold in folds]
     writer = nullcontext() if predictions is None else open_table_writer(predictions)
@@ -250,12 +251,13 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         baselines, notes = find_baselines(trained, folds, loaders, device)
         beside = _list_beside(trained, loaded.members, baselines)
         writers = [write] * len(folds)
-        parts = (folds, loaders, loaded.predictors, coverage, beside, filters, writers)
+        parts = (folds, loaders, loaded.predictors, intervals, beside, filters, writers)
         sums = [_score_fold(_Fold(*part), set_name) for part in zip(*parts, strict=True)]
         scores, *side_scores = (merge_sums(many).compute() for many in zip(*sums, strict=True))
     window_filter = filters[-1]
     names = [*beside[-1], *([UNFILTERED] if window_filter else [])]
     metrics = {name: get_overall(side) for name, side in zip(names, side_scores, strict=True)}
+    interval_scores = score_intervals(intervals)
     return {
         **loaded.describe(),
         **get_overall(scores),
@@ -268,7 +270,7 @@ def score_windows(loaded: LoadedEvaluation, predictions: Path | None = None) -> 
         },
         **_summarize_members(trained, metrics),
         **list_quantiles(dataset),
-        "coverage": compute_coverage(coverage) or None,
+        **{name: None if found == {} else found for name, found in interval_scores.items()},
         **loaded.count_windows(),
         "detail": scores,
         "plan": plan.to_dict(),
@@ -282,7 +284,7 @@ class _Fold(NamedTuple):
     dataset: Dataset
     load_chunks: ChunkLoader
     model: FoldPredictor
-    coverage: CoverageCounter
+    intervals: IntervalSums
     beside: Mapping[str, Predictor]
     filter: WindowFilter | None
     write: TableWriter | None
@@ -325,17 +327,17 @@ def _score_fold(fold: _Fold, set_name: str) -> list[Any]:
         if fold.filter and (not name or name.startswith(f"{MEMBERS}/"))
     }
 
-    def count_coverage() -> Iterator[list[PredictionBatch]]:
+    def score_rows() -> Iterator[list[PredictionBatch]]:
         for row in predict_side_by_side(predictors, fold.load_chunks, set_name):
             raw = [row[0]] if fold.filter else []
             for position, running_filter in filters.items():
                 row[position] = running_filter.apply(row[position])
-            fold.coverage.add(row[0])
+            fold.intervals.add(row[0])
             if fold.write:
                 fold.write(build_table(row[0], fold.dataset, fold.model.half_widths))
             yield [*row, *raw]
 
-    return accumulate_side_by_side(count_coverage(), fold.dataset)
+    return accumulate_side_by_side(score_rows(), fold.dataset)
 
 
 def get_overall(scores: Mapping[str, Any]) -> dict[str, Any]:

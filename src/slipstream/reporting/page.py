@@ -41,7 +41,6 @@ from slipstream.reporting.template import find_date, render_page, write_page, wr
 from slipstream.reporting.wording import (
     CLASSIFICATION,
     FINE_TUNED,
-    REGRESSION,
     SCRATCH,
     MetricColumn,
     ReportLayout,
@@ -53,7 +52,14 @@ from slipstream.reporting.wording import (
     sort_key,
 )
 from slipstream.runs import Run
-from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary, SearchTest
+from slipstream.runs.summary import (
+    SCALED,
+    ProbeSummary,
+    RunSummary,
+    Scores,
+    SearchSummary,
+    SearchTest,
+)
 
 CURVES_IN = (".", "retrained/best", "fine-tuned")
 """Where a run, a search and a probe have the log of the model that they predict with"""
@@ -179,10 +185,6 @@ def _draw_seeds(summary: ProbeSummary, key: str) -> Markup:
 
 RETRAINED = ("best", "default")
 """Runs in retrained/"""
-REGRESSION_OVER_SEEDS = REGRESSION._replace(
-    compact=tuple(column for column in REGRESSION.compact if column.key != "max_error")
-)
-"""One column less, since the deviations need space"""
 
 
 def write_search_report(run: Run, to: Path) -> Path:
@@ -263,7 +265,7 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
         "refit": wording.describe_refit(summary),
         "describe_candidate": wording.describe_candidate,
         "judged_name": wording.format_metric(
-            f"{wording.SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
+            f"{SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
         ),
         **examples,
     }
@@ -318,9 +320,14 @@ def find_test(tests: Mapping[str, SearchTest]) -> SearchTest | None:
 
 
 def _choose_layout(tests: Mapping[str, SearchTest]) -> ReportLayout | None:
-    """Choose the columns by the task: only regression has scaled errors."""
+    """Choose the columns by the task: only regression has scaled errors. The largest error is left
+    out, since the deviations need space."""
     test = find_test(tests)
-    return (REGRESSION_OVER_SEEDS if test["scaled"] else CLASSIFICATION) if test else None
+    if test is None or not test["scaled"]:
+        return CLASSIFICATION if test else None
+    layout = choose_layout(test)
+    compact = tuple(column for column in layout.compact if column.key != "max_error")
+    return layout._replace(compact=compact)
 
 
 def _format_over_seeds(column: MetricColumn, test: SearchTest) -> str:

@@ -19,8 +19,8 @@ from slipstream.base.run_names import SEARCHES, find_foreign_entry, find_kind, g
 from slipstream.base.statistics import HIGHER_IS_BETTER, Difference, Spread
 from slipstream.base.storage import parse_path
 from slipstream.base.text import format_epoch
-from slipstream.reporting.wording import SCALED
 from slipstream.runs.summary import (
+    SCALED,
     BaselineScores,
     ComparedScores,
     ProbeSummary,
@@ -29,6 +29,7 @@ from slipstream.runs.summary import (
     SearchSummary,
     Section,
     Summary,
+    read_metric,
 )
 
 
@@ -137,13 +138,6 @@ def _convert_probe(summary: ProbeSummary) -> ComparedScores:
     result: ComparedScores = {"baselines": baselines}
     result[section] = {"test": {name: spread["mean"] for name, spread in metrics.items()}}
     return result
-
-
-def read_metric(result: Scores, subset: str, metric: str) -> float | None:
-    """Return a metric of one set; None where the run has no such metric."""
-    section: Section = "scaled" if metric.startswith(SCALED) else "metrics"
-    value = ((result.get(section) or {}).get(subset) or {}).get(metric.removeprefix(SCALED))
-    return None if value is None else float(value)
 
 
 def read_spread(result: ComparedScores, metric: str) -> Spread | None:

@@ -28,27 +28,34 @@ from slipstream.reporting.run_rows import (
     STOPPED,
     RunFiles,
     RunRow,
-    choose_metric,
     find_result,
     looks_like_run,
     make_row,
     rank,
     read_files,
-    read_metric,
     read_row,
     read_spread,
 )
 from slipstream.reporting.wording import (
-    SCALED,
     describe_step,
     format_metric,
     format_seconds,
     format_value,
+    is_ranked,
 )
 from slipstream.runs import flatten_settings, studies
 from slipstream.runs import lock as locks
 from slipstream.runs.folder import UNPUBLISHED
-from slipstream.runs.summary import ProbeSummary, RunSummary, Scores, SearchSummary
+from slipstream.runs.summary import (
+    SCALED,
+    ComparedScores,
+    ProbeSummary,
+    RunSummary,
+    Scores,
+    SearchSummary,
+    list_interval_scores,
+    read_metric,
+)
 
 if TYPE_CHECKING:
     from slipstream.reporting.pairing import PairedResult
@@ -307,7 +314,10 @@ def format_age(seconds: float) -> str:
     return format_seconds(seconds)
 
 
-REGRESSION = ("mae", "rmse", "r2", "max_error", "scaled_mse", "scaled_mae")
+REGRESSION = (
+    *("mae", "rmse", "r2", "mase", "smape", "wape", "max_error", "scaled_mse", "scaled_mae"),
+    *("pinball", "crps", "coverage", "width"),  # of quantiles
+)
 CLASSIFICATION = ("log_loss", "balanced_accuracy", "accuracy", "f1_macro", "auc")
 WHERE = {"name", "out"}
 """Settings that say where a run is, not what it does"""
@@ -331,7 +341,8 @@ class Comparison:
         settings: The settings that differ, each a dict with `setting` and a value by run name.
         metrics: One dict per run and metric: `run`, `metric`, `test`, the `mean`, `low` and `high`
             of the 95 % interval over `n` repeats, and `difference`, `difference_low`,
-            `difference_high` and `verdict` against the first run where both have repeats.
+            `difference_high` and `verdict` against the first run where both have repeats. Of
+            intervals: `interval_crps`, and by level such as `coverage_80` and `width_80`.
         notes: What to keep in mind, such as runs on different data.
         paired: One dict per run and metric, over the predicted rows that the runs share: `value`
             with `low` and `high`, and `difference`, `difference_low`, `difference_high` and
@@ -482,18 +493,23 @@ def _iter_metrics(
             continue
         result = find_result(run.kind, run.summary)
         spreads = cast(RunSummary, run.summary) if run.kind not in SEARCHES else result
-        classes = choose_metric(run.kind, run.summary) == "log_loss"
-        for metric in CLASSIFICATION if classes else REGRESSION:
-            test = read_metric(result, "test", metric)
-            if test is None:
-                continue
+        for metric, test in _read_test(result).items():
             row: dict[str, Any] = {"run": label, "metric": metric, "test": test}
             if spread := read_spread(spreads, metric):
-                base = None if label in incomparable else first.get(metric)
+                is_judged = label not in incomparable and is_ranked(metric)
+                base = first.get(metric) if is_judged else None
                 row |= _describe_spread(spread, metric, base)
                 if label == labels[0]:
                     first[metric] = spread
             yield row
+
+
+def _read_test(result: ComparedScores) -> dict[str, float]:
+    """Return the test metrics by name: those of the task, and the scores of the intervals by level
+    where there are intervals around a prediction."""
+    found = {name: read_metric(result, "test", name) for name in (*REGRESSION, *CLASSIFICATION)}
+    known = {name: value for name, value in found.items() if value is not None}
+    return known | list_interval_scores(result)
 
 
 def _describe_spread(spread: Spread, metric: str, first: Spread | None) -> dict[str, Any]:

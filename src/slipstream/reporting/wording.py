@@ -13,12 +13,15 @@ from slipstream.base.errors import Command, Reader
 from slipstream.base.statistics import BETTER, HIGHER_IS_BETTER, NO_DIFFERENCE, WORSE, Spread
 from slipstream.base.text import format_count, format_number
 from slipstream.runs.summary import (
+    SCALED,
     AgainstBaselines,
     BaselineScores,
     ChosenSettings,
     ComparedScores,
     EstimateSummary,
+    IntervalScores,
     LeaderboardRow,
+    MemberSummary,
     Metrics,
     MonitorSummary,
     ProbeSummary,
@@ -31,6 +34,7 @@ from slipstream.runs.summary import (
     SeedDifference,
     Summary,
     get_metrics,
+    read_metric,
 )
 
 UNITS = {
@@ -57,14 +61,27 @@ METRIC_NAMES = {
     "pinball": "pinball loss",
     "coverage": "coverage",
     "width": "width",
+    "smape": "sMAPE",
+    "interval_crps": "CRPS of intervals",
 }
 """Where the name is not the key in capitals"""
-SCALED = "scaled_"
-"""Start of the names of errors in standardised units, as in scaled_mse"""
+
+
+LEVEL_METRICS = ("coverage_", "width_")
+"""Start of the names of scores of the intervals of one level, as in coverage_80"""
 
 
 def get_metric_name(key: str) -> str:
+    if key.startswith(LEVEL_METRICS):
+        name, _, level = key.partition("_")
+        return f"{name}, {level} % interval"
     return METRIC_NAMES.get(key, key.upper())
+
+
+def is_ranked(metric: str) -> bool:
+    """Whether one end of a metric's scale is better: coverage should be close to its level, and
+    width says little without it."""
+    return metric not in ("coverage", "width") and not metric.startswith(LEVEL_METRICS)
 
 
 def format_metric(metric: str) -> str:
@@ -174,11 +191,16 @@ class MetricColumn(NamedTuple):
     decimals: int = 8
     subset: str = "test"
 
+    @property
+    def metric(self) -> str:
+        """The metric's name, as `read_metric` takes it."""
+        return f"{SCALED if self.section == 'scaled' else ''}{self.key}"
+
     def read(self, result: Scores) -> float | None:
         """Return the metric's value on its set; None where it is undefined,
         and of a lane without a model."""
         metrics = result[self.section]
-        return None if metrics is None else metrics[self.subset][self.key]
+        return None if metrics is None else metrics[self.subset].get(self.key)
 
 
 class ReportLayout(NamedTuple):
@@ -206,8 +228,11 @@ def _column(heading: str, key: str, decimals: int = 8) -> MetricColumn:
 _MAE, _RMSE, _R2 = _column("MAE", "mae"), _column("RMSE", "rmse"), _column("R²", "r2", 4)
 _MAX, _BIAS = _column("max error", "max_error"), _column("bias", "bias")
 _SCALED = MetricColumn("scaled MSE", "scaled", "mse"), MetricColumn("scaled MAE", "scaled", "mae")
+RELATIVE = ("mase", "smape", "wape")
+"""Errors relative to the size of a series"""
+_RELATIVE = tuple(_column(get_metric_name(key), key) for key in RELATIVE)
 REGRESSION = ReportLayout(
-    columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_SCALED),
+    columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *_RELATIVE, *_SCALED),
     compact=(_MAE, _RMSE, _MAX, _R2, *_SCALED),
     headline=_MAE,
     second=_RMSE,
@@ -243,10 +268,24 @@ ENCODER = ReportLayout(
 
 
 def choose_layout(summary: Mapping[str, Any]) -> ReportLayout:
-    """Return the layout of the task of a run, or of an evaluation of it."""
+    """Return the layout of the task of a run, or of an evaluation of it, without columns of metrics
+    that it does not have."""
     if summary.get("objective") == "masked":
         return ENCODER
-    return CLASSIFICATION if summary.get("classes") else REGRESSION
+    if summary.get("classes"):
+        return CLASSIFICATION
+    found = summary.get("metrics") or {}
+    known = found.get("test", found)
+    relative = tuple(column for column in _RELATIVE if column.key in list_relative(known))
+    layout = REGRESSION._replace(columns=(_MAE, _RMSE, _MAX, _BIAS, _R2, *relative, *_SCALED))
+    if "mase" in known:  # a forecast: its relative errors take the place of the largest one
+        return layout._replace(compact=(_MAE, _RMSE, _R2, *relative, *_SCALED))
+    return layout
+
+
+def list_relative(metrics: Metrics) -> list[str]:
+    """List the errors relative to the size of a series that some metrics have."""
+    return [key for key in RELATIVE if key in metrics]
 
 
 MIN_PART_S = 0.05
@@ -323,11 +362,6 @@ def _group_by_verdict(comparison: AgainstBaselines) -> dict[str, list[str]]:
     return groups
 
 
-def _read_metric(result: Scores, subset: str, metric: str) -> float | None:
-    metrics = get_metrics(result, "scaled" if metric.startswith(SCALED) else "metrics")
-    return metrics[subset][metric.removeprefix(SCALED)]
-
-
 def _get_baseline(summary: RunSummary, name: str) -> BaselineScores:
     """Return a baseline that was scored."""
     scores = summary["baselines"][name]
@@ -340,7 +374,7 @@ def _find_closest(summary: RunSummary, metric: str, names: Sequence[str]) -> str
     """Return the best of some baselines by a metric."""
     subset, sign = choose_layout(summary).subset, -1 if metric in HIGHER_IS_BETTER else 1
     errors = {
-        name: sign * sort_key(_read_metric(_get_baseline(summary, name), subset, metric))
+        name: sign * sort_key(read_metric(_get_baseline(summary, name), subset, metric))
         for name in names
     }
     return min(errors, key=lambda name: errors[name])
@@ -365,7 +399,7 @@ def _describe_gap(summary: RunSummary, metric: str, baseline: str) -> str:
     pair: tuple[Scores, Scores] = _get_used(summary)[1], _get_baseline(summary, baseline)
     decimals = 4 if summary.get("classes") else 8
     model, baseline_value = (
-        format_number(_read_metric(result, subset, metric), decimals) for result in pair
+        format_number(read_metric(result, subset, metric), decimals) for result in pair
     )
     values = f"{format_metric(metric)} {model}, {baseline} {baseline_value}"
     if gap["interval"] is None:
@@ -395,7 +429,7 @@ def _describe_without_interval(summary: RunSummary) -> str:
     names = [name for name, result in summary["baselines"].items() if result]
     closest = _find_closest(summary, key, names)
     model, baseline_value = (
-        format_number(_read_metric(result, layout.subset, key))
+        format_number(read_metric(result, layout.subset, key))
         for result in (summary, _get_baseline(summary, closest))
     )
     beaten = summary["beaten_by"]
@@ -598,16 +632,23 @@ def describe_estimate(summary: RunSummary) -> str:
     return f"{', '.join(parts)}; training took {format_seconds(estimate['took_s'])}{ran}"
 
 
-def describe_coverage(coverage: Mapping[str, float], whose: str = "") -> str:
-    """State how many of the true values lie within the intervals."""
-    parts = (
-        f"{100 * part:.1f} % inside the {level} % interval" for level, part in coverage.items()
-    )
-    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}"
+def describe_intervals(scores: IntervalScores, whose: str = "") -> str:
+    """State how many of the true values lie within the intervals, how wide these are, and their
+    CRPS; empty without intervals."""
+    coverage, widths = scores.get("coverage") or {}, scores.get("width") or {}
+    if not coverage:
+        return ""
+    parts = [
+        f"{100 * share:.1f} % inside the {level} % interval"
+        + (f" (mean width {format_number(widths[level])})" if level in widths else "")
+        for level, share in coverage.items()
+    ]
+    crps = "" if (value := scores.get("crps")) is None else f"; CRPS {format_number(value)}"
+    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}{crps}"
 
 
 def describe_lanes(summary: RunSummary) -> Iterator[str]:
-    """Yield the spread over seeds, the folds, the ensemble and its coverage, where there are."""
+    """Yield the spread over seeds, the folds, the ensemble and its intervals, where there are."""
     if "lanes" not in summary:
         return
     spread, folds, ensemble = summary["spread"], summary["folds"], summary["ensemble"]
@@ -630,10 +671,9 @@ def describe_lanes(summary: RunSummary) -> Iterator[str]:
             f"ensemble: test {name} {mean}, single model {single}; predict uses {used}, by "
             "validation error"
         )
-    is_ensemble = summary["uses"] == "ensemble"
-    coverage = _get_used(summary)[1]["coverage"]
-    if coverage:
-        yield describe_coverage(coverage, "of the ensemble" if is_ensemble else "")
+    whose = "of the ensemble" if summary["uses"] == "ensemble" else ""
+    if line := describe_intervals(_get_used(summary)[1], whose):
+        yield line
 
 
 def was_trained(summary: Mapping[str, Any]) -> bool:
@@ -665,10 +705,15 @@ def _name_member(member: Mapping[str, Any]) -> str:
 
 
 def describe_members(summary: RunSummary) -> Iterator[str]:
-    """Yield the members of an ensemble with their weights, and the coverage of its intervals."""
-    members = summary.get("members")
-    if not members:
-        return
+    """Yield the members of an ensemble with their weights, and the scores of its intervals; of one
+    model that an ensemble came down to, these alone."""
+    if members := summary.get("members"):
+        yield from _describe_weights(summary, members)
+    if "lanes" not in summary and (line := describe_intervals(summary)):
+        yield line
+
+
+def _describe_weights(summary: RunSummary, members: Sequence[MemberSummary]) -> Iterator[str]:
     shares: dict[tuple[str, str], list[float]] = {}
     for member in members:  # of one candidate there may be models from several seeds
         shares.setdefault((member["name"], member["kind"]), []).append(float(member["weight"]))
@@ -681,8 +726,6 @@ def describe_members(summary: RunSummary) -> Iterator[str]:
     best = max(members, key=lambda member: float(member["weight"]))
     if best["weight"] > ALONE:
         yield f"{best['name']} alone is as good on the validation set as any mean with the others"
-    if summary["coverage"]:
-        yield describe_coverage(summary["coverage"])
 
 
 def describe_settings(params: Mapping[str, Any]) -> str:
@@ -800,14 +843,12 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
     best of its members: in the data's units, or of several targets in standard deviations."""
     metrics = (result["metrics"] or {})["test"]
     is_class = "log_loss" in metrics
-    key = "balanced_accuracy" if is_class else "mae"
     several = not is_class and len(targets) > 1
-    section: Section = "scaled" if several else "metrics"
+    metric = "balanced_accuracy" if is_class else f"{SCALED if several else ''}mae"
     choose = max if is_class else min
 
     def read(scores: Scores | None) -> float | None:
-        found = (scores or {}).get(section)
-        return found["test"].get(key) if found else None
+        return read_metric(scores, "test", metric)
 
     own = read(result)
     unit = "standard deviations" if several else ""

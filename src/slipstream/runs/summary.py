@@ -17,6 +17,8 @@ Metrics = Mapping[str, float | None]
 SetMetrics = Mapping[str, Metrics]
 """Metrics by set: train, val, test"""
 Section = Literal["metrics", "scaled"]
+SCALED = "scaled_"
+"""Start of the names of errors in standardised units, as in scaled_mse"""
 ByStep = Literal["mae_by_step", "log_loss_by_step"]
 """Where a baseline has the headline metric of every predicted row: of numbers, of classes"""
 
@@ -28,6 +30,18 @@ class Scores(TypedDict, total=False):
     """In the data's units; None of a lane or a test run without a model"""
     scaled: SetMetrics | None
     """In standardised units; missing for classes"""
+
+
+class IntervalScores(TypedDict, total=False):
+    """The scores of the prediction intervals on the test set, means over the targets; empty where
+    a run has no intervals. Those of predicted quantiles are metrics."""
+
+    coverage: Mapping[str, float]
+    """The share of true values inside the interval of each level"""
+    width: Mapping[str, float]
+    """The mean width of the interval of each level, in the data's units"""
+    crps: float | None
+    """The weighted quantile loss of the intervals' ends and of the prediction as the median"""
 
 
 class AgainstBaselines(TypedDict, total=False):
@@ -56,7 +70,7 @@ Baselines = Mapping[str, BaselineScores | None]
 """Baselines by name; None where one is not meaningful"""
 
 
-class ComparedScores(Scores, total=False):
+class ComparedScores(Scores, IntervalScores, total=False):
     """The metrics of a predictor and how they compare with the baselines."""
 
     baselines: Baselines
@@ -68,8 +82,6 @@ class ComparedScores(Scores, total=False):
     spread: Mapping[str, Spread] | None
     """The test metrics over the repeats"""
     scaled_spread: Mapping[str, Spread] | None
-    coverage: Mapping[str, float]
-    """The share of true values inside the interval of each level"""
 
 
 class LaneSummary(Scores):
@@ -87,14 +99,13 @@ class LaneSummary(Scores):
     stopped: str
 
 
-class FoldSummary(Scores, total=False):
+class FoldSummary(Scores, IntervalScores, total=False):
     """One fold of a run or of an ensemble of runs."""
 
     fold: int
     label: str | None
     windows: Mapping[str, int] | None
     ensemble: Scores | None
-    coverage: Mapping[str, float]
     baselines: Baselines
     weights: Mapping[str, float]
     """The weights of an ensemble's members"""
@@ -413,7 +424,7 @@ class RefitSummary(TypedDict):
     """The training windows"""
 
 
-class SearchSummary(RunOrigin, total=False):
+class SearchSummary(RunOrigin, IntervalScores, total=False):
     """The summary of a search: its metrics.json."""
 
     run: str
@@ -448,8 +459,6 @@ class SearchSummary(RunOrigin, total=False):
     weights: list[MemberWeight]
     """Of the ensemble's candidates; of one model, itself"""
     verdict: str
-    coverage: Mapping[str, float]
-    """The share of the test set's true values inside the interval of each level"""
     models: list[ModelOrigin]
     """Every model of the answer, a candidate's from several seeds too"""
     refit: RefitSummary | None
@@ -513,3 +522,22 @@ def get_metrics(scores: Scores, section: Section = "metrics") -> SetMetrics:
     if metrics is None:
         raise LookupError(section)
     return metrics
+
+
+def read_metric(scores: Scores | None, subset: str, metric: str) -> float | None:
+    """Return a metric of one set, with the prefix `SCALED` in standardised units; None where it is
+    undefined, or where the scores lack it."""
+    section: Section = "scaled" if metric.startswith(SCALED) else "metrics"
+    by_set = (scores or {}).get(section) or {}
+    value = (by_set.get(subset) or {}).get(metric.removeprefix(SCALED))
+    return None if value is None else float(value)
+
+
+def list_interval_scores(scores: IntervalScores) -> dict[str, float]:
+    """Return the scores of intervals by flat names: interval_crps, coverage_80, width_80 and so
+    on; empty without intervals."""
+    found: dict[str, float | None] = {"interval_crps": scores.get("crps")}
+    widths = scores.get("width") or {}
+    for level, share in (scores.get("coverage") or {}).items():
+        found |= {f"coverage_{level}": share, f"width_{level}": widths.get(level)}
+    return {name: value for name, value in found.items() if value is not None}

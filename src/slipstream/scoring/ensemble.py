@@ -22,7 +22,7 @@ from slipstream.data.scaler import Scaler
 from slipstream.engine import checkpoint
 from slipstream.engine.plan import Plan
 from slipstream.models.forecaster import build
-from slipstream.models.losses import average_predictions
+from slipstream.models.losses import average_predictions, select_point
 from slipstream.runs import Run
 from slipstream.runs.lanes import (
     LANE_METADATA,
@@ -32,6 +32,7 @@ from slipstream.runs.lanes import (
     read_lanes,
     select_lane,
 )
+from slipstream.runs.summary import IntervalScores
 from slipstream.scoring.batch import ChunkLoader, HalfWidths, PredictionBatch, Predictor
 from slipstream.scoring.predict import (
     WindowFilter,
@@ -39,6 +40,7 @@ from slipstream.scoring.predict import (
     make_predictor,
     predict_side_by_side,
 )
+from slipstream.scoring.regression import compute_crps, sum_pinball, weigh_levels
 
 MAX_ERRORS = 50_000_000
 """The number of errors that intervals are computed from; of more windows, an even sample is used"""
@@ -101,27 +103,80 @@ def fit_conformal(errors: Tensor) -> HalfWidths:
     return {name: ranked[rank - 1] for name, rank in ranks.items()}
 
 
-class CoverageCounter:
-    """Counts the truths that lie within the intervals."""
+class IntervalSums:
+    """Running sums over the intervals around the predictions of one set of windows: how many truths
+    lie inside, how wide the intervals are, and the pinball loss of their ends."""
 
-    def __init__(self, half_widths: HalfWidths, quantiles: tuple[float, ...]) -> None:
-        self._half_widths, self._quantiles = half_widths, quantiles
-        self.inside, self.count = dict.fromkeys(half_widths, 0), 0
+    def __init__(self, half_widths: HalfWidths, dataset: Dataset) -> None:
+        signature, scaler = dataset.signature, dataset.scaler
+        targets = signature.targets if half_widths else ()  # classes have no intervals, no scale
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, len(targets), dtype=torch.float64)
+
+        self._half_widths, self._quantiles = half_widths, signature.quantiles
+        self._limits = signature.output_range or (-math.inf, math.inf)
+        self._size, self._shift = (
+            torch.tensor([values[name] for name in targets], dtype=torch.float64)
+            for values in (scaler.size, scaler.shift)
+        )
+        self._ends = {
+            name: (0.5 - LEVELS[name] / 2, 0.5 + LEVELS[name] / 2) for name in half_widths
+        }
+        self._weights = weigh_levels([0.5, *(end for ends in self._ends.values() for end in ends)])
+        self.levels = list(half_widths)
+        self.count = 0
+        """Windows times predicted rows"""
+        self.inside, self.width = zeros(len(self.levels)), zeros(len(self.levels))
+        """[levels, C]; the width in physical units"""
+        self.pinball, self.truth = zeros(), zeros()
+        """[C]: the pinball loss of the ends and of the prediction as the median, and the absolute
+        truths, in physical units"""
 
     def add(self, batch: PredictionBatch) -> None:
-        if self._half_widths:
-            errors = batch.absolute_errors(self._quantiles)
-            self.count += errors.numel()
-            for level, half_width in self._half_widths.items():
-                self.inside[level] += int((errors <= half_width.to(errors.device)).sum())
+        """Add a batch of predictions; waits for the device."""
+        if not self._half_widths:
+            return
+        assert batch.truth is not None
+        device = batch.prediction.device
+        size, shift = self._size.to(device), self._shift.to(device)
+        errors = batch.absolute_errors(self._quantiles)
+        point = select_point(batch.prediction, self._quantiles).double() * size + shift
+        truth = batch.truth.double() * size + shift
+        factor = size if batch.factor is None else size * batch.factor
+        is_possible = (truth >= self._limits[0]) & (truth <= self._limits[1])
+        quantiles, inside, width = {0.5: point}, [], []
+        for level, half_width in self._half_widths.items():
+            half_width = half_width.to(device)
+            low, high = (
+                (point + side * half_width * factor).clamp(*self._limits) for side in (-1, 1)
+            )
+            quantiles |= zip(self._ends[level], (low, high), strict=True)
+            inside.append(((errors <= half_width) & is_possible).sum(dim=(0, 1)))
+            width.append((high - low).sum(dim=(0, 1)))
+        self.count += errors.shape[0] * errors.shape[1]
+        self.inside += torch.stack(inside).cpu()
+        self.width += torch.stack(width).cpu()
+        self.pinball += sum_pinball(quantiles, truth, self._weights).cpu()
+        self.truth += truth.abs().sum(dim=(0, 1)).cpu()
 
 
-def compute_coverage(counters: Sequence[CoverageCounter]) -> dict[str, float]:
-    """Return the share of truths within the intervals by level, of all counters together."""
-    count = sum(counter.count for counter in counters)
+def score_intervals(parts: Sequence[IntervalSums]) -> IntervalScores:
+    """Return the scores of the intervals, of all parts together: by level the share of truths
+    inside and the mean width, and the CRPS of the levels' quantiles; means over the targets."""
+    count, levels = sum(part.count for part in parts), parts[-1].levels
+    if not levels:
+        return {"coverage": {}, "width": {}, "crps": None}
+    inside, width, pinball, truth = (
+        torch.stack([getattr(part, name) for part in parts]).sum(dim=0)
+        for name in ("inside", "width", "pinball", "truth")
+    )
+    shares, widths = ((sums / count).mean(dim=1).tolist() for sums in (inside, width))
+    crps = compute_crps(pinball, truth)
     return {
-        level: sum(counter.inside[level] for counter in counters) / count
-        for level in counters[-1].inside
+        "coverage": dict(zip(levels, shares, strict=True)),
+        "width": dict(zip(levels, widths, strict=True)),
+        "crps": None if crps is None else float(crps.mean()),
     }
 
 
@@ -140,7 +195,8 @@ class MeanScores(NamedTuple):
     val: list[Any]
     test: list[Any]
     half_widths: dict[str, HalfWidths]
-    coverage: dict[str, CoverageCounter]
+    intervals: dict[str, IntervalSums]
+    """The sums over the test set"""
     unfiltered: dict[str, dict[str, Any]]
     """The sums without `predict.filter`, by name and set, where there is a filter"""
 
@@ -155,8 +211,8 @@ def score_with_mean(
     *,
     intervals: bool = True,
 ) -> MeanScores:
-    """Score several models and their mean; fit intervals on the validation set, measure their
-    coverage on the test set, and write the test set's batches.
+    """Score several models and their mean; fit intervals on the validation set, score them on the
+    test set, and write the test set's batches.
 
     `positions` names the models, and their mean, that have intervals, unless `intervals` is off.
     Intervals are fitted to unfiltered predictions, so that they stay the same where another filter
@@ -181,12 +237,12 @@ def score_with_mean(
     errors = {name: AbsoluteErrors(num_val, signature) for name in fitted}
     val = accumulate_side_by_side(collect_errors(), dataset)
     half_widths = {name: absolute.fit_intervals() for name, absolute in errors.items()}
-    coverage = {name: CoverageCounter(half_widths[name], signature.quantiles) for name in errors}
+    sums = {name: IntervalSums(half_widths[name], dataset) for name in errors}
 
     def write_test() -> Iterator[list[PredictionBatch]]:
         for row, raw in predict_set("test"):
-            for name, counter in coverage.items():
-                counter.add(row[positions[name]])
+            for name, interval_sums in sums.items():
+                interval_sums.add(row[positions[name]])
             write(row, half_widths)
             yield [*row, *raw]
 
@@ -196,7 +252,7 @@ def score_with_mean(
         for name, position in positions.items()
         if mixing.filter
     }
-    return MeanScores(val[:count], test[:count], half_widths, coverage, unfiltered)
+    return MeanScores(val[:count], test[:count], half_widths, sums, unfiltered)
 
 
 class FoldRecord(NamedTuple):

@@ -6,7 +6,8 @@ S series.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -163,10 +164,11 @@ class RegressionSums:
             counts = torch.stack([inside, torch.ones_like(inside), width])
             self.covered.add_(counts.sum(dim=(1, 2)))
         if self.quantiles:
-            error = values.double() - truth.double()[..., None]
-            level = torch.tensor(self.quantiles, dtype=torch.float64).to(error.device)
-            losses = torch.maximum(-level * error, (1 - level) * error)
-            self.pinball.add_(losses.mean(dim=-1).sum(dim=(0, 1)))
+            equal = dict.fromkeys(self.quantiles, 1 / len(self.quantiles))
+            each = values.expand(*truth.shape, len(self.quantiles)).unbind(dim=-1)
+            self.pinball.add_(
+                sum_pinball(dict(zip(self.quantiles, each, strict=True)), truth, equal)
+            )
 
     def add(self, point: Tensor, truth: Tensor, starts: Tensor, series: Tensor) -> None:
         """Add predictions and truths [B, H, C], scaled, of windows that begin with these rows [B]
@@ -231,12 +233,12 @@ class RegressionSums:
         per_step = self._compute_errors(sums, largest)
         per_series = self._compute_errors(by_series, self.max_by_series.cpu())
         count = sums[0].sum(dim=0)
-        of_quantiles = self._compute_quantiles(count)
+        of_quantiles, relative = self._compute_quantiles(count), self._compute_relative(by_series)
         return {
             "overall": _average_targets(
                 {name: values[None] for name, values in per_target.items()}
             )[0]
-            | self._compute_relative(by_series)
+            | {name: float(values.nanmean()) for name, values in relative.items()}
             | {name: float(values.mean()) for name, values in of_quantiles.items()},
             "scaled": {
                 "mae": float((per_target["mae"] / self.deviation).mean()),
@@ -244,6 +246,7 @@ class RegressionSums:
             },
             "per_target": {
                 column: {name: float(per_target[name][i]) for name in NAMES}
+                | {name: float(values[:, i].nanmean()) for name, values in relative.items()}
                 | {name: float(values[i]) for name, values in of_quantiles.items()}
                 for i, column in enumerate(self.columns)
             },
@@ -260,9 +263,9 @@ class RegressionSums:
             },
         }
 
-    def _compute_relative(self, by_series: Tensor) -> dict[str, float]:
-        """Return errors relative to the size of each series, computed by series and target and then
-        averaged: of series of different size, each counts the same."""
+    def _compute_relative(self, by_series: Tensor) -> dict[str, Tensor]:
+        """Return errors relative to the size of each series, [S, C], NaN where that is unknown or
+        zero. Their means are over series: of series of different size, each counts the same."""
         count, absolute = by_series[0], by_series[2]
         shares, truth = self.relative.cpu()
         parts = {
@@ -275,19 +278,19 @@ class RegressionSums:
         for name, (errors, sizes) in parts.items():
             known = (count > 0) & (sizes > 0)
             if bool(known.any()):
-                result[name] = float((errors[known] / sizes[known]).mean())
+                result[name] = torch.where(known, errors / sizes, torch.nan)
         return result
 
     def _compute_quantiles(self, count: Tensor) -> dict[str, Tensor]:
-        """Return the pinball loss in physical units, `crps`, which is twice that loss relative to
-        the size of the truths, and of two quantiles or more, the share of truths between the
-        outermost ones and the distance of these; nothing without quantiles. [C] each."""
+        """Return the pinball loss in physical units, `crps`, and of two quantiles or more, the
+        share of truths between the outermost ones and the distance of these; nothing without
+        quantiles. [C] each."""
         if not self.quantiles:
             return {}
         pinball, truth = self.pinball.cpu() * self.size, self.relative[1].sum(dim=0).cpu()
         result = {"pinball": pinball / count}
-        if bool((truth > 0).all()):
-            result["crps"] = 2 * pinball / truth
+        if (crps := compute_crps(pinball, truth)) is not None:
+            result["crps"] = crps
         inside, possible, width = self.covered.cpu()
         if bool(possible.any()):
             result |= {"coverage": inside / possible, "width": width / possible * self.size}
@@ -308,6 +311,35 @@ class RegressionSums:
             "max_error": largest * self.size,
             "bias": error / count * self.size,
         }
+
+
+def sum_pinball(
+    quantiles: Mapping[float, Tensor], truth: Tensor, weights: Mapping[float, float]
+) -> Tensor:
+    """Return the pinball loss of quantiles [B, H, C] by level, summed over windows and rows: the
+    weighted mean over the levels, [C]."""
+    total = torch.zeros(truth.shape[2], dtype=torch.float64, device=truth.device)
+    for level, values in quantiles.items():  # one at a time, which bounds the memory
+        error = values.double() - truth.double()
+        losses = torch.maximum(-level * error, (1 - level) * error)
+        total += weights[level] * losses.sum(dim=(0, 1))
+    return total
+
+
+def weigh_levels(levels: Iterable[float]) -> dict[float, float]:
+    """Return the share of the numbers from 0 to 1 that are closest to each level. With these
+    weights, twice the mean pinball loss approximates the CRPS, which is its integral, also where
+    levels are unevenly spaced."""
+    ordered = sorted(levels)
+    inner = [(low + high) / 2 for low, high in itertools.pairwise(ordered)]
+    edges = itertools.pairwise([0.0, *inner, 1.0])
+    return {level: high - low for level, (low, high) in zip(ordered, edges, strict=True)}
+
+
+def compute_crps(pinball: Tensor, truth: Tensor) -> Tensor | None:
+    """Return the weighted quantile loss: twice the summed pinball loss over the sum of the absolute
+    truths, [C] each in the same units. None where the truths of a target are all zero."""
+    return 2 * pinball / truth if bool((truth > 0).all()) else None
 
 
 def _average_targets(errors: Mapping[str, Tensor]) -> list[dict[str, float]]:

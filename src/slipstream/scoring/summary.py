@@ -33,6 +33,7 @@ from slipstream.runs.summary import (
     ByStep,
     ComparedScores,
     FoldSummary,
+    IntervalScores,
     LaneSummary,
     QuantileLevels,
     RunSummary,
@@ -50,7 +51,7 @@ from slipstream.scoring.batch import (
     Predictor,
 )
 from slipstream.scoring.boosting import BackgroundBoosting
-from slipstream.scoring.ensemble import CoverageCounter, FoldRecord
+from slipstream.scoring.ensemble import FoldRecord, IntervalSums
 from slipstream.scoring.predict import (
     WindowFilter,
     accumulate_side_by_side,
@@ -319,7 +320,8 @@ class FoldSums:
     ensemble: SetSums
     """The ensemble's sums, for val and test; empty with a single lane"""
     half_widths: dict[str, HalfWidths]
-    coverage: dict[str, CoverageCounter]
+    intervals: dict[str, IntervalSums]
+    """The sums over the intervals on the test set, by predictor"""
     baselines: BaselineSums
     unfiltered: dict[str, SetSums]
     """The sums of the model and the ensemble without `predict.filter`, where there is one"""
@@ -380,7 +382,7 @@ def _score_fold(
         model={"train": train, "val": val[best], "test": test[best]},
         ensemble={"val": val[-1], "test": test[-1]} if ENSEMBLE in positions else {},
         half_widths=scores.half_widths,
-        coverage=scores.coverage,
+        intervals=scores.intervals,
         baselines={},
         unfiltered=unfiltered,
     )
@@ -486,7 +488,7 @@ def _summarize_lanes(
     if together:
         by_ensemble = {
             **cast(ComparedScores, summarize_sums(together)),
-            "coverage": _compute_coverage(folds, ENSEMBLE),
+            **cast(ComparedScores, _score_intervals(folds, ENSEMBLE)),
             **_compare_ensemble(context, together["test"], baselines, metric),
         }
         mean, single = (get_metric(summary, "val", metric) for summary in (by_ensemble, scores))
@@ -498,7 +500,7 @@ def _summarize_lanes(
         "folds": [_summarize_fold(fold) for fold in folds if fold.group.fold] or None,
         "ensemble": by_ensemble,
         "uses": uses,
-        "coverage": _compute_coverage(folds, MODEL),
+        **cast(RunSummary, _score_intervals(folds, MODEL)),
     }
 
 
@@ -536,8 +538,8 @@ def merge_baselines(folds: Sequence[BaselineSums]) -> BaselineSums:
     }
 
 
-def _compute_coverage(folds: Sequence[FoldSums], predictor: str) -> dict[str, float]:
-    return ensemble.compute_coverage([fold.coverage[predictor] for fold in folds])
+def _score_intervals(folds: Sequence[FoldSums], predictor: str) -> IntervalScores:
+    return ensemble.score_intervals([fold.intervals[predictor] for fold in folds])
 
 
 def _summarize_each(sums: FoldSums, model: Scores) -> Iterator[LaneSummary]:
@@ -574,7 +576,7 @@ def _summarize_fold(sums: FoldSums) -> FoldSummary:
         "windows": sums.group.fold.num_windows if sums.group.fold else None,
         **cast(FoldSummary, summarize_sums(sums.model)),
         "ensemble": summarize_sums(sums.ensemble) if sums.ensemble else None,
-        "coverage": _compute_coverage([sums], MODEL),
+        **cast(FoldSummary, _score_intervals([sums], MODEL)),
         "baselines": {
             name: cast(BaselineScores, summarize_sums(by_set)) if by_set else None
             for name, (_, by_set) in sums.baselines.items()

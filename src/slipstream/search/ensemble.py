@@ -380,7 +380,7 @@ def summarize_ensemble(
 
     baselines = summaries.merge_baselines([fold.baselines for fold in folds])
     scores, detail = summaries.summarize_scores(run, config, dataset, merge(-1), baselines)
-    coverage = ensembles.compute_coverage([fold.scores.coverage[ENSEMBLE] for fold in folds])
+    intervals = ensembles.score_intervals([fold.scores.intervals[ENSEMBLE] for fold in folds])
     weights = folds[-1].mixture.weights
     unfiltered = [fold.scores.unfiltered.get(ENSEMBLE, {}) for fold in folds]
     without = {
@@ -394,7 +394,7 @@ def summarize_ensemble(
             for position, (member, weight) in enumerate(zip(members, weights, strict=True))
         ],
         "folds": [_summarize_fold(fold, members) for fold in folds] if len(folds) > 1 else None,
-        "coverage": coverage,
+        **cast(RunSummary, intervals),
         "notes": [
             *dataset.notes,
             *summaries.list_missing_baselines(baselines),
@@ -439,7 +439,7 @@ def _summarize_fold(scored: FoldScores, members: Sequence[Member]) -> FoldSummar
             FoldSummary,
             summarize_sums({subset: sums[-1] for subset, sums in scored.sums.items()}),
         ),
-        "coverage": ensembles.compute_coverage([scored.scores.coverage[ENSEMBLE]]),
+        **cast(FoldSummary, ensembles.score_intervals([scored.scores.intervals[ENSEMBLE]])),
         "baselines": baselines,
     }
 

@@ -48,6 +48,7 @@ from slipstream.search.workers import get_costs
 TEST_KEYS = (
     *("run", "metrics", "scaled", "spread", "scaled_spread"),
     *("baselines", "judged_by", "beaten_by", "against_baselines", "failed"),
+    *("coverage", "width", "crps"),
 )
 """What the summary contains of each test run"""
 RETRAINING_PENDING = "the best trials have yet to be retrained"

@@ -325,9 +325,9 @@ def _write_summary(
     result["data"] = summarize_data(dataset, config)
     result["notes"] = [*result["notes"], *_describe_still_frozen(config, result["epochs"])]
     if not config.masked:
-        suggested = advice.summarize_suggestions(config, dataset, result)
-        if suggested is not None:
-            result |= {"advice": suggested, "notes": [*result["notes"], *suggested["lines"]]}
+        advised = advice.advise(config, result)
+        if advised is not None:
+            result |= {"advice": advised, "notes": [*result["notes"], *advised["lines"]]}
     result |= cast(RunSummary, runs.describe_origin())
     result["time"] = _summarize_time(context)
     runs.write_metrics(run, result | {"detail": detail})

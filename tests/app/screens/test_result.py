@@ -16,6 +16,7 @@ import pytest
 
 import slipstream
 from slipstream import runs
+from slipstream.base.text import format_number
 from tests.app.conftest import start_site, write_run
 from tests.conftest import merged, small_config, waves
 
@@ -439,6 +440,18 @@ def test_quantiles_show_their_pinball_loss_and_coverage(site):
     assert "apart on average" in page
     assert "Between the quantiles 0.1 and 0.9" in page
     assert "80 % should be" in page
+
+
+@pytest.mark.parametrize("name", ["repeats", "folds"])
+def test_intervals_show_their_coverage_width_and_crps(site, folder, name):
+    page = site.get(f"/result/{name}").text
+    summary = runs.read_metrics(folder / name)
+    for level, share in summary["coverage"].items():
+        assert f"Inside the {level} % interval" in page
+        assert f"{100 * share:.1f} %" in page
+        assert f"mean width {format_number(summary['width'][level])}" in page
+    assert "CRPS of the intervals" in page
+    assert format_number(summary["crps"]) in page
 
 
 @pytest.mark.parametrize("name", ["forecast", "states"])

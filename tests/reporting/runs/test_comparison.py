@@ -72,10 +72,30 @@ def test_the_difference_of_repeats_has_an_interval_and_a_verdict(out):
     (source,) = out.glob("three-*")
     shutil.copytree(source, out / "same-20260103T000000Z")
     comparison = slipstream.compare_runs("three", "same")
-    rows = [row for row in comparison.metrics if row["run"].startswith("same")]
-    assert {row["verdict"] for row in rows} == {"no difference shown"}
-    assert all(row["difference"] == 0 for row in rows)
+    rows = {row["metric"]: row for row in comparison.metrics if row["run"].startswith("same")}
+    over_seeds = [row for row in rows.values() if "mean" in row]
+    assert {row["verdict"] for row in over_seeds} == {"no difference shown"}
+    assert all(row["difference"] == 0 for row in over_seeds)
+    assert {"mae", "rmse", "r2", "mase", "smape", "wape"} <= set(rows)
     assert comparison.settings == []
+
+
+@pytest.mark.usefixtures("out")
+def test_the_scores_of_intervals_are_compared_without_a_verdict():
+    comparison = slipstream.compare_runs("three", "one")
+    label = comparison.runs[0].name
+    rows = {row["metric"]: row for row in comparison.metrics if row["run"] == label}
+    summary = runs.read_metrics(comparison.runs[0].run)
+    used = summary["ensemble"] if summary["uses"] == "ensemble" else summary
+    assert rows["interval_crps"]["test"] == used["crps"]
+    for level in ("80", "95"):
+        for name in ("coverage", "width"):
+            row = rows[f"{name}_{level}"]
+            assert row["test"] == used[name][level]
+            assert "verdict" not in row
+    text = repr(comparison)
+    for name in ("MASE", "sMAPE", "WAPE", "CRPS of intervals", "coverage, 80 % interval"):
+        assert name in text
 
 
 @pytest.mark.usefixtures("out")

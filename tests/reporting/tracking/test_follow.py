@@ -226,6 +226,14 @@ def figures_of(result) -> list[tuple[str, str, int, float]]:
     return [("", name, step, to_single(value)) for name, value in values.items()]
 
 
+def test_the_figures_of_a_run_hold_the_scores_of_its_intervals():
+    metrics = {"test": {"mae": 2.0, "r2": None}}
+    assert read_figures({"metrics": metrics}) == {"test/mae": 2.0}
+    scores = {"coverage": {"80": 0.79}, "width": {"80": 1.5}, "crps": 0.03}
+    wanted = {"test/coverage_80": 0.79, "test/width_80": 1.5, "test/interval_crps": 0.03}
+    assert read_figures({"metrics": metrics} | scores) == {"test/mae": 2.0} | wanted
+
+
 def test_a_run_that_trains_longer_goes_on_in_the_same_place(keeping, tmp_path):
     config = small_config(tmp_path / "runs", engine={"log_every": 2})
     out = str(tmp_path / "board")

@@ -21,7 +21,7 @@ from slipstream.base.text import format_number
 from slipstream.events import Epoch
 from slipstream.reporting.run_rows import RUNNING
 from slipstream.reporting.runs import Comparison, compare_runs, format_bounds, format_setting
-from slipstream.reporting.wording import format_metric
+from slipstream.reporting.wording import format_metric, is_ranked
 
 MAX_RUNS = 8
 """Runs side by side: as many as there are colours for lines"""
@@ -114,7 +114,7 @@ def _iter_metrics(
         by_run = {row["run"]: row for row in rows if row["metric"] == metric}
         values = {label: _read_value(row) for label, row in by_run.items()}
         choose = max if metric in HIGHER_IS_BETTER else min
-        is_judged = len(values) > 1 and not comparison.incomparable
+        is_judged = len(values) > 1 and not comparison.incomparable and is_ranked(metric)
         best = choose(values.values()) if is_judged else None
         cells = []
         for label in labels:

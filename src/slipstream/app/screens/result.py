@@ -332,11 +332,29 @@ def _list_facts(summary: RunSummary, row: Mapping[str, Any]) -> list[dict[str, A
         note = f"{left_out:,} left out: no target" if left_out else ""
         facts.append({"name": "Windows", "key": "windows", "value": f"{windows:,}", "note": note})
     facts += _list_quantile_facts(summary)
-    for level, share in (summary.get("coverage") or {}).items():
-        name, value = f"Inside the {level} % interval", f"{100 * share:.1f} %"
-        note = "of the single model" if summary.get("uses") == "ensemble" else ""
-        facts.append({"name": name, "key": f"coverage-{level}", "value": value, "note": note})
+    facts += _list_interval_facts(summary)
     return facts
+
+
+def _list_interval_facts(summary: RunSummary) -> list[dict[str, Any]]:
+    """Return the coverage and width of the intervals by level, and their CRPS."""
+    coverage, widths = summary.get("coverage") or {}, summary.get("width") or {}
+    whose = ["of the single model"] if summary.get("uses") == "ensemble" else []
+    facts = []
+    for level, share in coverage.items():
+        name, value = f"Inside the {level} % interval", f"{100 * share:.1f} %"
+        width = [f"mean width {format_number(widths[level])}"] if level in widths else []
+        note = "; ".join([*width, *whose])
+        facts.append({"name": name, "key": f"coverage-{level}", "value": value, "note": note})
+    if coverage and (crps := summary.get("crps")) is not None:
+        value, note = format_number(crps), "; ".join([CRPS_NOTE, *whose])
+        facts.append(
+            {"name": "CRPS of the intervals", "key": "interval-crps", "value": value, "note": note}
+        )
+    return facts
+
+
+CRPS_NOTE = "twice the pinball loss, relative to the size of the true values"
 
 
 def _list_quantile_facts(summary: RunSummary) -> list[dict[str, Any]]:
@@ -348,8 +366,8 @@ def _list_quantile_facts(summary: RunSummary) -> list[dict[str, Any]]:
         note = f"the mean of the quantiles {', '.join(f'{level:g}' for level in levels)}"
         facts.append({"name": "Pinball loss", "key": "pinball", "value": value, "note": note})
     if levels and (crps := metrics.get("crps")) is not None:
-        note = "twice the pinball loss, relative to the size of the true values"
-        facts.append({"name": "CRPS", "key": "crps", "value": format_number(crps), "note": note})
+        value = format_number(crps)
+        facts.append({"name": "CRPS", "key": "crps", "value": value, "note": CRPS_NOTE})
     if levels and (coverage := metrics.get("coverage")) is not None:
         name = f"Between the quantiles {levels[0]:g} and {levels[-1]:g}"
         note = f"of the true values; {100 * (levels[-1] - levels[0]):.0f} % should be"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from rich import box
 from rich.padding import Padding
@@ -42,8 +42,11 @@ from slipstream.reporting.wording import (
     format_seconds,
     format_step,
     format_value,
+    get_metric_name,
+    list_relative,
 )
 from slipstream.runs.summary import (
+    IntervalScores,
     ProbeSummary,
     RunSummary,
     SearchSummary,
@@ -126,8 +129,8 @@ def print_evaluation(result: dict[str, Any], console: Console) -> None:
         (_tabulate_classes if result.get("classes") else _tabulate_targets)(result, title)
     )
     _print_quantiles(result, console)
-    if result["coverage"]:
-        print_text(console, wording.describe_coverage(result["coverage"]))
+    if line := wording.describe_intervals(cast(IntervalScores, result)):
+        print_text(console, line)
     _print_filter(result, console)
     _print_notes(result, console)
 
@@ -144,14 +147,17 @@ def _print_filter(result: Mapping[str, Any], console: Console) -> None:
 
 def _tabulate_targets(result: dict[str, Any], title: str) -> TextTable:
     """Build one row per target, one for all of them, and one for every member and baseline."""
-    table = TextTable("target", "MAE", "RMSE", "max error", "bias", "R²", title=title)
+    relative = list_relative(result["metrics"])
+    headings = ("MAE", "RMSE", "max error", "bias", "R²", *map(get_metric_name, relative))
+    table = TextTable("target", *headings, title=title)
     rows = [*result["detail"]["per_target"].items()]
     if len(rows) > 1:
         rows.append(("all", result["metrics"]))
     rows += [(name, scores["metrics"]) for name, scores in _list_beside(result)]
     for name, metrics in rows:
         cells = [format_number(metrics[key]) for key in ("mae", "rmse", "max_error", "bias")]
-        table.add_row(name, *cells, format_number(metrics["r2"], 4))
+        cells.append(format_number(metrics["r2"], 4))
+        table.add_row(name, *cells, *(format_number(metrics.get(key)) for key in relative))
     return table
 
 
@@ -329,9 +335,8 @@ def print_auto(summary: SearchSummary, console: Console) -> None:
     for line in summary["findings"]:
         print_text(console, line)
     print_text(console, summary["verdict"], "bold")
-    if coverage := summary.get("coverage"):
-        shares = ", ".join(f"{level} %: {100 * share:.1f} %" for level, share in coverage.items())
-        print_text(console, f"coverage of the intervals on the test set: {shares}")
+    if line := wording.describe_intervals(summary, "on the test set"):
+        print_text(console, line)
     print_text(console, f"time: {wording.describe_time(summary)}")
     run = escape_to_line(summary["run"])
     print_text(console, f"run: {run}\nmodel: {run}/retrained/best")
@@ -413,6 +418,7 @@ def _build_retrained(summary: SearchSummary) -> TextTable:
 def _build_tests(summary: SearchSummary) -> TextTable:
     first = next(test for test in summary["test"].values() if test["metrics"])
     metrics = {"MAE": "mae", "RMSE": "rmse", "R²": "r2"}
+    metrics |= {get_metric_name(key): key for key in list_relative(get_metrics(first)["test"])}
     if not first["scaled"]:
         metrics = {"log-loss": "log_loss", "balanced accuracy": "balanced_accuracy"}
     table = TextTable("", *metrics, title="test set")

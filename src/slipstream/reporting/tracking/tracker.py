@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from slipstream import runs
 from slipstream.base.errors import UserError
@@ -28,6 +28,7 @@ from slipstream.events import (
     TrialEnd,
     format_event,
 )
+from slipstream.runs.summary import IntervalScores, list_interval_scores
 
 if TYPE_CHECKING:
     from slipstream.reporting.charts import Chart
@@ -332,13 +333,15 @@ FILES = ("config.toml", "best.toml", "plan.json", "metrics.json", "report.html",
 
 def read_figures(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of a summary that say how good the model is: `test/mae` and so on."""
-    return {
+    figures = {
         f"{name}/{key}": float(value)
         for name, values in (metrics.get("metrics") or {}).items()
         if isinstance(values, Mapping)
         for key, value in values.items()
         if isinstance(value, int | float)
     }
+    intervals = list_interval_scores(cast(IntervalScores, metrics))
+    return figures | {f"test/{key}": float(value) for key, value in intervals.items()}
 
 
 @contextmanager

@@ -126,7 +126,8 @@ def summarize_error(error: BaseException) -> str:
 
 
 def examine_job(path: Path, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Load a job's data, list its problems, and try changes that often help for a few seconds."""
+    """Load a job's data, list its problems, and measure changes of its settings for a few seconds
+    each."""
     config = configs.load(path)
     custom.allow_classes(config)
     tell(f"reading the data of {path} ...")
@@ -137,7 +138,7 @@ def examine_job(path: Path, tell: Callable[[str], None]) -> dict[str, Any]:
         "windows": dataset.num_windows,
         "windows_without_target": dataset.left_out,
         "notes": list(dataset.notes),
-        "advice": advice.measure_suggestions(config, tell=tell),
+        "advice": advice.measure_changes(config, tell=tell),
     }
 
 
