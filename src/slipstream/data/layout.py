@@ -115,6 +115,7 @@ def find_names(rows: Rows) -> int | None:
     """
     filled = [i for i, row in enumerate(rows) if _has_text(row)]
     width = _find_width(rows)
+    apart: int | None = None
     for order, row_number in enumerate(filled):
         below = [rows[i] for i in filled[order + 1 : order + 1 + TAIL_ROWS]]
         names = _trim(rows[row_number])
@@ -127,9 +128,12 @@ def find_names(rows: Rows) -> int | None:
         near = _list_near(rows, filled[:order], row_number)
         above = [rows[i] for i in filled[:order]]
         if not all(_is_text_line(row, width) for row in near) or any(map(_is_all_numbers, above)):
-            return None
-        return row_number
-    return None
+            return apart
+        if filled[order + 1] > row_number + 1 and apart is None:
+            apart = row_number  # a blank row below: names, unless better ones follow
+            continue
+        return row_number if apart is None or not _is_units(names) else apart
+    return apart
 
 
 def describe_layout(
@@ -198,6 +202,11 @@ def _is_text_line(row: Sequence[str], width: int) -> bool:
     if _is_all_numbers(row):
         return False
     return len(row) != width or 2 * sum(map(bool, cells)) <= width
+
+
+def _is_units(names: Sequence[str]) -> bool:
+    """Return whether half of the cells or more are known units."""
+    return 2 * sum(bool(UNIT.fullmatch(name)) for name in names) >= len(names)
 
 
 def _is_all_numbers(row: Sequence[str]) -> bool:

@@ -244,7 +244,7 @@ def load_portable(
         weights=weights,
         half_widths=_to_arrays(reach, targets),
         reference=reference,
-        description=f"the {rule} of {len(members)} runs",
+        description=f"the {rule} of {len(members)} models",
         hashes=hashes,
     )
 

@@ -263,7 +263,7 @@ class TrainedRun:
             predictor = by_fold if on_folds else trained.describe_on_new_data()
             return f"{self.owner}: {predictor}" if self.owner else predictor
         rule = "weighted mean" if self.uses == ENSEMBLE else "best"
-        return f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+        return f"the {rule} of {len(self.members)} models" + (", fold by fold" if on_folds else "")
 
     def bind(self, datasets: Sequence[Dataset], sets: Sequence[str]) -> BoundRun:
         """Combine the run with each member's data; an ensemble predicts the windows that all

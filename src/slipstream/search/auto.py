@@ -36,7 +36,9 @@ from slipstream.search.candidates import (
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
+    name_baseline,
     name_trial,
+    parse_baseline,
     parse_name,
 )
 from slipstream.search.library import (
@@ -373,7 +375,7 @@ def build_answer(search: AutoSearch, members: Sequence[AutoMember]) -> RunSummar
             member.weight,
             None
             if member.baseline is None
-            else (member.name.removesuffix(" long"), member.baseline.baseline),
+            else (parse_baseline(member.name), member.baseline.baseline),
         )
         for member in members
     ]
@@ -485,7 +487,8 @@ def make_leaderboard(
     longest = max(int(member.config.data.context) for member in members)
     is_long = longest != int(search.config.data.context)
     for name, known in (result.get("baselines") or {}).items():
-        row = f"{name} long" if is_long and f"{name} long" in library.losses else name
+        row = name_baseline(name, longest if is_long else None)
+        row = row if row in library.losses else name
         if known:
             tested.setdefault(row, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
@@ -497,7 +500,7 @@ def make_leaderboard(
         trial = by_name.get(name)
         losses = library.losses[name]
         notes = {} if trial is None else trial.user_attrs.get(NOTES, {})
-        kind = name.removesuffix(" long") if trial is None else get_kind(search.config, trial)
+        kind = parse_baseline(name) if trial is None else get_kind(search.config, trial)
         fitted = baselines.get(name)
         found = tested.get(name)
         rows.append(

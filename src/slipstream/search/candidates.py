@@ -46,7 +46,7 @@ from slipstream.search.library import (
 )
 from slipstream.search.packs import DatasetCache, TrialData, TrialRun
 from slipstream.search.portfolio import Facts, Params, Prefer
-from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.storage import OUT_OF_MINUTES, OUT_OF_SHARE, OUT_OF_TIME
 from slipstream.search.study import (
     GIVEN,
     PRUNED,
@@ -110,12 +110,7 @@ def prepare_auto(
     """Return the config of the search, its plan, and the data that were loaded for it."""
     config = _adapt_config(config, minutes)
     spaces.check_config(config)
-    if config.data.split.walk_forward is not None:
-        raise UserError(
-            "slipstream auto judges by blocks of its own inside the training period; "
-            "data.split.walk_forward is for train and tune: give another split",
-            setting="data.split",
-        )
+    spaces.check_auto(config)
     config, cache = _choose_folds(config, data)
     if portfolio.should_scale_series(config, cache.get(config).dataset):
         scaled = {"data.scale_by": "series"}
@@ -357,7 +352,7 @@ class AutoSearch(OptunaSearch):
         return super().is_over() and not self._lacks_model()
 
     def find_cut(self) -> str:
-        return "" if self._lacks_model() else super().find_cut()
+        return OUT_OF_MINUTES if super().find_cut() and not self._lacks_model() else ""
 
     def _lacks_model(self) -> bool:
         """Whether no candidate has trained an epoch yet: the first one may, however late it is, so
@@ -370,8 +365,8 @@ class AutoSearch(OptunaSearch):
         spent_s = time.perf_counter() - trial.started_at
         share = MAX_TRIAL_SHARE[self.plan.facts.device]
         if not reason and spent_s > share * self.budget.total_s:
-            return OUT_OF_TIME
-        return reason
+            return OUT_OF_SHARE
+        return OUT_OF_MINUTES if reason == OUT_OF_TIME else reason
 
     def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
         return False  # the weights are saved anyway
@@ -384,6 +379,17 @@ def name_trial(number: int) -> str:
 def parse_name(name: str) -> int | None:
     """Return the number of a trial; None for a baseline."""
     return int(name.removeprefix("trial ")) if name.startswith("trial ") else None
+
+
+def name_baseline(kind: str, rows: int | None = None) -> str:
+    """Return the name of a baseline as a candidate: its kind, and the rows that it reads where
+    these are more than the config's context."""
+    return kind if rows is None else f"{kind}, {rows} rows"
+
+
+def parse_baseline(name: str) -> str:
+    """Return the kind of a baseline from its name as a candidate."""
+    return name.split(",")[0]
 
 
 def get_sizes(dataset: Dataset) -> Tensor | None:
@@ -436,10 +442,10 @@ class BaselineFits:
         facts, given = search.plan.facts, int(search.config.data.context)
         self.folds = list(self._list_folds(given))
         for fold in self.folds:
-            self._fit(fold, "", without=("gbm",))
+            self._fit(fold, None, without=("gbm",))
         if max(facts.contexts) != given:
             for fold in self._list_folds(max(facts.contexts)):
-                self._fit(fold, " long", without=("gbm", "seasonal", "repeat"))
+                self._fit(fold, max(facts.contexts), without=("gbm", "seasonal", "repeat"))
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._began = time.perf_counter()
         self._boosting = BackgroundBoosting(lambda: prepared)
@@ -457,24 +463,30 @@ class BaselineFits:
             starts = {name: rows.to(device) for name, rows in fold.items()}
             yield FoldBaselines(config, data, number, starts)
 
-    def _fit(self, fold: FoldBaselines, suffix: str, *, without: Collection[str]) -> None:
-        """Fit the baselines of a fold and keep their errors."""
+    def _fit(self, fold: FoldBaselines, rows: int | None, *, without: Collection[str]) -> None:
+        """Fit the baselines of a fold and keep their errors; `rows` are those of a longer
+        context."""
         for name in list_baselines(fold.dataset):
             if name in without:
                 continue
             began = time.perf_counter()
             others = [other for other in list_baselines(fold.dataset) if other != name]
             baseline = fit_baselines(fold.dataset, fold.load_chunks, without=others)[name]
-            self._add(fold, name, suffix, baseline, time.perf_counter() - began)
+            self._add(fold, name, rows, baseline, time.perf_counter() - began)
 
     def _add(
-        self, fold: FoldBaselines, name: str, suffix: str, baseline: Baseline, seconds: float
+        self,
+        fold: FoldBaselines,
+        kind: str,
+        rows: int | None,
+        baseline: Baseline,
+        seconds: float,
     ) -> None:
         """Keep the errors of a baseline on its block."""
-        search, data = self.search, fold.data
+        search, data, name = self.search, fold.data, name_baseline(kind, rows)
         key = fold.config.data.model_dump_json()
         if fold.number == len(data.folds) - 1:
-            search.fitted.setdefault(key, {})[name] = baseline
+            search.fitted.setdefault(key, {})[kind] = baseline
         if baseline.predict is None:
             return
         anchors = search.library.blocks[fold.number].anchors
@@ -486,16 +498,16 @@ class BaselineFits:
         quantiles = data.dataset.signature.quantiles
         if quantiles:  # a baseline predicts one number for all of them, and is no member
             errors = errors.expand(-1, len(quantiles))
-        search.library.add(name + suffix, fold.number, errors)
+        search.library.add(name, fold.number, errors)
         if quantiles:
             return
         period = int(baseline.state["period"]) if "period" in baseline.state else 0
-        if name == "seasonal" and period > data.dataset.signature.context:
+        if kind == "seasonal" and period > data.dataset.signature.context:
             return  # it reads rows before its window, which a stream does not keep
-        candidate = BaselineCandidate(name + suffix, fold.config, baseline, seconds)
-        if name in LINEAR_BASELINES and fold.number == len(data.folds) - 1:
+        candidate = BaselineCandidate(name, fold.config, baseline, seconds)
+        if kind in LINEAR_BASELINES and fold.number == len(data.folds) - 1:
             candidate = _make_linear(candidate, data, fold.windows, wanted, errors)
-        self.candidates[name + suffix] = candidate
+        self.candidates[name] = candidate
 
     def finish(self) -> dict[str, BaselineCandidate]:
         """Wait for the trees, and return the candidates of the split itself."""
@@ -503,7 +515,7 @@ class BaselineFits:
         for fold, trees in zip(self.folds, fitted or (), strict=False):
             others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
             found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
-            self._add(fold, "gbm", "", found["gbm"], time.perf_counter() - self._began)
+            self._add(fold, "gbm", None, found["gbm"], time.perf_counter() - self._began)
         return self.candidates
 
 

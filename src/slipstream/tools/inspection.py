@@ -1254,7 +1254,8 @@ class Proposal:
             self.reasons["split"] = "whole series: each has one class"
         self._choose_windows(shortest, survey.num_rows / count)
         window = self.data["context"] + self.data.get("horizon", 0)
-        gaps = self.order.gaps
+        gaps = self.order.gaps  # of series that alternate, those of all of them at once
+        gaps *= series.num_series if series is not None and series.is_mixed else 1
         if "time" in self.data and gaps > max(count, MANY_GAPS, survey.num_rows / (8 * window)):
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"

@@ -18,7 +18,7 @@ from slipstream.app.screens import estimates, prepare
 from slipstream.app.screens.prepare import Draft
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
-from slipstream.config import SIMULATED, Config
+from slipstream.config import SIMULATED, Config, search_space
 from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
@@ -193,6 +193,7 @@ async def start_auto(request: Request) -> Response:
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)
+    search_space.check_auto(checked.config)
     options = ("--minutes", f"{minutes:g}", "--prefer", prefer)
     job = await run_in_threadpool(submit_config, workspace, checked.config, "auto", options=options)
     return reply({"job": job})

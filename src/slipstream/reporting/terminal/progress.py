@@ -771,7 +771,8 @@ def _describe_end(event: TrialEnd) -> str:
         return f"failed: {event.stopped or NO_LOSS}"
     epochs = f"{format_epoch(event.epochs or 0.0)} epoch{'' if event.epochs == 1 else 's'}"
     if event.state == "cut off":
-        return f"cut off after {epochs} (tune.minutes), {_format_loss(event.value)}"
+        reason = f" ({event.stopped})" if event.stopped else ""
+        return f"cut off after {epochs}{reason}, {_format_loss(event.value)}"
     if event.state == "pruned":
         return f"pruned after {epochs}"
     return f"{_format_loss(event.value)} after {epochs}"
