@@ -1654,8 +1654,7 @@ class Findings:
         left = self._list_unused(config)
         if left:
             lines.append(f"  not used: {'; '.join(left)}")
-        command = f"slipstream inspect {shlex.quote(self.path)} --write job.toml"
-        return [*lines, f"  change any of this with --set, or write a config: {command}"]
+        return lines
 
     def _name_time(self, config: Config) -> str:
         if not config.data.time_columns:
@@ -1730,8 +1729,9 @@ def propose_config(path: str, aim: Aim, overrides: Sequence[str] = ()) -> tuple[
     given = configs.read_overrides(overrides).get("data", {})
     settings = given if isinstance(given, dict) else {}
     aim = aim._replace(settings=settings)
-    if not aim.targets and isinstance(settings.get("targets"), list):
-        aim = aim._replace(targets=tuple(map(str, settings["targets"])))
+    named = settings.get("targets", ())
+    if not aim.targets and isinstance(named, list | str):
+        aim = aim._replace(targets=(named,) if isinstance(named, str) else tuple(map(str, named)))
     if aim.horizon is None and isinstance(settings.get("horizon"), int):
         aim = aim._replace(horizon=settings["horizon"])
     _refuse_mixed_kinds(path)

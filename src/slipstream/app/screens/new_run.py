@@ -23,7 +23,7 @@ from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
 """A request with larger numbers is refused: no table has as many rows"""
-MIN_MINUTES, MAX_MINUTES = 0.1, 100_000
+MIN_MINUTES = 0.1
 PREFERENCES = {
     "best": "an ensemble where it is better",
     "fast": "one model",
@@ -182,12 +182,7 @@ async def start_auto(request: Request) -> Response:
     """Start `slipstream auto` with the settings of a form; return its job, or the mistakes."""
     workspace, body = get_workspace(request), await read_request(request)
     minutes, prefer = body.get("minutes"), body.get("prefer")
-    is_number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
-    if not is_number or not MIN_MINUTES <= float(minutes or 0) <= MAX_MINUTES:
-        raise UserError(
-            f"minutes is {str(minutes)[:40]}; it should be a number from {MIN_MINUTES:g} to "
-            f"{MAX_MINUTES:,}"
-        )
+    search_space.check_minutes(minutes or 0, MIN_MINUTES)
     if not isinstance(prefer, str) or prefer not in PREFERENCES:
         raise UserError(f"prefer: expected one of {', '.join(PREFERENCES)}")
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
