@@ -743,7 +743,10 @@ def describe_start(event: SearchStart) -> str:
     trials = format_count(event.trials, "trial")
     if event.trials >= UNLIMITED:
         unit = "minute" if event.minutes == 1 else "minutes"
-        trials, done = f"{event.minutes:g} {unit}", f", {event.done} trials done" * bool(done)
+        trials, done = (
+            f"{event.minutes:g} {unit}",
+            f", {format_count(event.done or 0, 'trial')} done" * bool(done),
+        )
     over = "" if event.trials >= UNLIMITED else f", over {', '.join(event.space)}"
     return (
         f"search on {event.device}: {trials}{done}, {event.parallel} in parallel{over}; windows: "
