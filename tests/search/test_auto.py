@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import signal
@@ -239,6 +240,71 @@ def test_a_raw_file_needs_a_target(tmp_path):
     assert "forecasts second, 6 rows ahead" in findings.describe_choice(config)[1]
     estimate, _ = propose_config(str(path), Aim(("second",), 0))
     assert (estimate.data.horizon, estimate.data.inputs) == (0, ("first",))
+
+
+@pytest.mark.parametrize("minutes", [0, -1, math.nan, math.inf, True, "five"])
+def test_minutes_that_are_none_are_refused(minutes):
+    with pytest.raises(UserError, match=r"^minutes is .*; it should be a number from 0\.01"):
+        slipstream.auto(make_table(), targets="load", minutes=minutes, quiet=True)
+
+
+def test_errors_on_a_table_name_no_file():
+    with pytest.raises(UserError, match=r'^the table has no column "lod"; did you mean "load"'):
+        slipstream.auto(make_table(), targets="lod", minutes=1, quiet=True)
+
+
+def write_gestures(path):
+    """Write series of two classes, a row per time, with an id and a label."""
+    generator = np.random.default_rng(0)
+    lines = ["id,time,x,label"]
+    for case in range(60):
+        kind = generator.integers(2)
+        wave = np.sin(np.arange(30) * (0.2 + 0.3 * kind)) + generator.normal(0, 0.1, 30)
+        lines += [f"{case},{i / 50},{x:.4f},{'ab'[kind]}" for i, x in enumerate(wave)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.slow
+def test_a_raw_table_of_classes_needs_one_command(tmp_path):
+    path = write_gestures(tmp_path / "gestures.csv")
+    words = ["auto", str(path), "--minutes", "0.2", "--out", str(tmp_path / "runs"), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "slipstream", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["metrics"]["test"]["accuracy"] > 0.8
+    assert "60 series, by id; time: time" in done.stderr
+    assert "classifies each series by label, from the whole series of x" in done.stderr
+    assert "tune.minutes" not in done.stderr
+    with pytest.raises(UserError, match=r"but the search had 0\.2 and has ended"):
+        slipstream.auto(resume=result["run"], minutes=0.1, quiet=True)
+    with pytest.raises(UserError, match="prefer is small, but the search was started with best"):
+        slipstream.auto(resume=result["run"], prefer="small", quiet=True)
+
+
+@pytest.mark.slow
+def test_what_only_a_person_decides_stops_the_command(tmp_path):
+    path = write_gestures(tmp_path / "gestures.csv")
+    out = tmp_path / "runs"
+    for words, message in (
+        (["nowhere.csv"], "nowhere.csv: there is no such file"),
+        ([str(path), "--targets", "lable"], 'did you mean "label"'),
+        ([str(path), "--targets", "x", "--horizon", "99"], "forecast at most"),
+        ([str(path), "--minutes", "0"], "--minutes is 0"),
+        ([str(path), "--resume", "last"], "remove"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "slipstream", "auto", *words, "--out", str(out)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr
+        assert not done.stdout
+    assert not out.exists()
 
 
 @pytest.mark.slow

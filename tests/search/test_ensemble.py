@@ -117,7 +117,7 @@ def test_evaluate_finds_the_metrics_and_coverage_of_the_ensemble(joined):
     assert scored["coverage"] == joined.summary["coverage"]
     assert scored["width"] == pytest.approx(joined.summary["width"], rel=1e-6)
     assert scored["crps"] == pytest.approx(joined.summary["crps"], rel=1e-6)
-    assert scored["model"] == "the weighted mean of 3 runs"
+    assert scored["model"] == "the weighted mean of 3 models"
     for one, wanted in zip(scored["members"], joined.summary["members"], strict=True):
         assert one["weight"] == wanted["weight"]
         assert one["metrics"] == pytest.approx(wanted["metrics"]["test"], rel=1e-6)
@@ -130,7 +130,7 @@ def test_the_single_model_is_the_best_member(joined):
     best = joined.summary["members"][int(np.argmin(errors))]
     scored = slipstream.evaluate(joined.run, ensemble=False)
     assert scored["metrics"] == pytest.approx(best["metrics"]["test"], rel=1e-6)
-    assert scored["model"] == "the best of 3 runs"
+    assert scored["model"] == "the best of 3 models"
 
 
 def test_intervals_are_scored_as_they_are_written(joined):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from slipstream.api.arguments import (
 )
 from slipstream.api.progress import name_arguments, show_progress
 from slipstream.api.results import Probe, Result, Study
-from slipstream.base.errors import UserError
+from slipstream.base.errors import Message, UserError
 from slipstream.base.rank import find_place, is_follower
 from slipstream.events import Event
 
@@ -315,6 +316,9 @@ def auto(
         study.verdict
         study.predict(new_table)
     """
+    from slipstream.config import search_space
+
+    search_space.check_minutes(minutes)
     wanted = (targets,) if isinstance(targets, str) else tuple(targets or ())
     more = parse_overrides(overrides)
     if resume is not None and source is None:
@@ -329,7 +333,7 @@ def auto(
     elif data is not None:
         raise UserError("data goes with a config; give the table or the file as the only argument")
     else:
-        job = _propose_job(source, wanted, horizon, columns, more)
+        job = _propose_job(source, wanted, horizon, columns, more, quiet=quiet)
     with show_progress("search", quiet, on_event) as show:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="IProgress not found")
@@ -344,12 +348,20 @@ def auto(
             on=on,
             allow_code=allow_code,
             minutes=minutes,
-            prefer=prefer,
+            prefer=None if resume is not None and prefer == "best" else prefer,
             refit=refit,
         )
         finished = api.run_search(request)
         from slipstream.search.auto import to_public
     return Study(finished.run, to_public(finished.summary), finished.best, finished.study)
+
+
+def _show_choice(lines: Iterable[str]) -> None:
+    """Write what was chosen for a raw table to stderr, as the command does."""
+    from slipstream.base.text import escape_controls
+    from slipstream.reporting.terminal.streams import SafeStream
+
+    SafeStream(sys.stderr).write(escape_controls("".join(f"{line}\n" for line in lines)))
 
 
 def _propose_job(
@@ -358,13 +370,18 @@ def _propose_job(
     horizon: int | None,
     columns: Sequence[str] | None,
     overrides: tuple[str, ...],
+    *,
+    quiet: bool,
 ) -> Job:
-    """Return the config that `inspect` proposes for a file or a table, and the table."""
+    """Return the config that `inspect` proposes for a file or a table, and the table; say what it
+    has chosen."""
     from slipstream.tools.inspection import Aim, propose_config
 
     aim = Aim(targets, horizon)
     if isinstance(source, (str, os.PathLike)):
-        config, _ = propose_config(os.fspath(source), aim, overrides)
+        config, findings = propose_config(os.fspath(source), aim, overrides)
+        if not quiet:
+            _show_choice(findings.describe_choice(config))
         return Job(config, None, ())
     import tempfile
 
@@ -375,8 +392,19 @@ def _propose_job(
     table = name_columns(source, columns)
     with tempfile.TemporaryDirectory() as place:  # inspect reads files
         path = Path(place) / "table.parquet"
+
+        def hide(text: str) -> str:
+            return text.replace(str(path), "the table")
+
         pq.write_table(to_arrow(table, time="time"), path)
-        config, _ = propose_config(str(path), aim, overrides)
+        try:
+            config, findings = propose_config(str(path), aim, overrides)
+        except UserError as error:
+            fix = None if error.fix is None else Message(error.fix).map_texts(hide)
+            reason = error.reason.map_texts(hide)
+            raise UserError(reason, fix=fix, setting=error.setting) from None
+        if not quiet:
+            _show_choice(map(hide, findings.describe_choice(config)))
     data = config.data.model_dump(exclude_unset=True)
     settings = config.model_dump(exclude_unset=True) | {"name": "auto"}
     settings["data"] = {name: value for name, value in data.items() if name != "path"}

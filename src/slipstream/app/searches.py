@@ -29,8 +29,8 @@ from slipstream.events import (
     TrialEnd,
     format_event,
 )
-from slipstream.reporting.wording import get_chosen, shorten_names
-from slipstream.runs.summary import SearchSummary
+from slipstream.reporting.wording import format_metric, get_chosen, shorten_names
+from slipstream.runs.summary import SCALED, RunSummary, SearchSummary
 
 RANGE, CHOICES = "range", "choices"
 MAX_ROWS = 100
@@ -289,6 +289,7 @@ def describe_search(folder: Path) -> dict[str, Any]:
         "trials": trials,
         "axes": list_axes(_read_space(config, summary), trials),
         "best": find_best(trials),
+        "answer": _read_answer(summary) if is_timed and phase == ENDED else None,
         "chosen": _find_chosen(summary, trials) if phase == ENDED and not is_timed else None,
         "phase": phase,
         **_measure_speed(events, total - len(ended)),
@@ -349,6 +350,18 @@ def _find_chosen(summary: SearchSummary, trials: Iterable[Trial]) -> int | None:
     with suppress(*DAMAGE_ERRORS):
         if any(trial["trial"] == (chosen := get_chosen(summary)["trial"]) for trial in trials):
             return None if chosen is None else int(chosen)
+    return None
+
+
+def _read_answer(summary: SearchSummary) -> dict[str, Any] | None:
+    """Return the test score of the model that `slipstream auto` has made, as its leaderboard
+    compares models; None where there is none."""
+    with suppress(*DAMAGE_ERRORS):
+        result = cast(RunSummary, summary)
+        metric, scaled = result["judged_by"], result.get("scaled")
+        value = (scaled or result["metrics"] or {})["test"][metric]
+        name = format_metric(f"{SCALED}{metric}" if scaled else metric)
+        return None if value is None else {"value": value, "note": f"{name} on the test set"}
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 import signal
 import sys
 import threading
@@ -266,20 +267,22 @@ def auto(
     ] = None,
     horizon: Annotated[
         int | None,
-        typer.Option(metavar="ROWS", help="Rows to forecast; 0 estimates the target's last row."),
+        typer.Option(
+            metavar="ROWS", help="Rows to forecast; 0 estimates the target's last row.", min=0
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="The time of the whole command; 5 where nothing is said.", min=0.01),
+        typer.Option(help="The time of the whole command; 5 where nothing is said."),
     ] = None,
     prefer: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="best|fast|small",
             help="best: an ensemble where it is better; fast: one model; small: one that a "
-            "microcontroller can run.",
+            "microcontroller can run; default: best.",
         ),
-    ] = "best",
+    ] = None,
     refit: Annotated[
         bool,
         typer.Option(
@@ -309,11 +312,17 @@ def auto(
     """
     with handle_errors(as_json, quiet):
         refuse_several_folders(folder, resume, out)
-        if prefer not in ("best", "fast", "small"):
+        if prefer not in (None, "best", "fast", "small"):
             raise UserError(f'--prefer is "{prefer}"; it should be best, fast or small')
+        from slipstream.config import search_space
+
+        search_space.check_minutes(minutes)
         overrides, timer = list_overrides(set_, out), PhaseTimer(find_process_start())
         wanted = tuple(name.strip() for name in (targets or "").split(",") if name.strip())
         is_config = source is None or source.endswith(".toml")
+        if resume and (wanted or horizon is not None or not is_config):
+            given = source if not is_config else "--targets and --horizon"
+            raise UserError(f"--resume continues a search with its own data; remove {given}")
         if is_config and (wanted or horizon is not None):
             raise UserError(
                 "--targets and --horizon are for data files; in a config they are data.targets and "
@@ -348,12 +357,25 @@ def auto(
                 prefer=cast(Any, prefer),
                 refit=refit,
             )
+            before = _read_seconds(earlier)
             study = run_search(request)
+        if study.summary["seconds"] == before and not quiet:
+            more = f"slipstream auto --resume {shlex.quote(str(study.run))} --minutes M"
+            print_note(f"the search has used its minutes, and this is its answer; for more: {more}")
         finish(to_public(study.summary), Output(as_json, quiet, print_auto), timer)
         refitted = study.summary["refit"]
         is_cut = refitted is not None and refitted["state"] == "interrupted"
         if study.summary["interrupted"] or is_cut:
             raise SystemExit(128 + signal.SIGINT)
+
+
+def _read_seconds(folder: Path | None) -> float | None:
+    """Return the time that a search of `slipstream auto` took; None where it has no answer."""
+    from slipstream import runs
+
+    if folder is None or not (folder / "metrics.json").exists():
+        return None
+    return runs.read_metrics(folder).get("seconds")
 
 
 def _propose(
@@ -372,6 +394,8 @@ def _propose(
     if not quiet:
         for line in findings.describe_choice(config):
             print_note(line)
+        command = f"slipstream inspect {shlex.quote(source)} --write job.toml"
+        print_note(f"  change any of this with --set, or write a config: {command}")
     return config
 
 

@@ -407,6 +407,14 @@ def _copy_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {k: _copy_settings(v) if isinstance(v, Mapping) else v for k, v in values.items()}
 
 
+def read_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the settings that `section.key=value`s name, by section, unchecked."""
+    settings: dict[str, Any] = {}
+    for text in overrides:
+        _apply_override(settings, text)
+    return settings
+
+
 def _apply_override(settings: dict[str, Any], override: str) -> tuple[tuple[str, ...], Text]:
     """Apply one override; return its setting and the option or argument that it comes from."""
     origin = override.option if isinstance(override, OptionText) else "overrides"

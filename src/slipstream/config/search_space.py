@@ -34,10 +34,33 @@ INCOMPARABLE = {
     "train.batch": 'the batch size by "auto"; list numbers',
 }
 """Settings that a search cannot vary, because scores would not be comparable, and the reason"""
+MIN_MINUTES, MAX_MINUTES = 0.01, 100_000
+"""The time of `slipstream auto`"""
 MAX_GRID = 1_000_000
 """The largest number of combinations in a grid"""
 SAME_MODEL = ("engine", "tune", "pretrain", "predict", "follow", "name", "out")
 """Settings and sections that do not change the model"""
+
+
+def check_minutes(minutes: Any, low: float = MIN_MINUTES) -> None:
+    """Refuse a time for `slipstream auto` that is no number of minutes; None is the default."""
+    is_number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
+    if minutes is not None and not (is_number and low <= minutes <= MAX_MINUTES):
+        raise UserError(
+            Option("minutes")
+            + f" is {str(minutes)[:40]}; it should be a number from {low:g} to {MAX_MINUTES:,}",
+            setting="tune.minutes",
+        )
+
+
+def check_auto(config: Config) -> None:
+    """Refuse a config that `slipstream auto` cannot judge candidates by."""
+    if config.data.split.walk_forward is not None:
+        raise UserError(
+            "slipstream auto judges by blocks of its own inside the training period; "
+            "data.split.walk_forward is for train and tune: give another split",
+            setting="data.split",
+        )
 
 
 def check_config(config: Config) -> None:

@@ -25,8 +25,6 @@ MAX_ROWS = 200_000
 """The number of rows that the checks look at"""
 MAX_SERIES = 20
 """The number of series in which a target is compared with the inputs"""
-SAME = 0.99999
-"""Two columns with at least this correlation count as copies of each other"""
 STEADY = 0.999
 """A column with at least this share of equal steps counts the rows"""
 OUTSIDE = 0.25
@@ -101,7 +99,7 @@ def _find_copies(dataset: Dataset) -> Iterator[str]:
     if not inputs or signature.masked:
         return
     remedy = "remove it from data.future" if signature.horizon else "name it in data.ignore"
-    is_copy = _is_code_of if signature.classes else _is_same
+    is_copy = _is_code_of if signature.classes else series.is_same
     samples = list(_sample_series(dataset))
     columns = order_columns(signature)
     for target in range(len(columns) - len(signature.targets), len(columns)):
@@ -130,12 +128,6 @@ def _sample_series(dataset: Dataset) -> Iterator[Values]:
         rows = rows[~np.isnan(rows).any(axis=1)]
         if len(rows) >= MIN_ROWS and rows[:, len(dataset.signature.inputs) :].std(axis=0).all():
             yield rows
-
-
-def _is_same(input_values: Values, target_values: Values) -> bool:
-    return bool(
-        input_values.std() > 0 and abs(np.corrcoef(input_values, target_values)[0, 1]) >= SAME
-    )
 
 
 def _is_code_of(codes: Values, classes: Values) -> bool:

@@ -115,6 +115,7 @@ def find_names(rows: Rows) -> int | None:
     """
     filled = [i for i, row in enumerate(rows) if _has_text(row)]
     width = _find_width(rows)
+    apart: int | None = None
     for order, row_number in enumerate(filled):
         below = [rows[i] for i in filled[order + 1 : order + 1 + TAIL_ROWS]]
         names = _trim(rows[row_number])
@@ -124,9 +125,15 @@ def find_names(rows: Rows) -> int | None:
             continue
         if _has_number(names) or (order and _has_doubles(names)):
             continue
+        near = _list_near(rows, filled[:order], row_number)
         above = [rows[i] for i in filled[:order]]
-        return row_number if all(_is_text_line(row, width) for row in above) else None
-    return None
+        if not all(_is_text_line(row, width) for row in near) or any(map(_is_all_numbers, above)):
+            return apart
+        if filled[order + 1] > row_number + 1 and apart is None:
+            apart = row_number  # a blank row below: names, unless better ones follow
+            continue
+        return row_number if apart is None or not _is_units(names) else apart
+    return apart
 
 
 def describe_layout(
@@ -192,9 +199,25 @@ def _is_text_line(row: Sequence[str], width: int) -> bool:
     """Return whether a row above the names holds neither values nor names: it has another width or
     is mostly empty. A table of a single column gives no such evidence."""
     cells = _trim(row)
-    if all(is_number(cell, comma=True) for cell in cells if cell):
+    if _is_all_numbers(row):
         return False
     return len(row) != width or 2 * sum(map(bool, cells)) <= width
+
+
+def _is_units(names: Sequence[str]) -> bool:
+    """Return whether half of the cells or more are known units."""
+    return 2 * sum(bool(UNIT.fullmatch(name)) for name in names) >= len(names)
+
+
+def _is_all_numbers(row: Sequence[str]) -> bool:
+    return all(is_number(cell, comma=True) for cell in _trim(row) if cell)
+
+
+def _list_near(rows: Rows, filled: Sequence[int], names_row: int) -> list[Sequence[str]]:
+    """List the rows above the names that no blank row separates from them; a block of text above a
+    blank row is a title, however many cells it has."""
+    blank = [i for i in range(names_row) if not _has_text(rows[i])]
+    return [rows[i] for i in filled if not blank or i > blank[-1]]
 
 
 def _find_merged(rows: Rows, filled: list[int]) -> Layout | None:
@@ -206,6 +229,8 @@ def _find_merged(rows: Rows, filled: list[int]) -> Layout | None:
             [*_strip(row), *[""] * width][:width] for row in (rows[above], rows[below])
         )
         if _has_number(first) or _has_number(second) or not _starts_values(under):
+            continue
+        if below > above + 1:  # a blank row separates a title from the names
             continue
         groups = _fill_groups(first, second)
         names = [" ".join(filter(None, pair)) for pair in zip(groups, second, strict=True)]

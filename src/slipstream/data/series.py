@@ -39,6 +39,8 @@ MAX_NOTES = 20
 """Series up to which each has its own note"""
 MAX_PARTITIONED = 64
 """Series with uneven steps up to which each is looked at by itself"""
+SAME = 0.99999
+"""Two columns with at least this correlation count as copies of each other"""
 
 
 class MissingCode(NamedTuple):
@@ -48,6 +50,11 @@ class MissingCode(NamedTuple):
     share: float
     low: float
     high: float
+
+
+def is_same(values: npt.NDArray[Any], target: npt.NDArray[Any]) -> bool:
+    """Return whether values are those of a target up to a factor and an offset."""
+    return bool(values.std() > 0 and abs(np.corrcoef(values, target)[0, 1]) >= SAME)
 
 
 def find_codes(values: Floats) -> Iterator[MissingCode]:

@@ -78,7 +78,7 @@ class Series:
 
     def find_series(self, starts: Tensor) -> Tensor:
         """Return the series of each window."""
-        return torch.bucketize(starts, self.offsets, right=True) - 1
+        return torch.bucketize(starts.contiguous(), self.offsets, right=True) - 1
 
     def to_table_scale(self, values: Tensor, rows: Tensor, columns: slice) -> Tensor:
         """Return values [N, columns] of these rows in the scale of the whole table."""

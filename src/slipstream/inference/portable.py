@@ -237,7 +237,7 @@ def load_portable(
         half_widths=_to_arrays(reach, targets),
         reference=reference,
         description=runs.describe_model(
-            f"the {rule} of {len(members)} runs", runs.describe_untested(opened.folder)
+            f"the {rule} of {len(members)} models", runs.describe_untested(opened.folder)
         ),
         hashes=hashes,
     )

@@ -252,7 +252,7 @@ class TrainedRun:
             predictor = by_fold if on_folds else trained.describe_on_new_data()
             return runs.describe_model(predictor, self.owner)
         rule = "weighted mean" if self.uses == ENSEMBLE else "best"
-        text = f"the {rule} of {len(self.members)} runs" + (", fold by fold" if on_folds else "")
+        text = f"the {rule} of {len(self.members)} models" + (", fold by fold" if on_folds else "")
         return runs.describe_model(text, self.untested)
 
     @property

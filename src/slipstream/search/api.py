@@ -67,7 +67,8 @@ class AutoRequest(SearchRequest):
 
     minutes: float | None = None
     """None: five minutes, or those of the search to resume"""
-    prefer: Prefer = "best"
+    prefer: Prefer | None = None
+    """None: the best, or that of the search to resume"""
     refit: bool = False
     """Of a search to resume: True adds it, and what was asked for before stays"""
 
@@ -107,6 +108,12 @@ def run_search(request: SearchRequest) -> FinishedSearch:
                 f"{run.folder}: is a search, not one of auto; resume with: "
                 + studies.suggest_resume(run.folder, None)
             )
+        wanted = request.prefer if isinstance(request, AutoRequest) else None
+        if plan is not None and wanted not in (None, plan.prefer):
+            raise UserError(
+                Option("prefer") + f" is {wanted}, but the search was started with {plan.prefer}",
+                fix="remove it, or start a new one",
+            )
         if isinstance(request, AutoRequest) and plan is not None and request.refit:
             plan = replace(plan, refit=True)
     elif isinstance(request, AutoRequest):
@@ -114,7 +121,7 @@ def run_search(request: SearchRequest) -> FinishedSearch:
             settings,
             data,
             minutes=request.minutes or DEFAULT_MINUTES,
-            prefer=request.prefer,
+            prefer=request.prefer or "best",
             refit=request.refit,
         )
     spaces.check_config(settings)
@@ -148,6 +155,19 @@ def run_search(request: SearchRequest) -> FinishedSearch:
         return _search(run, launcher, datasets, timer, resumed=resumed, plan=plan)
 
 
+def _refuse_fewer_minutes(run: Run, minutes: float, earlier: float | None) -> None:
+    """Refuse to give a search of `slipstream auto` that has ended fewer minutes than it had."""
+    is_finished = (run.folder / "metrics.json").exists() and not runs.read_metrics(run.folder).get(
+        "interrupted"
+    )
+    if is_finished and earlier is not None and minutes < earlier:
+        raise UserError(
+            Option("minutes") + f" is {minutes:g}, but the search had {earlier:g} and has ended",
+            fix=f"give it more than {earlier:g}, which is the time in all",
+            setting="tune.minutes",
+        )
+
+
 def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
     """Load the config of a resumed search; only the settings in `MAY_DIFFER` may have changed."""
     if runs.find_kind(run.folder) == "ensemble":
@@ -155,6 +175,7 @@ def _load_resumed_config(run: Run, request: SearchRequest) -> Config:
     earlier = runs.load_config(run)
     settings = configs.load(request.config or earlier, request.settings)
     if isinstance(request, AutoRequest) and request.minutes is not None:
+        _refuse_fewer_minutes(run, request.minutes, earlier.tune.minutes)
         settings = configs.replace_settings(settings, {"tune.minutes": request.minutes})
     settings = defaults.keep_resolved(settings, earlier, request.data)
     differences = configs.list_differences(earlier, settings)

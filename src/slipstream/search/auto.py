@@ -44,7 +44,9 @@ from slipstream.search.candidates import (
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
+    name_baseline,
     name_trial,
+    parse_baseline,
     parse_name,
 )
 from slipstream.search.deployment import (
@@ -563,7 +565,8 @@ def make_leaderboard(
     longest = max(int(member.config.data.context) for member in members)
     is_long = longest != int(search.config.data.context)
     for name, known in (result.get("baselines") or {}).items():
-        row = f"{name} long" if is_long and f"{name} long" in library.losses else name
+        row = name_baseline(name, longest if is_long else None)
+        row = row if row in library.losses else name
         if known:
             tested.setdefault(row, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
@@ -573,7 +576,7 @@ def make_leaderboard(
         trial = by_name.get(name)
         losses = library.losses[name]
         notes = {} if trial is None else trial.user_attrs.get(NOTES, {})
-        kind = name.removesuffix(" long") if trial is None else get_kind(search.config, trial)
+        kind = parse_baseline(name) if trial is None else get_kind(search.config, trial)
         fitted = baselines.get(name)
         found = tested.get(name)
         rows.append(

@@ -46,7 +46,7 @@ from slipstream.search.library import (
 )
 from slipstream.search.packs import DatasetCache, TrialData, TrialRun
 from slipstream.search.portfolio import Facts, Params, Prefer
-from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.storage import OUT_OF_MINUTES, OUT_OF_SHARE, OUT_OF_TIME
 from slipstream.search.study import (
     GIVEN,
     PRUNED,
@@ -118,12 +118,7 @@ def prepare_auto(
     """Return the config of the search, its plan, and the data that were loaded for it."""
     config = _adapt_config(config, minutes)
     spaces.check_config(config)
-    if config.data.split.walk_forward is not None:
-        raise UserError(
-            "slipstream auto judges by blocks of its own inside the training period; "
-            "data.split.walk_forward is for train and tune: give another split",
-            setting="data.split",
-        )
+    spaces.check_auto(config)
     config, cache = _choose_folds(config, data)
     if portfolio.should_scale_series(config, cache.get(config).dataset):
         scaled = {"data.scale_by": "series"}
@@ -422,7 +417,7 @@ class AutoSearch(OptunaSearch):
         return not self._lacks_model() and self.budget.left_s <= self._estimate_end()
 
     def find_cut(self) -> str:
-        return OUT_OF_TIME if self.is_over() else ""
+        return OUT_OF_MINUTES if self.is_over() else ""
 
     def _estimate_end(self) -> float:
         """Return the seconds that training and testing the best candidates of now would take."""
@@ -467,8 +462,8 @@ class AutoSearch(OptunaSearch):
         spent_s = time.perf_counter() - trial.started_at
         share = MAX_TRIAL_SHARE[self.plan.facts.device]
         if not reason and spent_s > share * self.budget.total_s:
-            return OUT_OF_TIME
-        return reason
+            return OUT_OF_SHARE
+        return OUT_OF_MINUTES if reason == OUT_OF_TIME else reason
 
     def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
         return False  # the weights are saved anyway
@@ -488,6 +483,17 @@ def count_scored(dataset: Dataset) -> int:
     stride = KnownParts.choose_train_stride(dataset)
     counts = dataset.num_windows
     return counts["val"] + counts["test"] + counts["train"] // stride
+
+
+def name_baseline(kind: str, rows: int | None = None) -> str:
+    """Return the name of a baseline as a candidate: its kind, and the rows that it reads where
+    these are more than the config's context."""
+    return kind if rows is None else f"{kind}, {rows} rows"
+
+
+def parse_baseline(name: str) -> str:
+    """Return the kind of a baseline from its name as a candidate."""
+    return name.split(",")[0]
 
 
 def get_sizes(dataset: Dataset) -> Tensor | None:
@@ -539,12 +545,12 @@ class BaselineFits:
         facts, given = search.plan.facts, int(search.config.data.context)
         self.folds = list(self._list_folds(given))
         for fold in self.folds:
-            self._fit(fold, "", without=("gbm",))
+            self._fit(fold, None, without=("gbm",))
         if max(facts.contexts) != given:
             # a season that the given context lacks may fit the longest
             without = ["gbm", "repeat", *(["seasonal"] if "seasonal" in self.candidates else [])]
             for fold in self._list_folds(max(facts.contexts)):
-                self._fit(fold, " long", without=without)
+                self._fit(fold, max(facts.contexts), without=without)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._boosting = BackgroundBoosting(lambda: prepared)
 
@@ -561,23 +567,29 @@ class BaselineFits:
             starts = {name: rows.to(device) for name, rows in fold.items()}
             yield FoldBaselines(config, data, number, starts)
 
-    def _fit(self, fold: FoldBaselines, suffix: str, *, without: Collection[str]) -> None:
-        """Fit the baselines of a fold and keep their errors."""
+    def _fit(self, fold: FoldBaselines, rows: int | None, *, without: Collection[str]) -> None:
+        """Fit the baselines of a fold and keep their errors; `rows` are those of a longer
+        context."""
         for name in list_baselines(fold.dataset):
             if name in without:
                 continue
             began = time.perf_counter()
             others = [other for other in list_baselines(fold.dataset) if other != name]
             baseline = fit_baselines(fold.dataset, fold.load_chunks, without=others)[name]
-            self._add(fold, name, suffix, baseline, time.perf_counter() - began)
+            self._add(fold, name, rows, baseline, time.perf_counter() - began)
 
     def _add(
-        self, fold: FoldBaselines, name: str, suffix: str, baseline: Baseline, seconds: float
+        self,
+        fold: FoldBaselines,
+        kind: str,
+        rows: int | None,
+        baseline: Baseline,
+        seconds: float,
     ) -> None:
         """Keep the errors of a baseline on its block."""
-        search, data = self.search, fold.data
+        search, data, name = self.search, fold.data, name_baseline(kind, rows)
         if fold.number == len(data.folds) - 1:
-            search.keep_baseline(fold.config, name, baseline)
+            search.keep_baseline(fold.config, kind, baseline)
         if baseline.predict is None:
             return
         anchors = search.library.blocks[fold.number].anchors
@@ -586,31 +598,31 @@ class BaselineFits:
         began = time.perf_counter()
         errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
         is_finite = bool(errors.isfinite().all())
-        if not suffix:  # the answer is compared with one of each
+        if rows is None:  # the answer is compared with one of each
             search.end_costs.record_errors(name, time.perf_counter() - began, len(wanted))
         if not is_finite:
             return
         quantiles = data.dataset.signature.quantiles
         if quantiles:  # a baseline predicts one number for all of them, and is no member
             errors = errors.expand(-1, len(quantiles))
-        search.library.add(name + suffix, fold.number, errors)
+        search.library.add(name, fold.number, errors)
         if quantiles:
             return
         if fold.number < len(data.folds) - 1:
             return
-        network = make_network(name, baseline.state, data.dataset.signature)
+        network = make_network(kind, baseline.state, data.dataset.signature)
         if network is None:
             return  # it reads rows before its window, which a stream does not keep
         config = replace_model(fold.config, network.model)
-        if name == "ridge":
+        if kind == "ridge":
             plan = make_plan(config, data_bytes=0, training=False)
             predict = build_predictor(network.weights, config, data.dataset, plan)
             found = compute_errors(predict, fold.windows, wanted, data.dataset, sizes)
             if float((found - errors).abs().max()) > MAX_DIFFERENCE:
                 return
-        candidate = BaselineCandidate(name + suffix, config, baseline, seconds, network.weights)
-        self.candidates[name + suffix] = candidate
-        search.end_costs.fit_s[name + suffix] = seconds
+        candidate = BaselineCandidate(name, config, baseline, seconds, network.weights)
+        self.candidates[name] = candidate
+        search.end_costs.fit_s[name] = seconds
 
     def finish(self) -> dict[str, BaselineCandidate]:
         """Wait for the trees, and return the candidates of the split itself."""
@@ -619,7 +631,7 @@ class BaselineFits:
             others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
             found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
             seconds = self._boosting.seconds / len(self.folds)
-            self._add(fold, "gbm", "", found["gbm"], seconds)
+            self._add(fold, "gbm", None, found["gbm"], seconds)
         return self.candidates
 
 

@@ -27,7 +27,13 @@ from slipstream.scoring.baselines import fit_baselines, list_baselines, make_net
 from slipstream.scoring.batch import Baseline
 from slipstream.search import ensemble
 from slipstream.search.budget import MARGIN
-from slipstream.search.candidates import AutoSearch, FoldBaselines, parse_name, replace_model
+from slipstream.search.candidates import (
+    AutoSearch,
+    FoldBaselines,
+    parse_baseline,
+    parse_name,
+    replace_model,
+)
 from slipstream.search.packs import (
     NOT_STARTED,
     DatasetCache,
@@ -240,7 +246,7 @@ def _train(
 def _refit_baseline(member: AnswerMember, data: TrialData, name: str) -> ensemble.NewMember | None:
     """Return a member that is a baseline, fitted to all rows; None where it stays as it was
     tested."""
-    baseline = member.name.removesuffix(" long")
+    baseline = parse_baseline(member.name)
     fitted = fit_baseline(baseline, member.config, data)
     if fitted.predict is None:
         return None

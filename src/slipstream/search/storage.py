@@ -59,6 +59,9 @@ STATE_NAMES = {
 CUT_OFF = "cut off"
 """The state of a trial that `tune.minutes` ended; Optuna has it as pruned"""
 OUT_OF_TIME = "tune.minutes have passed"
+OUT_OF_MINUTES, OUT_OF_SHARE = "the minutes have passed", "its share of the minutes has passed"
+"""Why a candidate of `slipstream auto` is cut off: the search ends, or others need the time"""
+TIME_REASONS = {OUT_OF_TIME, OUT_OF_MINUTES, OUT_OF_SHARE}
 STATES = {name: state for state, name in STATE_NAMES.items()} | {CUT_OFF: TrialState.PRUNED}
 LOST = "its settings were lost with a damaged line of study.log"
 """Why a trial stopped that was under way when the journal was damaged; another one replaces it"""
@@ -69,7 +72,8 @@ CLOCK = "clock"
 
 def name_state(state: TrialState, notes: Mapping[str, Any]) -> str:
     """Return the name of a trial's state, by what is noted about it."""
-    is_cut_off = state == TrialState.PRUNED and OUT_OF_TIME in notes.get("stopped", "")
+    stopped = notes.get("stopped", "")
+    is_cut_off = state == TrialState.PRUNED and any(reason in stopped for reason in TIME_REASONS)
     return CUT_OFF if is_cut_off else STATE_NAMES.get(state, "under way")
 
 

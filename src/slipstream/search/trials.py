@@ -21,7 +21,7 @@ from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget, TrainingCosts
 from slipstream.search.packs import NOT_STARTED, DatasetCache, TrialData, TrialRun, TrialSource
 from slipstream.search.sharing import StudyMembership
-from slipstream.search.storage import OUT_OF_TIME, name_state
+from slipstream.search.storage import OUT_OF_TIME, TIME_REASONS, name_state
 from slipstream.search.study import (
     PRUNED,
     REASSIGNED,
@@ -165,7 +165,7 @@ class OptunaSearch(TrialSource):
         state = TrialState.COMPLETE
         if not math.isfinite(score):
             state = TrialState.FAIL
-        elif reasons & {PRUNED, OUT_OF_TIME}:
+        elif reasons & {PRUNED, *TIME_REASONS}:
             state = TrialState.PRUNED
         elif score < self.best_value:  # saved before it counts: a kill cannot separate the two
             self.best_value = score
@@ -184,7 +184,7 @@ class OptunaSearch(TrialSource):
     def fail(self, trial: TrialRun, reason: str) -> None:
         # without an entry, its result is known, or another worker trains it now
         if running := self.running.pop(trial.number, None):
-            state = TrialState.PRUNED if reason == OUT_OF_TIME else TrialState.FAIL
+            state = TrialState.PRUNED if reason in TIME_REASONS else TrialState.FAIL
             notes = trial.summarize() | {"stopped": reason}
             if reason == NOT_STARTED:  # which is no result
                 self.study.tell(running, state, None, notes)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +24,7 @@ import tomli_w
 
 from slipstream import config as configs
 from slipstream.base import machine
-from slipstream.base.errors import EmptyFileError, EncodingError, Option, UserError
+from slipstream.base.errors import EmptyFileError, EncodingError, Option, UserError, Wording
 from slipstream.base.storage import group_by_content, is_url, parse_path
 from slipstream.base.text import find_nearest, format_count, format_number
 from slipstream.config import ALL_ROWS, SIMULATED, Config, Data
@@ -31,6 +34,8 @@ from slipstream.data.formats.archive import ARFF, LABEL, TARGET, TS
 from slipstream.data.formats.reader import Batch, OpenTable, ReadOptions, open_table
 from slipstream.data.layout import UNNAMED
 from slipstream.data.roles import SERIES
+from slipstream.data.series import is_same
+from slipstream.data.table import FILE_COLUMN
 from slipstream.data.times import (
     MARGIN,
     NAMES,
@@ -75,6 +80,14 @@ def open_tables(path: str, options: ReadOptions = EVERY_SHEET) -> Iterator[OpenT
             yield OpenTable(file.name, "empty", 0, (), {}, notes, None, None, iter(()))
 
 
+KEPT_ROWS = 20_000
+"""First rows of a table that are kept, for what statistics of single columns do not tell"""
+IDS = re.compile(
+    r"(^|[^a-z])(id|uid|series|item|store|station|site|sensor|unit|subject|user|customer|machine"
+    r"|engine|device|cell|battery|patient|meter|vehicle|sample|case)([^a-z]|$)",
+    re.I,
+)
+"""Names of columns that tell series apart where there is no time"""
 INTERLEAVED = 0.3
 """Share of rows with the time of the row above, from which on series are taken to alternate"""
 
@@ -92,6 +105,8 @@ class FileFacts(NamedTuple):
     num_rows: int
     columns: tuple[str, ...]
     notes: tuple[str, ...]
+    sheet: str = ""
+    """The sheet's name, where a workbook has several"""
 
 
 class SeriesColumns(NamedTuple):
@@ -147,7 +162,9 @@ class Survey:
     has_changed_repeats: bool = False
     """Whether a row with the time of the row above differs from it"""
     head: Batch = field(default_factory=dict)
-    """The first rows"""
+    """The first rows of the first table"""
+    decimal: str | None = None
+    """The decimal mark of the first table, where it is known"""
     scalars: set[str] = field(default_factory=set)
     has_sheets: bool = False
     """Whether a workbook has several sheets, each of which is a series"""
@@ -196,13 +213,14 @@ class Survey:
                 self._find_readings(batch, table.decimal)
             if not number:
                 for reading in self.readings:
-                    reading.order.start_file()
+                    if set(reading.source.columns) <= batch.keys():
+                        reading.order.start_file()
             self._add_batch(table, batch, is_first=not number)
             num_rows += len(next(iter(batch.values()))) if batch else 0
         self.scalars |= set(table.scalars)
         self.has_sheets |= bool(table.sheet)
         facts = table.name, table.format, table.num_bytes, num_rows, table.columns, table.notes
-        (self.files if num_rows else self.empty_files).append(FileFacts(*facts))
+        (self.files if num_rows else self.empty_files).append(FileFacts(*facts, table.sheet))
 
     def _add_batch(self, table: OpenTable, batch: Batch, *, is_first: bool) -> None:
         for number, (source, order) in enumerate(self.readings):
@@ -228,7 +246,8 @@ class Survey:
     def _find_readings(self, batch: Batch, decimal: str | None) -> None:
         """Find the likeliest reading of the time, and formats of the same cells that are as
         likely by the first rows."""
-        self.head = {name: values.slice(0, WIDE_ROWS) for name, values in batch.items()}
+        self.head = {name: values.slice(0, KEPT_ROWS) for name, values in batch.items()}
+        self.decimal = decimal
         self.candidates = find_times(batch, decimal)
         if self.candidates:
             best = self.candidates[0]
@@ -252,7 +271,9 @@ class Survey:
         """Find the columns that identify a series: their values change where the time starts
         again, or alternate where times repeat."""
         order, used = self.order, self.time_columns
-        if self.time is None or not order.disorder:
+        if self.time is None:
+            return self._find_named()
+        if not order.disorder:
             return None
         whole = order.sort(order.file_starts)
         is_unique = whole is not None and whole.repeated <= MAX_REPEATED * order.num_rows
@@ -304,7 +325,71 @@ class Survey:
                 continue
             if count > 1 and distance <= 0.05 * profile.num_rows:
                 return SeriesColumns((name,), count, profile.num_rows // count, 0, is_mixed=True)
+        return self._find_mixed_group()
+
+    def _find_mixed_group(self) -> SeriesColumns | None:
+        """Find two or three columns whose values together occur once at each time, by the first
+        rows."""
+        if self.time is None or not set(self.time.columns) <= self.head.keys():
+            return None
+        times = _encode(pa.chunked_array([self.time.read(self.head, self.decimal)]))
+        per_time = int(np.bincount(times).max())
+        codes = {
+            name: _encode(self.head[name])
+            for name, profile in self.columns.items()
+            if name in self.head and name not in self.time_columns and self._may_be_key(profile)
+        }
+        names = [name for name, found in codes.items() if 1 <= found.max() < 1.5 * per_time]
+        for count in (2, 3):
+            for group in combinations(names[:MAX_KEYS], count):
+                keys = np.unique(
+                    np.stack([codes[name] for name in group]), axis=1, return_inverse=True
+                )
+                num_series = int(keys[1].max()) + 1
+                is_once = len(np.unique(np.stack([times, keys[1].ravel()]), axis=1).T) == len(times)
+                if is_once and num_series < 1.5 * per_time and 2 * num_series <= len(times):
+                    rows = self.num_rows // num_series
+                    return SeriesColumns(group, num_series, rows, 0, is_mixed=True)
         return None
+
+    def _may_be_key(self, column: ColumnProfile) -> bool:
+        """Return whether a column holds texts or whole numbers that repeat."""
+        if column.kind == TEXT:
+            return column.num_distinct is not None and not column.is_constant
+        numbers = column.numbers
+        is_whole = column.kind == NUMBER and numbers is not None and not column.is_constant
+        return is_whole and all(number.is_integer() for number in numbers or ())
+
+    def _find_named(self) -> SeriesColumns | None:
+        """Find a column that is named like a series id and keeps its value for the rows of a
+        series, in a table without times."""
+        for name, profile in self.columns.items():
+            if not IDS.search(name) or name in self.scalars or profile.is_constant:
+                continue
+            if profile.runs.is_open and len(profile.runs.positions) > len(self.files):
+                found = self._combine((name,))
+                if found is not None:
+                    return found
+        return None
+
+    @property
+    def file_starts(self) -> list[int]:
+        """The number of each file's first row, over all files."""
+        ends = np.cumsum([file.num_rows for file in self.files])
+        return [0, *ends[:-1].tolist()]
+
+    def list_shared(self) -> list[str]:
+        """List the columns that all files have."""
+        return [name for name in self.columns if all(name in file.columns for file in self.files)]
+
+
+def _encode(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Number the different values of a column from 0 on."""
+    encoded = values.combine_chunks()
+    if not pa.types.is_dictionary(encoded.type):
+        encoded = encoded.dictionary_encode()
+    codes = encoded.indices.fill_null(len(encoded.dictionary))
+    return np.asarray(codes.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _has_changed_repeats(batch: Batch, times: Floats) -> bool:
@@ -336,22 +421,13 @@ MAX_INPUTS = 60
 MAX_MISSING = 0.5
 """Share of missing values from which on a column is no input"""
 TARGETS = (
-    *(
-        "target",
-        "y",
-        "soc",
-        "soh",
-        "ot",
-        "close",
-        "price",
-        "load",
-        "demand",
-        "power",
-        "consumption",
-    ),
-    *("cnt", "count", "sales", "pm2.5", "pm25", "value"),
+    *("target", "y", "soc", "soh", "rul", "ot", "sales", "close", "price", "load", "demand"),
+    *("power", "consumption", "cnt", "count", "pm2.5", "pm25", "traffic", "passengers"),
+    *("appliances", "energy", "value"),
 )
 """Names of columns that people predict, the likeliest first"""
+AXES = {"x", "y", "z"}
+"""Names of the axes of a sensor, of which y is no target"""
 LABELS = ("label", "class", "activity", "state", "fault", "status", "target", "category", "event")
 """Names of columns of classes"""
 MAX_CLASSES = 50
@@ -416,21 +492,38 @@ def _simplify(name: str) -> str:
 
 def find_target(names: Sequence[str]) -> str:
     """Return the column that people would most likely predict: by its name, or the last."""
+    return find_named_target(names) or names[-1]
+
+
+def find_named_target(names: Sequence[str]) -> str | None:
+    """Return the column whose name people predict most likely; None where no name is known."""
     simple = {_simplify(name): name for name in reversed(names)}
-    words = {word: name for text, name in simple.items() for word in text.split()}
+    words = {word: name for text, name in simple.items() for word in text.split() if len(word) > 1}
+    if simple.keys() >= AXES:
+        del simple["y"]
     for known in (simple, words):
         for target in TARGETS:
             if target in known:
                 return known[target]
-    return names[-1]
+    return None
 
 
 STATES = {"soc", "soh", "rul", "sop", "soe"}
 """Names of states that a model estimates from what is measured"""
 ESTIMATE_CONTEXT = 300
 """Rows that an estimate reads, at most"""
+MIN_SERIES_COLUMNS = 3
+"""Numbered columns from which on each of them is a series, where no target is named"""
 MIN_SHARED_SERIES = 6
 """Series from which on an estimate is tested on whole series"""
+MIN_ROWS = 30
+"""Rows of a series from which on its columns are compared with the target"""
+MAX_WHOLE_ROWS = 2_000
+"""Rows of the longest series up to which a series of one class is one window"""
+VAL_SHARE = 0.1
+"""The share of rows that the default split validates on, into which a forecast has to fit"""
+TRAIN_FILE, TEST_FILE = re.compile(r"[_-]train\b", re.I), re.compile(r"[_-]test\b", re.I)
+"""File names that say which set of an archive they hold"""
 MAX_LISTED = 12
 """Columns that a message lists"""
 WIDE_COLUMNS = 20
@@ -455,7 +548,11 @@ class WideLayout(NamedTuple):
     values: tuple[str, ...]
     """The columns of values, in their order"""
     others: tuple[str, ...]
-    """The columns before them"""
+    """The other columns"""
+    first: int
+    """The place of the first column of values, from 1 on"""
+    is_last: bool
+    """Whether the table ends with the values"""
     shortest: int
     """Values of the shortest series"""
     longest: int
@@ -467,7 +564,7 @@ class WideLayout(NamedTuple):
 
 def find_wide_layout(survey: Survey) -> WideLayout | None:
     """Return the layout of a table with a series per row: without times, with numbered columns of
-    numbers at its end, in which cells follow from those on their left, not from those above."""
+    numbers, in which cells follow from those on their left, not from those above."""
     names = list(survey.columns)
     values = _list_numbered(survey, names)
     if survey.time is not None or len(values) < WIDE_COLUMNS or not survey.head:
@@ -480,9 +577,12 @@ def find_wide_layout(survey: Survey) -> WideLayout | None:
     sizes = np.nanmean(np.abs(cells), axis=1)
     sizes = sizes[sizes > 0]
     ratio = float(sizes.max() / sizes.min()) if len(sizes) else 1.0
-    others = tuple(names[: names.index(values[0])])
+    others = tuple(name for name in names if name not in set(values))
+    place, is_last = 1 + names.index(values[0]), names[-1] == values[-1]
     shortest, longest = int(lengths.min()), int(lengths.max())
-    return WideLayout(tuple(values), others, shortest, longest, ratio, _find_period(cells))
+    return WideLayout(
+        tuple(values), others, place, is_last, shortest, longest, ratio, _find_period(cells)
+    )
 
 
 def _find_period(cells: Floats) -> int | None:
@@ -514,21 +614,25 @@ def _correlate(cells: Floats) -> float:
 
 
 def _list_numbered(survey: Survey, names: Sequence[str]) -> list[str]:
-    """List the columns of numbers at the end of a table whose names count on: V2, V3, V4."""
+    """List the longest run of columns of numbers whose names count on: V2, V3, V4."""
+    longest: list[str] = []
     numbered: list[str] = []
-    following: tuple[str, int] | None = None
-    for name in reversed(names):
+    expected = None
+    for name in names:
         match = re.fullmatch(r"(.*?)(\d+)", name)
         if match is None or survey.columns[name].kind not in (NUMBER, EMPTY):
-            break
+            numbered, expected = [], None
+            continue
         prefix, number = match[1], int(match[2])
-        if following is not None and following != (prefix, number + 1):
-            break
-        following = (prefix, number)
-        numbered.append(name)
-    while len(numbered) > 1 and _holds_codes(survey.columns[numbered[-1]]):
-        numbered.pop()  # a label or the number of a series
-    return numbered[::-1]
+        numbered = [*numbered, name] if expected == (prefix, number) else [name]
+        expected = (prefix, number + 1)
+        longest = max(longest, numbered, key=len)
+    while len(longest) > 1 and _holds_codes(survey.columns[longest[0]]):
+        longest.pop(0)  # a label or the number of a series
+    ends_with_codes = [_holds_codes(survey.columns[name]) for name in longest[-2:]]
+    if len(longest) > 2 and ends_with_codes == [False, True]:
+        longest.pop()  # a label behind the values
+    return longest
 
 
 def _holds_codes(column: ColumnProfile) -> bool:
@@ -544,14 +648,23 @@ class Doubt(NamedTuple):
 
     name: str
     message: str
+    settings: tuple[str, ...] = ()
+    """Settings of `[data]` any of which answers it"""
 
 
 class Aim(NamedTuple):
-    """What is to be predicted, as far as a person has said it."""
+    """What is to be predicted, and what the table is, as far as a person has said it."""
 
     targets: tuple[str, ...] = ()
     horizon: int | None = None
     """Rows to forecast; 0 estimates the targets at the last row"""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """Settings of `[data]` that replace those of the proposal"""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        named = self.settings.get("id", ())
+        return (named,) if isinstance(named, str) else tuple(named)
 
 
 class Proposal:
@@ -561,7 +674,9 @@ class Proposal:
         self, survey: Survey, path: str, settings: Mapping[str, Any], aim: Aim | None = None
     ) -> None:
         self.survey, self.path, self.aim = survey, path, aim or Aim()
-        self.series = survey.find_series_columns()
+        self.is_final = aim is not None
+        """Whether a model is trained by it at once, as `slipstream auto` does"""
+        self.series = self._find_series()
         self.reasons: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         """Lines that the config has as comments, with the reason"""
@@ -573,11 +688,18 @@ class Proposal:
         if survey.has_sheets and "sheet" not in settings:
             self.data["sheet"] = "*"
             self.reasons["sheet"] = "every sheet is a series"
+        for name in self.aim.targets:
+            self._check_target(name)
         self.wide = find_wide_layout(survey)
         if survey.has_cases:
             self._choose_cases()
         elif self.wide is not None:
             self._choose_wide(self.wide)
+        elif self._has_series_columns():
+            self._choose_marks()
+            self._choose_rows()
+            self._choose_series_columns()
+            self._choose_split()
         else:
             self._choose_marks()
             self._choose_rows()
@@ -601,6 +723,54 @@ class Proposal:
             train = {"epochs": 2 * EPOCHS, "batch": 16}
         return {"data": self.data, "model": model, "train": train}
 
+    def _find_series(self) -> SeriesColumns | None:
+        """Return the columns that a person has named as the id of a series, or those that the rows
+        show."""
+        names, survey = self.aim.ids, self.survey
+        if not names or not set(names) <= survey.columns.keys():
+            return survey.find_series_columns()
+        runs = [survey.columns[name].runs for name in names]
+        found = survey._combine(names) if all(column_runs.is_open for column_runs in runs) else None
+        if found is not None:
+            return found
+        keys = [_encode(survey.head[name]) for name in names if name in survey.head]
+        count = np.unique(np.stack(keys), axis=1).shape[1] if keys else 1
+        return SeriesColumns(names, count, survey.num_rows // count, 0, is_mixed=True)
+
+    def _has_series_columns(self) -> bool:
+        """Whether every column is a series: a person says so, or none is named as a target and
+        their names count on."""
+        if "layout" in self.aim.settings:
+            return bool(self.aim.settings["layout"] == "columns")
+        survey = self.survey
+        if self.aim.targets or survey.time is None or not self.is_final:
+            return False
+        numbers = [name for name, column in survey.columns.items() if column.kind == NUMBER]
+        free = [name for name in numbers if name not in survey.time_columns]
+        return len(free) >= MIN_SERIES_COLUMNS and _list_numbered(survey, free) == free
+
+    def _choose_series_columns(self) -> None:
+        """Choose the columns of a table with a series per column."""
+        values = [
+            name
+            for name, column in self.survey.columns.items()
+            if column.kind in (NUMBER, BOOLEAN) and name not in self.roles
+            if not column.is_constant and not column.is_counter
+        ]
+        self.data |= {"layout": "columns", "values": values}
+        self.reasons["layout"] = f"a series per column: {len(values):,} series"
+        self.roles |= dict.fromkeys(values, "value")
+        moments = [self.survey.columns[name].moments for name in values]
+        sizes = [max(abs(moment.mean), moment.deviation) for moment in moments]
+        sizes = [size for size in sizes if size > 0]
+        if sizes and max(sizes) > MAX_RATIO * min(sizes):
+            self.data["scale_by"] = "series"
+            ratio = max(sizes) / min(sizes)
+            self.reasons["scale_by"] = f"sizes differ by a factor of {ratio:,.0f}"
+        if any(self.survey.columns[name].num_missing for name in values) or "na" in self.data:
+            self.data["missing"] = "forward"
+            self.reasons["missing"] = "repeat the last known value"
+
     def _choose_cases(self) -> None:
         """Choose the settings of a class archive, whose format says what its columns are."""
         label = next((name for name in (LABEL, TARGET) if name in self.survey.columns), None)
@@ -614,6 +784,11 @@ class Proposal:
             else:
                 self.data["horizon"] = 0
             self.reasons["context"] = "a whole series is one window"
+            tests = [file.name for file in self.survey.files if TEST_FILE.search(file.name)]
+            trains = [file.name for file in self.survey.files if TRAIN_FILE.search(file.name)]
+            if trains and tests and len(trains) + len(tests) == len(self.survey.files):
+                self.data["split"] = {"by": FILE_COLUMN, "test": tests, "val": 0.2}
+                self.reasons["split"] = "as the files are named"
             return
         self.data["layout"] = "wide"
         self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
@@ -624,14 +799,21 @@ class Proposal:
         self.data["layout"] = "wide"
         self.reasons["layout"] = f"a series per row: {survey.num_rows:,} series"
         has_names = any(not name.startswith(UNNAMED) for name in columns)
-        first = wide.values[0] if has_names else str(1 + len(wide.others))
-        self.data["values"] = f"{first}:"
+        first = wide.values[0] if has_names else str(wide.first)
+        last = wide.values[-1] if has_names else str(wide.first + len(wide.values) - 1)
+        self.data["values"] = f"{first}:" + ("" if wide.is_last else last)
         self.roles |= dict.fromkeys(wide.values, "value")
-        keys = [name for name in wide.others if columns[name].num_distinct == survey.num_rows]
+        keys = [name for name in wide.others if self._is_key(columns[name])]
         if keys:
             self.data["id"] = keys[0]
             self.roles[keys[0]] = "id"
-        label = next((name for name in wide.others if self._is_label(columns[name])), None)
+        wanted = self.aim.targets
+        labels = [name for name in wide.others if self._is_label(columns[name])]
+        named = [name for name in labels if _simplify(name) in LABELS]
+        label = wanted[0] if wanted else next(iter(named or labels), None)
+        if label is not None and label not in labels:
+            self._choose_number_of_series(label)
+            return
         if label is not None:
             self.data |= {"task": "classify", "targets": [label], "context": "all"}
             self.reasons["targets"] = f"{self._count_classes(label)} classes, one for each series"
@@ -641,7 +823,8 @@ class Proposal:
         self._choose_windows(wide.shortest, wide.longest)
         if wide.period is not None and wide.shortest >= 4 * wide.period:
             self.data["context"] = min(SEASONS_IN * wide.period, wide.shortest // 4)
-            self.data["horizon"] = min(SEASONS_OUT * wide.period, wide.shortest // 10)
+            if not self.aim.horizon:
+                self.data["horizon"] = min(SEASONS_OUT * wide.period, wide.shortest // 10)
             self.data["period"] = wide.period
             self.reasons["period"] = "rows of a season, by the correlation of rows so far apart"
         # every row of a forecast of many series is in several windows; fewer train as well
@@ -653,6 +836,24 @@ class Proposal:
             self.data["scale_by"] = "series"
             self.reasons["scale_by"] = f"sizes differ by a factor of {wide.ratio:,.0f}"
         self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+
+    def _is_key(self, column: ColumnProfile) -> bool:
+        """Return whether every row of a table with a series per row has a name of its own."""
+        count, num_rows = self._count_classes(column.name), self.survey.num_rows
+        is_named = column.kind == TEXT or (column.kind == NUMBER and IDS.search(column.name))
+        return bool(is_named) and count == num_rows
+
+    def _choose_number_of_series(self, target: str) -> None:
+        """Choose to estimate a number of each series, in a table with a series per row."""
+        if self.survey.columns[target].kind != NUMBER or target in self.roles:
+            raise UserError(
+                f'{self.path}: "{target}" is no column of numbers or of a few classes beside the '
+                f"{len(self.wide.values) if self.wide else 0:,} values of each row",
+                setting="data.targets",
+            )
+        self.data |= {"targets": [target], "horizon": 0, "context": "all"}
+        self.reasons["context"] = "a whole series is one window"
+        self.roles[target] = "target"
 
     def _ask_about_numbers(self) -> None:
         """Ask about columns that would be inputs if some of their cells were written otherwise."""
@@ -666,6 +867,7 @@ class Proposal:
                         f'("{odd[0]}"): write all numbers with one decimal mark and no separators '
                         "between thousands (data.decimal names the mark), or accept that it is "
                         "left out",
+                        ("decimal", "inputs", "ignore"),
                     )
                 )
                 return
@@ -693,6 +895,8 @@ class Proposal:
             self.data["id"] = names[0] if len(names) == 1 else list(names)
             self.roles |= dict.fromkeys(names, "id")
             self.reasons["id"] = f"{series.num_series:,} series"
+        if survey.time is None and series is not None and self._choose_counter(series):
+            return
         if survey.time is None:
             self._ask_unread_time()
             return
@@ -711,6 +915,18 @@ class Proposal:
         if self.order.repeated:
             self._choose_duplicates()
 
+    def _choose_counter(self, series: SeriesColumns) -> bool:
+        """Choose a column that counts the rows of each series as its time; return whether there is
+        one."""
+        for name, column in self.survey.columns.items():
+            is_counted = column.num_counted + series.num_series > column.num_steps
+            if name not in self.roles and is_counted and column.num_counted and series.starts:
+                self.data["time"] = name
+                self.reasons["time"] = "counts the rows of each series"
+                self.roles[name] = "time"
+                return True
+        return False
+
     def _ask_unread_time(self) -> None:
         """Ask about a column that is named like a time, but holds text of another kind."""
         for name, column in self.survey.columns.items():
@@ -723,6 +939,7 @@ class Proposal:
                         f'"{name}" is named like a time, but its text{shown} has none of the usual '
                         "formats: name it as data.time with data.time_format, or accept that rows "
                         "are taken in the order of the file",
+                        ("time", "time_format"),
                     )
                 )
                 return
@@ -740,6 +957,7 @@ class Proposal:
                 f'{cells} of "{" and ".join(columns)}" cannot be read as a time, so that data.time '
                 "is left out and rows are taken in the order of the file: correct the cells and "
                 "set data.time, or accept the order of the file",
+                ("time", "time_format"),
             )
         )
 
@@ -754,6 +972,7 @@ class Proposal:
                     "date format",
                     f'day and month may be swapped: data.time_format = "{settings["time_format"]}" '
                     f'and "{rival.source.format}" fit all rows equally well; keep the right one',
+                    ("time_format",),
                 )
             )
         chosen = survey.time
@@ -781,6 +1000,7 @@ class Proposal:
                     f"{rows} of {num_rows:,} have the time of another row: name the column that "
                     "tells series apart (data.id), resample, or merge them "
                     '(data.duplicates = "mean" | "first" | "last")',
+                    ("id", "duplicates", "prepare"),
                 )
             )
             return
@@ -805,18 +1025,18 @@ class Proposal:
     def _choose_columns(self) -> None:
         columns = self.survey.columns
         wanted = self.aim.targets
-        for name in wanted:
-            self._check_target(name)
+        shared = set(self.survey.list_shared())
         inputs = [
             name
             for name, profile in columns.items()
+            if name in shared
             if self._is_input(profile) or (name in wanted and profile.kind in (NUMBER, BOOLEAN))
         ]
         if not inputs:
             return
-        label = self._find_label() if not wanted else None
-        if len(wanted) == 1 and columns[wanted[0]].kind not in (NUMBER, BOOLEAN):
-            label = wanted[0]
+        label = self._find_label(wanted or columns)
+        if wanted and label is None:
+            self._check_numbers(wanted)
         if label is not None:
             self._choose_label(label)
             inputs = [name for name in inputs if name != label]
@@ -825,6 +1045,8 @@ class Proposal:
             targets = list(wanted) or [find_target(inputs)]
         if self.is_estimate(targets):
             inputs = [name for name in inputs if name not in targets]
+            given_away = [name for name in inputs if self.gives_away(name, targets)]
+            inputs = [name for name in inputs if name not in given_away] or inputs
             self.data["horizon"] = 0
         if len(inputs) <= MAX_INPUTS:
             self.data["inputs"] = inputs
@@ -845,7 +1067,7 @@ class Proposal:
             self.reasons["missing"] = "repeat the last known value"
 
     def _check_target(self, name: str) -> None:
-        """Refuse a target that the table does not have."""
+        """Refuse a target that the table, or one of its files, does not have."""
         columns = self.survey.columns
         if name not in columns:
             nearest = find_nearest(name, list(columns))
@@ -855,6 +1077,69 @@ class Proposal:
                 f'{self.path} has no column "{name}"{hint} (columns: {listed})',
                 setting="data.targets",
             )
+        lacking = [file.name for file in self.survey.files if name not in file.columns]
+        if lacking:
+            raise UserError(
+                f'{self.path}: {lacking[0]} has no column "{name}", which '
+                f"{len(self.survey.files) - len(lacking):,} of {len(self.survey.files):,} files "
+                "have",
+                fix="name the files that belong together by a pattern, as in "
+                f"{_make_pattern(self.path, self.survey)}",
+                setting="data.targets",
+            )
+
+    def _check_numbers(self, targets: Sequence[str]) -> None:
+        """Refuse targets that are neither numbers nor classes."""
+        for name in targets:
+            column, role = self.survey.columns[name], self.roles.get(name, "")
+            if role:
+                what = "the time of the rows" if role == "time" else "what tells series apart"
+            elif column.kind in (NUMBER, BOOLEAN):
+                continue
+            elif column.kind == EMPTY:
+                what = "empty"
+            elif len(targets) > 1:
+                what = "text: classes are predicted alone, not beside other targets"
+            else:
+                count = "many" if column.num_distinct is None else f"{column.num_distinct:,}"
+                what = (
+                    f"text with {count} different values: neither numbers nor one of 2 to "
+                    f"{MAX_CLASSES} classes"
+                )
+            numbers = [
+                other
+                for other, profile in self.survey.columns.items()
+                if profile.kind == NUMBER and other not in self.roles
+            ]
+            raise UserError(
+                f'{self.path}: the target "{name}" is {what}',
+                fix=f"name another column ({', '.join(numbers[:MAX_LISTED])})",
+                setting="data.targets",
+            )
+
+    def gives_away(self, name: str, targets: Sequence[str]) -> bool:
+        """Return whether a column tells a target of the same row, up to a factor and an offset of
+        each series, by the first rows."""
+        head = self.survey.head
+        if name not in head:
+            return False
+        values = to_floats(head[name], self.survey.decimal)
+        starts = self.series.starts if self.series is not None else (0,)
+        for target in targets:
+            if target not in head or self.survey.columns[target].kind != NUMBER:
+                continue
+            known = to_floats(head[target], self.survey.decimal)
+            parts = [
+                (values[begin:end], known[begin:end])
+                for begin, end in pairwise([*starts, len(known)])
+                if begin < end <= len(known)
+            ]
+            samples = [np.stack(part)[:, ~np.isnan(part).any(axis=0)] for part in parts]
+            samples = [sample for sample in samples if sample.shape[1] >= MIN_ROWS]
+            samples = [sample for sample in samples if sample.std(axis=1).all()]
+            if samples and all(is_same(*sample) for sample in samples):
+                return True
+        return False
 
     def is_estimate(self, targets: Sequence[str]) -> bool:
         """Whether the targets are estimated from the other columns of the same row: asked for, or
@@ -862,7 +1147,7 @@ class Proposal:
         if self.aim.horizon is not None:
             return self.aim.horizon == 0 and "task" not in self.data
         words = {word for name in targets for word in _simplify(name).split()}
-        return bool(self.aim.targets) and bool(words & STATES) and "task" not in self.data
+        return self.is_final and bool(words & STATES) and "task" not in self.data
 
     def has_clear_target(self) -> bool:
         """Whether the target is named, or follows from the file: by its name, its classes, or as
@@ -873,13 +1158,15 @@ class Proposal:
         )
         if self.aim.targets or "task" in self.data or "layout" in self.data or len(names) == 1:
             return True
-        words = {word for name in targets for word in (_simplify(name), *_simplify(name).split())}
-        return bool(words & set(TARGETS))
+        return bool(targets) and find_named_target(names) in targets
 
-    def _find_label(self) -> str | None:
-        """Return a column that is named like classes and has a few values."""
-        for name, column in self.survey.columns.items():
-            if _simplify(name) in LABELS and self._is_label(column):
+    def _find_label(self, names: Collection[str]) -> str | None:
+        """Return a column that is named like classes, or the only one of text, and has a few
+        values."""
+        for name in names:
+            column = self.survey.columns[name]
+            is_text = column.kind == TEXT and len(names) == 1
+            if (_simplify(name) in LABELS or is_text) and self._is_label(column):
                 return name
         return None
 
@@ -896,7 +1183,30 @@ class Proposal:
 
     def _choose_label(self, name: str) -> None:
         self.data["task"] = "classify"
-        self.reasons["targets"] = f"{self._count_classes(name)} classes, one for each row"
+        count = self._count_classes(name)
+        self.reasons["targets"] = f"{count} classes, one for each row"
+        if self._is_label_of_series(name):
+            self.reasons["targets"] = f"{count} classes, one for each series"
+            self.data["context"] = "all"
+
+    @property
+    def _starts(self) -> Sequence[int]:
+        """The first row of each series; empty where series alternate."""
+        return self.survey.file_starts if self.series is None else self.series.starts
+
+    def _is_label_of_series(self, name: str) -> bool:
+        """Return whether all rows of a series have one class, and there are enough series."""
+        starts, series = self._starts, self.series
+        count = len(starts) if series is None else series.num_series
+        if count < MIN_SHARED_SERIES:
+            return False
+        if starts:
+            runs = self.survey.columns[name].runs
+            return runs.is_open and set(runs.positions) <= set(starts)
+        assert series is not None
+        columns = [_encode(self.survey.head[key]) for key in (*series.names, name)]
+        keys = np.unique(np.stack(columns[:-1]), axis=1)
+        return bool(np.unique(np.stack(columns), axis=1).shape[1] == keys.shape[1])
 
     def _is_input(self, column: ColumnProfile) -> bool:
         if column.kind not in (NUMBER, BOOLEAN) or column.name in self.roles:
@@ -930,13 +1240,26 @@ class Proposal:
         shortest, count = min(lengths), len(lengths)
         if series is not None:
             shortest, count = series.shortest, series.num_series
+        if self.data.get("layout") == "columns":
+            count = len(self.data["values"])
+        if self.data.get("context") == "all":
+            ends = [*self._starts, survey.num_rows]
+            longest = (
+                max(end - start for start, end in pairwise(ends)) if self._starts else shortest
+            )
+            if longest <= MAX_WHOLE_ROWS:
+                self.reasons["context"] = "a whole series is one window"
+                return
+            self.data["split"] = {"by": SERIES, "val": 0.15, "test": 0.2}
+            self.reasons["split"] = "whole series: each has one class"
         self._choose_windows(shortest, survey.num_rows / count)
         window = self.data["context"] + self.data.get("horizon", 0)
-        gaps = self.order.gaps
+        gaps = self.order.gaps  # of series that alternate, those of all of them at once
+        gaps *= series.num_series if series is not None and series.is_mixed else 1
         if "time" in self.data and gaps > max(count, MANY_GAPS, survey.num_rows / (8 * window)):
             self.data["gap_tolerance"] = math.inf
             self.reasons["gap_tolerance"] = f"{gaps:,} steps are longer; rows count as consecutive"
-        self.data["split"] = {"train": 0.7, "val": 0.1, "test": 0.2}
+        self.data.setdefault("split", {"train": 0.7, "val": 0.1, "test": 0.2})
         if self.data.get("horizon") == 0 and count >= MIN_SHARED_SERIES:
             self.data["split"] = {"by": SERIES, "val": 0.15, "test": 0.2}
             self.reasons["split"] = "whole series: the rows of one are too much alike"
@@ -960,10 +1283,23 @@ class Proposal:
             self.reasons["horizon"] = "estimates the target from the other columns up to this row"
             return
         wanted = self.aim.horizon
+        self._check_horizon(max(int(mean), shortest))
         self.data["horizon"] = wanted or max(min(HORIZON, shortest // 40), 1)
         if wanted:
             self.data["context"] = max(min(max(CONTEXT, wanted), shortest // 5), 1)
         self.reasons["horizon"] = "rows to forecast; 0 estimates the target at the last row"
+
+    def _check_horizon(self, num_rows: int) -> None:
+        """Refuse a forecast that is longer than the rows that validate it."""
+        most, wanted = int(VAL_SHARE * num_rows), self.aim.horizon or 0
+        if wanted > most and "split" not in self.aim.settings:
+            raise UserError(
+                f"{self.path}: "
+                + Option("horizon")
+                + f" is {wanted:,}, but a series has {num_rows:,} rows, of which {most:,} validate",
+                fix=f"forecast at most {most:,} rows, or change data.split",
+                setting="data.horizon",
+            )
 
     def to_toml(self, path: str | None = None) -> str:
         """Format the config as TOML, each choice with its reason; `path` replaces `data.path`."""
@@ -1001,12 +1337,63 @@ def _format_value(value: Any) -> str:
     return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
 
 
-def describe_series(series: SeriesColumns | None, survey: Survey) -> str:
-    """Say how many series there are, and by which columns or files."""
+def _make_pattern(path: str, survey: Survey) -> str:
+    """Return a pattern for the files of a folder that have the same columns, and most rows."""
+    groups: dict[frozenset[str], list[FileFacts]] = {}
+    for file in survey.files:
+        groups.setdefault(frozenset(file.columns), []).append(file)
+    largest = max(groups.values(), key=lambda group: sum(file.num_rows for file in group))
+    names = [file.name for file in largest]
+    endings = {Path(name).suffix for name in names}
+    others = {Path(file.name).suffix for file in survey.files if file not in largest}
+    name = names[0]
+    if len(endings) == 1 and not endings & others:
+        name = f"*{endings.pop()}"
+    elif len(names) > 1:
+        shared = [set(letters) for letters in zip(*names, strict=False)]
+        count = next((i for i, letters in enumerate(shared) if len(letters) > 1), len(shared))
+        name = f"{name[:count]}*"
+    folder = path.rpartition("/")[0] if "*" in path else path
+    return f"{folder.rstrip('/')}/{name}" if folder else name
+
+
+def describe_series(proposal: Proposal) -> str:
+    """Say how many series there are, and by which columns, rows or files."""
+    survey, series = proposal.survey, proposal.series
+    if proposal.data.get("layout") == "wide":
+        return f"{survey.num_rows:,} series, one per row"
+    if proposal.data.get("layout") == "columns":
+        return f"{len(proposal.data['values']):,} series, one per column"
     if series is not None:
         return f"{series.num_series:,} series, by {', '.join(series.names)}"
     count = len(survey.files)
-    return "one series" if count == 1 else f"{count:,} series, one per file"
+    what = "sheet" if survey.has_sheets else "file"
+    return "one series" if count == 1 else f"{count:,} series, one per {what}"
+
+
+def _describe_split(config: Config) -> str:
+    """Say in words which part of the rows, or of the series, trains, validates and tests."""
+    split, sets = config.data.split, {"train": "training", "val": "validation", "test": "test"}
+    if split.folders:
+        return "the folders train, val and test"
+    if split.rows is not None:
+        return ", ".join(
+            f"{count:,} rows {name}" for count, name in zip(split.rows, sets.values(), strict=True)
+        )
+    if split.walk_forward is not None:
+        return f"{split.walk_forward} folds, walk-forward"
+    parts = []
+    for key, name in sets.items():
+        share = getattr(split, key)
+        if isinstance(share, float):
+            parts.append(f"{100 * share:.3g} % {name}")
+        elif share:
+            parts.append(f"{', '.join(map(str, share[:MAX_NAMED]))} {name}")
+    if split.train is None:
+        parts.insert(0, "the rest training")
+    by_series = split.by == SERIES or (split.by is None and config.data.context == ALL_ROWS)
+    what = "whole series" if by_series else f"by {split.by}" if split.by else "in time order"
+    return f"{', '.join(parts)}, {what}"
 
 
 MAX_NAMED = 3
@@ -1180,7 +1567,7 @@ class Findings:
         return {
             "path": self.path,
             "rows": self.survey.num_rows,
-            "series": describe_series(self.proposal.series, self.survey),
+            "series": describe_series(self.proposal),
             "time": None if self.survey.time is None else self._describe_time(),
             "files": [
                 {
@@ -1244,23 +1631,59 @@ class Findings:
     def describe_choice(self, config: Config) -> list[str]:
         """Say in a few lines what the config reads and predicts."""
         data = config.data
-        targets, inputs = ", ".join(data.targets or ()), list(data.inputs or ())
-        shown = ", ".join(inputs[:MAX_LISTED]) + (" ..." if len(inputs) > MAX_LISTED else "")
+        targets = ", ".join(data.targets or ())
+        listed = list(data.inputs or ())
+        shown = ", ".join(listed[:MAX_LISTED])
+        shown += f" and {len(listed) - MAX_LISTED} more" * (len(listed) > MAX_LISTED)
         if data.task == "classify":
-            aim = f"classifies {targets}"
+            whole = "each series" if data.context == ALL_ROWS else "each row"
+            aim = f"classifies {whole} by {targets}"
         elif data.horizon:
-            aim = f"forecasts {targets}, {data.horizon} rows ahead"
+            aim = f"forecasts {targets or 'each series'}, {data.horizon:,} rows ahead"
         else:
-            aim = f"estimates {targets} at each row"
-        context = "whole series" if data.context == ALL_ROWS else f"{data.context} rows"
-        series = describe_series(self.proposal.series, self.survey)
-        split = config.data.split.model_dump(exclude_unset=True)
-        parts = ", ".join(f"{name} {value}" for name, value in split.items()) or "as the files say"
-        return [
-            f"{self.path}: {self.survey.num_rows:,} rows, {series}",
+            aim = f"estimates {targets} " + (
+                "of each series" if data.context == ALL_ROWS else "at each row"
+            )
+        context = "the whole series" if data.context == ALL_ROWS else f"{data.context:,} rows"
+        lines = [
+            f"{self.path}: {self.survey.num_rows:,} rows, {describe_series(self.proposal)}"
+            + self._name_time(config),
             f"  {aim}, from {context}" + (f" of {shown}" if shown else ""),
-            f"  split: {parts}; change any of this with --set, or write a config with: slipstream "
-            f"inspect {self.path} --write job.toml",
+            f"  split: {_describe_split(config)}",
+        ]
+        left = self._list_unused(config)
+        if left:
+            lines.append(f"  not used: {'; '.join(left)}")
+        return lines
+
+    def _name_time(self, config: Config) -> str:
+        if not config.data.time_columns:
+            return ", without times"
+        reason = self.proposal.reasons.get("time", "")
+        return f"; time: {' + '.join(config.data.time_columns)}" + f", {reason}" * bool(reason)
+
+    def _list_unused(self, config: Config) -> list[str]:
+        """Return the columns that the model does not read, each with the reason."""
+        data, survey = config.data, self.survey
+        named = {*data.time_columns, *data.ids, *(data.inputs or ()), *(data.targets or ())}
+        named |= {*data.future, *data.static}
+        shared = set(survey.list_shared())
+        reasons: dict[str, list[str]] = {}
+        for name, column in survey.columns.items():
+            if name in named or self.proposal.roles.get(name) in ("value", "time", "id"):
+                continue
+            found = [text.split(":")[0] for _, text, *_ in _describe(column, self.proposal)]
+            reason = found[-1] if found else "not chosen"
+            if name not in shared:
+                reason = "not in every file"
+            elif data.horizon == 0 and self.proposal.gives_away(name, data.targets or ()):
+                reason = "tells the target of the same row"
+            reasons.setdefault(reason, []).append(name)
+        return [
+            ", ".join(names[:MAX_LISTED])
+            + f" and {len(names) - MAX_LISTED} more" * (len(names) > MAX_LISTED)
+            + f" ({reason})"
+            for reason, names in reasons.items()
         ]
 
     def list_courses(self) -> dict[str, Course]:
@@ -1303,19 +1726,139 @@ def propose_config(path: str, aim: Aim, overrides: Sequence[str] = ()) -> tuple[
     refuse what only a person can decide."""
     reading = {f"data.{name}" for name in READING}
     own = [text for text in overrides if text.partition("=")[0].strip() in reading]
+    given = configs.read_overrides(overrides).get("data", {})
+    settings = given if isinstance(given, dict) else {}
+    aim = aim._replace(settings=settings)
+    named = settings.get("targets", ())
+    if not aim.targets and isinstance(named, list | str):
+        aim = aim._replace(targets=(named,) if isinstance(named, str) else tuple(map(str, named)))
+    if aim.horizon is None and isinstance(settings.get("horizon"), int):
+        aim = aim._replace(horizon=settings["horizon"])
+    _refuse_mixed_kinds(path)
     findings = inspect_path(path, own, aim)
     proposal = findings.proposal
-    named = any(text.partition("=")[0].strip() == "data.targets" for text in overrides)
-    if not named and not proposal.has_clear_target():
+    _refuse_other_columns(proposal)
+    if not proposal.has_clear_target():
         names = [name for name, role in proposal.roles.items() if role in ("input", "target")]
         raise UserError(
             f"{path}: which column is to be predicted? It has {', '.join(names[:MAX_LISTED])}"
             + (" and others" if len(names) > MAX_LISTED else ""),
-            fix="name it with " + Option("targets", names[-1]),
+            fix="name it with "
+            + Option("targets", names[-1])
+            + "; where every column is a series of its own, add "
+            + _set_option("data.layout", "columns"),
             setting="data.targets",
         )
+    config = proposal.config
+    config["data"] = {**proposal.data, "undecided": _refuse_doubts(proposal)}
+    if not config["data"]["undecided"]:
+        del config["data"]["undecided"]
     name = re.sub(r"[^\w-]+", "-", Path(path.rstrip("/")).stem).strip("-") or "auto"
-    return configs.load({"name": name[:40], **proposal.config}, overrides), findings
+    return configs.load({"name": name[:40], **config}, overrides), findings
+
+
+def _set_option(setting: str, value: Any) -> Wording:
+    """Return the words for a setting on the command line, quoted for a shell, and in Python."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return Wording(
+        f"--set {shlex.quote(f'{setting}={text}')}",
+        f"overrides={json.dumps({setting: value}, ensure_ascii=False)}",
+    )
+
+
+def _refuse_mixed_kinds(path: str) -> None:
+    """Refuse a folder of several class archives, or of one beside other tables."""
+    if path.startswith(SIMULATED) or is_url(path):
+        return
+    folder, paths = files.expand_path(parse_path(path))
+    endings = {file.suffix.lower() for file in paths}
+    cases = [file for file in paths if file.suffix.lower() in (".ts", ".arff")]
+    stems = {TRAIN_FILE.sub("", TEST_FILE.sub("", file.stem)) for file in cases}
+    if cases and (len(cases) < len(paths) or len(stems) > 1):
+        what = f"files of several kinds ({', '.join(sorted(endings))})"
+        if len(cases) == len(paths):
+            what = f"several archives ({', '.join(sorted(stems)[:MAX_LISTED])})"
+        raise UserError(
+            f"{path}: holds {what}",
+            fix="name those that belong together by a pattern, as in "
+            f"'{folder / (min(stems) + '*' + cases[0].suffix)}'",
+            setting="data.path",
+        )
+
+
+def _refuse_other_columns(proposal: Proposal) -> None:
+    """Refuse files that have no column in common that a model could read and predict."""
+    survey = proposal.survey
+    if proposal.data.get("targets") or proposal.data.get("layout"):
+        names = {*proposal.data.get("targets", ()), *survey.time_columns}
+        names = names if "time" in proposal.data else {*proposal.data.get("targets", ())}
+        if all(names <= set(file.columns) for file in survey.files):
+            return
+    if len({frozenset(file.columns) for file in survey.files}) > 1:
+        first = survey.files[0]
+        other = next(file for file in survey.files if set(file.columns) != set(first.columns))
+        described = "; ".join(
+            f"{file.name} has {', '.join(file.columns[:MAX_NAMED])}"
+            + " ..." * (len(file.columns) > MAX_NAMED)
+            for file in (first, other)
+        )
+        raise UserError(
+            f"{proposal.path}: its files have different columns: {described}",
+            fix="name those that belong together by a pattern, as in "
+            f"{_make_pattern(proposal.path, survey)}",
+            setting="data.path",
+        )
+    kinds = ", ".join(f"{name} ({column.kind})" for name, column in survey.columns.items())
+    raise UserError(
+        f"{proposal.path}: has no column of numbers that changes, which a model could predict "
+        f"(columns: {kinds[:200]})",
+        setting="data.targets",
+    )
+
+
+def _refuse_doubts(proposal: Proposal) -> dict[str, str]:
+    """Refuse to go on where a question is open, codes for missing values among them; return the
+    questions that a person has accepted."""
+    given, path = proposal.aim.settings, proposal.path
+    accepted: dict[str, str] = {}
+    for doubt in proposal.doubts:
+        if doubt.name in given.get("accept", ()):
+            accepted[doubt.name] = doubt.message
+        elif not given.keys() & set(doubt.settings):
+            raise UserError(
+                f"{path}: {doubt.message}",
+                fix="answer it with --set, or accept it with "
+                + _set_option("data.accept", [*given.get("accept", ()), doubt.name]),
+                setting=f"data.{doubt.settings[0]}",
+            )
+    if "na" in given:
+        return accepted
+    used = [
+        column
+        for name, column in proposal.survey.columns.items()
+        if proposal.roles.get(name) in ("input", "target", "value")
+    ]
+    found = [(column, code) for column in used for code in column.find_codes()]
+    if found and "na" in proposal.data:
+        values = [value for value in proposal.data["na"] if not _is_infinite(value)]
+        column, code = found[0]
+        share = format_number(100 * code.share, figures=2)
+        others = len({column.name for column, _ in found}) - 1
+        more = f" (and in {format_count(others, 'more column')})" * bool(others)
+        raise UserError(
+            f'{path}: {share} % of the values of "{column.name}"{more} are {code.value:.6g}, all '
+            f"others {code.low:.6g} to {code.high:.6g}: a code for missing values?",
+            fix="if so, add "
+            + _set_option("data.na", values)
+            + "; if it was measured, "
+            + _set_option("data.na", [value for value in values if isinstance(value, str)]),
+            setting="data.na",
+        )
+    return accepted
+
+
+def _is_infinite(value: Any) -> bool:
+    return isinstance(value, float) and math.isinf(value)
 
 
 def inspect_path(path: str, overrides: Sequence[str] = (), aim: Aim | None = None) -> Findings:
@@ -1337,5 +1880,22 @@ def inspect_path(path: str, overrides: Sequence[str] = (), aim: Aim | None = Non
         survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
         if find_wide_layout(survey) is None:
             raise
+    sheets = _select_sheets(survey) if "sheet" not in settings else []
+    if sheets:
+        settings |= {"sheet": sheets[0] if len(sheets) == 1 else sheets}
+        survey = survey_tables(open_tables(path, options._replace(sheets=tuple(sheets))), path)
     proposal = Proposal(survey, path, settings, aim)
+    if sheets:
+        proposal.reasons["sheet"] = "the other sheets have other columns"
     return Findings(path, survey, proposal, list_problems(proposal, path))
+
+
+def _select_sheets(survey: Survey) -> list[str]:
+    """Return the sheets of a workbook that have the columns of the largest one, where others have
+    not; else nothing."""
+    sheets = [file for file in survey.files if file.sheet]
+    if not sheets or len({file.name.split("/")[0] for file in survey.files}) > 1:
+        return []
+    largest = max(sheets, key=lambda file: file.num_rows)
+    alike = [file.sheet for file in sheets if set(file.columns) == set(largest.columns)]
+    return alike if len(alike) < len(sheets) else []

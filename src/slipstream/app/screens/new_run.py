@@ -18,12 +18,12 @@ from slipstream.app.screens import estimates, prepare
 from slipstream.app.screens.prepare import Draft
 from slipstream.app.workspace import Workspace
 from slipstream.base.errors import UserError
-from slipstream.config import SIMULATED, Config
+from slipstream.config import SIMULATED, Config, search_space
 from slipstream.runs import write_text
 
 MAX_ROWS = 10**12
 """A request with larger numbers is refused: no table has as many rows"""
-MIN_MINUTES, MAX_MINUTES = 0.1, 100_000
+MIN_MINUTES = 0.1
 PREFERENCES = {
     "best": "an ensemble where it is better",
     "fast": "one model",
@@ -182,12 +182,7 @@ async def start_auto(request: Request) -> Response:
     """Start `slipstream auto` with the settings of a form; return its job, or the mistakes."""
     workspace, body = get_workspace(request), await read_request(request)
     minutes, prefer, refit = body.get("minutes"), body.get("prefer"), body.get("refit", False)
-    is_number = isinstance(minutes, int | float) and not isinstance(minutes, bool)
-    if not is_number or not MIN_MINUTES <= float(minutes or 0) <= MAX_MINUTES:
-        raise UserError(
-            f"minutes is {str(minutes)[:40]}; it should be a number from {MIN_MINUTES:g} to "
-            f"{MAX_MINUTES:,}"
-        )
+    search_space.check_minutes(minutes or 0, MIN_MINUTES)
     if not isinstance(prefer, str) or prefer not in PREFERENCES:
         raise UserError(f"prefer: expected one of {', '.join(PREFERENCES)}")
     if not isinstance(refit, bool):
@@ -195,6 +190,7 @@ async def start_auto(request: Request) -> Response:
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)
+    search_space.check_auto(checked.config)
     options = ("--minutes", f"{minutes:g}", "--prefer", prefer, *(("--refit",) if refit else ()))
     job = await run_in_threadpool(submit_config, workspace, checked.config, "auto", options=options)
     return reply({"job": job})

@@ -28,8 +28,9 @@ function drawFigures() {
   const {counts, ended, total} = search, best = search.trials.find(one => one.trial === search.best);
   const set = (name, text) => { find(`#f-${name}`).textContent = text; };
   set("done", total === null ? `${ended}` : `${ended} of ${Math.max(total, ended)}`);
-  set("best", best ? formatNumber(best.value) : "–");
-  find("#f-best-note").textContent = best ? `trial ${best.trial}, validation ${search.metric}` : "";
+  set("best", search.answer ? formatNumber(search.answer.value) : best ? formatNumber(best.value) : "–");
+  find("#f-best-note").textContent = search.answer ? search.answer.note : best ? `trial ${best.trial}, validation ${search.metric}` : "";
+  if (search.answer) find("#f-best-name").textContent = "The model";
   const chosen = search.chosen ?? null;
   find("#f-chosen").closest("div").hidden = chosen === null;
   set("chosen", chosen === null ? "–" : `trial ${chosen}`);

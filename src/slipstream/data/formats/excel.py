@@ -1,6 +1,7 @@
 """Workbooks of Excel and others, through fastexcel: numbers with all their digits, dates, texts."""
 
 import logging
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.text import find_nearest
 from slipstream.data.columns import list_texts
 from slipstream.data.formats.isolated import read_isolated
@@ -52,8 +53,16 @@ def read_excel(path: Path, name: str, options: ReadOptions) -> list[DataTable]:
     tables = []
     for number, sheet in enumerate(sheets):
         part = sheet if len(sheets) > 1 else ""
-        notes = [f"left out, without rows: {', '.join(empty)}"] if empty and not number else []
-        tables.append(_read_sheet(path, name, workbook, sheet, part, options, notes))
+        try:
+            tables.append(_read_sheet(path, name, workbook, sheet, part, options))
+        except EmptyFileError:
+            if sheet in options.sheets or (number == len(sheets) - 1 and not tables):
+                raise
+            empty.append(sheet)  # a pattern chose it: a title page, for one
+    if empty:
+        note = f"left out, without rows: {', '.join(empty)}"
+        (file,) = tables[0].files
+        tables[0] = replace(tables[0], files=(file._replace(notes=(note, *file.notes)),))
     return tables
 
 
@@ -142,13 +151,12 @@ def _read_sheet(
     sheet: str,
     part: str,
     options: ReadOptions,
-    notes: list[str],
 ) -> DataTable:
     layout = _find_layout(path, workbook, sheet, options)
     settings: dict[str, Any] = {"skip_rows": layout.first_value_row, "schema_sample_rows": None}
     loaded = _load(path, workbook, sheet, **settings)
     if not loaded.height:
-        raise UserError(f'{path}: sheet "{sheet}" has no rows below the names')
+        raise EmptyFileError(f'{path}: sheet "{sheet}" has no rows below the names')
     columns = loaded.to_arrow().columns
     mixed = [i for i, cells in enumerate(columns) if _has_numbers(cells)]
     if mixed:
@@ -169,7 +177,6 @@ def _read_sheet(
         header_lines=layout.first_value_row,
         units=layout.units,
         notes=(
-            *notes,
             *describe_layout(lines_above, layout.units, options.skip_rows, "row"),
             *dropped,
         ),

@@ -749,7 +749,10 @@ def describe_start(event: SearchStart) -> str:
     trials = format_count(event.trials, "trial")
     if event.trials >= UNLIMITED:
         unit = "minute" if event.minutes == 1 else "minutes"
-        trials, done = f"{event.minutes:g} {unit}", f", {event.done} trials done" * bool(done)
+        trials, done = (
+            f"{event.minutes:g} {unit}",
+            f", {format_count(event.done or 0, 'trial')} done" * bool(done),
+        )
     over = "" if event.trials >= UNLIMITED else f", over {', '.join(event.space)}"
     return (
         f"search on {event.device}: {trials}{done}, {event.parallel} in parallel{over}; windows: "
@@ -777,7 +780,8 @@ def _describe_end(event: TrialEnd) -> str:
         return f"failed: {event.stopped or NO_LOSS}"
     epochs = f"{format_epoch(event.epochs or 0.0)} epoch{'' if event.epochs == 1 else 's'}"
     if event.state == "cut off":
-        return f"cut off after {epochs} (tune.minutes), {_format_loss(event.value)}"
+        reason = f" ({event.stopped})" if event.stopped else ""
+        return f"cut off after {epochs}{reason}, {_format_loss(event.value)}"
     if event.state == "pruned":
         return f"pruned after {epochs}"
     return f"{_format_loss(event.value)} after {epochs}"
