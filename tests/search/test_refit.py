@@ -22,8 +22,8 @@ from slipstream.data.dataset import load_dataset
 from slipstream.events import Epoch
 from slipstream.runs import Run
 from slipstream.scoring.baselines import fit_baselines
-from slipstream.search.budget import ModelCosts
-from slipstream.search.candidates import AutoBudget, FoldBaselines
+from slipstream.search.budget import MARGIN
+from slipstream.search.candidates import REFIT_COST, AutoCosts, FoldBaselines
 from slipstream.search.packs import DatasetCache, PackScheduler
 from slipstream.search.refit import (
     NO_LIMIT,
@@ -47,7 +47,7 @@ def make_member(tmp_path, *, epochs=3.0, data=None, **train):
         "normalize": "last",
     }
     settings["train"] = {"batch": 16, "epochs": 3, "lr": 0.01, **train}
-    return AnswerMember(1, "trial 0", configs.load(settings), 1.0, None, epochs)
+    return AnswerMember(1, "trial 0", configs.load(settings), 1.0, epochs)
 
 
 def train_whole(member, table, folder, is_late=lambda: False):
@@ -154,13 +154,11 @@ def test_a_baseline_keeps_validation_rows_for_its_penalty(tmp_path):
     torch.testing.assert_close(fitted.state["weights"], expected["ridge"].state["weights"])
 
 
-def test_the_budget_reserves_its_time():
-    tune = configs.load({"tune": {"minutes": 10}}).tune
-    plain, refits = (AutoBudget(tune, 10, refits=flag) for flag in (False, True))
-    costs = ModelCosts(1.0, 0.1)
-    assert refits.compute_reserve_s(costs) > plain.compute_reserve_s(costs)
-    assert plain.compute_refit_s(costs, 8) == 0
-    assert refits.compute_reserve_s(ModelCosts(1e9)) < refits.total_s
+def test_the_end_takes_longer_with_it():
+    names = ["trial 0", "gbm"]
+    plain, refits = (AutoCosts(100, refits=flag, fit_s={"gbm": 3.0}) for flag in (False, True))
+    assert plain.estimate_refit(names, 2.0) == 0
+    assert refits.estimate_refit(names, 2.0) == pytest.approx(REFIT_COST * MARGIN * 5.0)
 
 
 @pytest.fixture(scope="module")
