@@ -309,6 +309,10 @@ class BackgroundBoosting:
                 fold.finish(fitted) for fold, fitted in zip(prepared, trees, strict=True)
             ]
 
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
     def wait(self) -> list[FittedBoosting] | None:
         """Return what was fitted for every fold; None where that failed."""
         self._thread.join()

@@ -104,7 +104,7 @@ def run_auto(
         if search.plan.refit and not refit.is_complete(search.run.folder):
             return add_refit(search, earlier, timer)
         return earlier
-    fits = BaselineFits(search)
+    fits = search.fits = BaselineFits(search)
     interrupted = False
     if result is None:
         try:

@@ -37,7 +37,6 @@ from slipstream.search import portfolio
 from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
 from slipstream.search.ensemble import FittedBaselines, KnownParts
 from slipstream.search.library import (
-    MAX_MEMBERS,
     BlockWindows,
     Library,
     compute_errors,
@@ -79,9 +78,11 @@ RESERVED_SHARE = 0.35
 REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.5, 0.1
 """Seconds of files and reports: a constant, and more on a machine that is slow to start; at most
 this share of the whole time"""
+LOOKING_SHARE = 0.02
+"""Of the whole time: between two looks at what the answer would be"""
 MAX_MEASURING_S, MEASURING_SHARE = 3.0, 0.02
 """Seconds of measuring candidates at most, and as a share of the whole time"""
-SCORING_FACTOR = 2.0
+SCORING_FACTOR = 1.4
 """How much longer scoring takes than predicting: metrics, intervals, files"""
 REFIT_COST, REFIT_SHARE = 1.5, 0.45
 """The training of a member on all rows relative to its training before; the share of the whole time
@@ -260,8 +261,11 @@ class AutoSearch(OptunaSearch):
     fitted: list[FittedBaselines]
     """The baselines of the split itself"""
     end_costs: AutoCosts
-    _ranked: tuple[int, list[str]] = (0, [])
-    """The best candidates, after so many changes of the library"""
+    fits: BaselineFits | None = None
+    """The baselines, where this process fits them"""
+    _likely: Sequence[str] = ()
+    """The members that the answer would have, when that was looked at last"""
+    _looked_at: float = -math.inf
 
     def start_auto(self, plan: AutoPlan) -> None:
         """Prepare the library of errors, with what an earlier part of the search has left."""
@@ -408,6 +412,18 @@ class AutoSearch(OptunaSearch):
         if name not in self.library.errors:
             for fold in range(trial.num_folds):
                 self._get_path(trial.number, fold).unlink(missing_ok=True)
+        if self.fits is not None:
+            self.fits.add_trees()
+        self._find_likely()
+
+    def _find_likely(self) -> None:
+        """Find the members that the answer would have; not too often, since that takes a while."""
+        now = time.perf_counter()
+        if now - self._looked_at < LOOKING_SHARE * self.budget.total_s:
+            return
+        is_best = self.plan.prefer == "best"
+        self._likely = self.library.list_members() if is_best else self.library.rank()[:1]
+        self._looked_at = time.perf_counter()
 
     def fail(self, trial: TrialRun, reason: str) -> None:
         super().fail(trial, reason)
@@ -420,19 +436,15 @@ class AutoSearch(OptunaSearch):
         return OUT_OF_MINUTES if self.is_over() else ""
 
     def _estimate_end(self) -> float:
-        """Return the seconds that training and testing the best candidates of now would take."""
+        """Return the seconds that training and testing the answer of now would take."""
         share = REFIT_SHARE if self.plan.refit else RESERVED_SHARE
         most_s = share * (self.budget.total_s - self.budget.overhead_s)
         costs = self.costs.estimate_model()
-        if costs is None:
+        if costs is None or not self._likely:
             return most_s
-        if self._ranked[0] != self.library.num_changes:
-            members = MAX_MEMBERS if self.plan.prefer == "best" else 1
-            self._ranked = self.library.num_changes, self.library.rank()[:members]
-        names = self._ranked[1]
-        train_s = self.end_costs.estimate_training(names, costs.train_s)
-        train_s += self.end_costs.estimate_refit(names, costs.train_s)
-        return min(train_s, most_s) + self.end_costs.estimate_scoring(names)
+        train_s = self.end_costs.estimate_training(self._likely, costs.train_s)
+        train_s += self.end_costs.estimate_refit(self._likely, costs.train_s)
+        return min(train_s, most_s) + self.end_costs.estimate_scoring(self._likely)
 
     def estimate_members(self) -> dict[int, float]:
         """Return the seconds that a fresh model of each trial takes, that on all rows included."""
@@ -552,7 +564,7 @@ class BaselineFits:
             for fold in self._list_folds(max(facts.contexts)):
                 self._fit(fold, max(facts.contexts), without=without)
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
-        self._boosting = BackgroundBoosting(lambda: prepared)
+        self._boosting, self._has_trees = BackgroundBoosting(lambda: prepared), False
 
     def _list_folds(self, context: int) -> Iterator[FoldBaselines]:
         search, facts = self.search, self.search.plan.facts
@@ -624,14 +636,20 @@ class BaselineFits:
         self.candidates[name] = candidate
         search.end_costs.fit_s[name] = seconds
 
-    def finish(self) -> dict[str, BaselineCandidate]:
-        """Wait for the trees, and return the candidates of the split itself."""
-        fitted = self._boosting.wait()
-        for fold, trees in zip(self.folds, fitted or (), strict=False):
+    def add_trees(self, *, wait: bool = False) -> None:
+        """Keep the errors of the trees once they are fitted."""
+        if self._has_trees or not (wait or self._boosting.is_done):
+            return
+        self._has_trees = True
+        for fold, trees in zip(self.folds, self._boosting.wait() or (), strict=False):
             others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
             found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
             seconds = self._boosting.seconds / len(self.folds)
             self._add(fold, "gbm", None, found["gbm"], seconds)
+
+    def finish(self) -> dict[str, BaselineCandidate]:
+        """Wait for the trees, and return the candidates of the split itself."""
+        self.add_trees(wait=True)
         return self.candidates
 
 

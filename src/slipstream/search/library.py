@@ -84,8 +84,6 @@ class Library:
     """By candidate and block: [numbers], or for quantiles [numbers, Q]"""
     losses: dict[str, list[float]] = field(default_factory=dict)
     """By candidate and block; kept where the errors are not"""
-    num_changes: int = 0
-    """Of the losses"""
 
     @property
     def weights(self) -> list[float]:
@@ -97,7 +95,6 @@ class Library:
         self.errors.setdefault(name, [None] * len(self.blocks))[number] = errors
         losses = self.losses.setdefault(name, [math.nan] * len(self.blocks))
         losses[number] = float(self._reduce(errors))
-        self.num_changes += 1
         if all(map(math.isfinite, losses)):
             self._drop_worst()
 
@@ -111,7 +108,6 @@ class Library:
         """Forget a candidate altogether."""
         self.errors.pop(name, None)
         self.losses.pop(name, None)
-        self.num_changes += 1
 
     def compute_loss(self, name: str) -> float:
         """Return the mean over the blocks, the newest counting most."""
@@ -159,9 +155,7 @@ class Library:
     ) -> Combination | None:
         """Select the ensemble of the kept candidates, and test the selection out of sample; None
         without any."""
-        kept = [
-            name for name in self.rank() if name in self.errors and (names is None or name in names)
-        ]
+        kept = self._list_kept(names)
         if not kept:
             return None
         blocks = self._stack(kept)
@@ -173,6 +167,19 @@ class Library:
         }
         gain = self._test_selection(blocks, len(kept), max_members)
         return Combination(weights, loss, self.compute_loss(kept[0]), gain)
+
+    def list_members(self) -> list[str]:
+        """List the candidates that the ensemble would have now."""
+        if not (kept := self._list_kept()):
+            return []
+        chosen, _ = self._select(self._stack(kept), self.weights, len(kept), MAX_MEMBERS)
+        return [kept[position] for position in chosen]
+
+    def _list_kept(self, names: Sequence[str] | None = None) -> list[str]:
+        """List the candidates whose errors are kept, or those of them with these names, the best
+        first."""
+        is_wanted = self.errors if names is None else self.errors.keys() & set(names)
+        return [name for name in self.rank() if name in is_wanted]
 
     def _stack(self, names: Sequence[str]) -> list[Tensor]:
         """Return the errors of these candidates by block, [candidates, numbers, ...]; of more
