@@ -190,6 +190,10 @@ def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():
     trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
     assert choose(library, "best", trials, found).weights == {"trial 0": 0.5, "rocket": 0.5}
     assert choose(library, "fast", trials, found).weights == {"trial 0": 1.0}
+    draw = torch.Generator().manual_seed(0)  # as good as rocket, but for noise
+    library.add("gbm", 0, 0.9 + 0.05 * torch.randn(40, generator=draw))
+    shared = choose(library, "best", trials, found).weights
+    assert shared == {"trial 0": 0.5, "rocket": 0.25, "gbm": 0.25}
 
 
 def test_trees_are_chosen_alone_unless_the_model_is_to_be_small():

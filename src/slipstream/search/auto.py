@@ -77,9 +77,10 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.workers import Launcher
 from slipstream.training.trained_lanes import LoadedData
 
-FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS = 500, 0.5, 3.0
-"""Windows of all validation blocks below which the best baseline has this share of the ensemble,
-unless its loss is so many times that of the best candidate"""
+FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS, MAX_NOISE = 500, 0.5, 3.0, 2.0
+"""Windows of all validation blocks below which the best baselines have this share of the ensemble,
+unless their loss is so many times that of the best candidate. Those share it that are not worse
+than the best of them by more than so many standard errors"""
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
 MAX_MEASURED = 10
@@ -311,16 +312,23 @@ def _needs_hedge(library: Library) -> bool:
 
 
 def _hedge(library: Library, found: Combination, baselines: Sequence[str]) -> Combination:
-    """Return the combination with half of the weight for the best baseline, where that is not far
-    worse; all of it stays where a baseline has it."""
-    best = next((name for name in library.rank() if name in baselines), None)
+    """Return the combination with half of the weight for the best baselines, where they are not far
+    worse; all of it stays where baselines have it."""
+    ranked = [name for name in library.rank() if name in baselines]
     chosen = sum(weight for name, weight in found.weights.items() if name in baselines)
-    if best is None or chosen >= HEDGE:
+    if not ranked or chosen >= HEDGE:
         return found
-    if library.compute_loss(best) > MAX_HEDGE_LOSS * found.single_loss:
+    best, loss = ranked[0], library.compute_loss(ranked[0])
+    if loss > MAX_HEDGE_LOSS * found.single_loss:
         return found
+    close = [
+        name
+        for name in ranked
+        if library.compute_loss(name) - loss <= MAX_NOISE * library.compute_noise(name, best)
+    ]
     weights = {name: (1 - HEDGE) * weight for name, weight in found.weights.items()}
-    weights[best] = weights.get(best, 0.0) + HEDGE
+    for name in close:
+        weights[name] = weights.get(name, 0.0) + HEDGE / len(close)
     ordered = dict(sorted(weights.items(), key=lambda pair: -pair[1])[:MAX_MEMBERS])
     total = sum(ordered.values())
     return found._replace(weights={name: weight / total for name, weight in ordered.items()})
