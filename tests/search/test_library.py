@@ -113,3 +113,17 @@ def test_only_the_best_candidates_keep_their_errors():
     assert "0" in library.errors
     assert "59" not in library.errors
     assert len(library.rank()) == 60
+
+
+def test_few_separate_windows_leave_far_worse_candidates_out():
+    """Errors of opposite sign cancel, which few windows may show by chance."""
+    errors = torch.tensor([1.0, -1.0]).repeat(60)
+    for steps, members in ((24, {"good"}), (1, {"good", "bad"})):
+        library = Library([Block(torch.arange(60), 1.0)], "mse", steps=steps)
+        library.add("good", 0, errors)
+        library.add("bad", 0, -1.5 * errors)
+        assert library.num_separate == -(-60 // steps)
+        combination = library.combine()
+        assert combination is not None
+        assert set(combination.weights) == members
+        assert set(library.list_members()) == members

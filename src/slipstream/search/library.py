@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,9 @@ MIN_GAIN = 2e-3
 """The relative gain out of sample from which an ensemble is taken instead of one model"""
 NUM_PARTS = 4
 """The parts of a single validation block that a selection is tested on in turn"""
+FEW_SEPARATE, MAX_LOSS_RATIO = 30, 1.35
+"""Windows without a common row below which candidates whose loss is more than so many times the
+lowest are no members"""
 
 
 class Block(NamedTuple):
@@ -84,6 +88,19 @@ class Library:
     """By candidate and block: [numbers], or for quantiles [numbers, Q]"""
     losses: dict[str, list[float]] = field(default_factory=dict)
     """By candidate and block; kept where the errors are not"""
+    steps: int = 1
+    """Rows that a window predicts"""
+
+    @cached_property
+    def num_separate(self) -> int:
+        """The number of windows of all blocks that predict no row in common"""
+        count = 0
+        for block in self.blocks:
+            rows, position = block.anchors.sort().values, 0
+            while position < len(rows):
+                count += 1
+                position = int(torch.searchsorted(rows, rows[position] + self.steps))
+        return count
 
     @property
     def weights(self) -> list[float]:
@@ -177,9 +194,14 @@ class Library:
 
     def _list_kept(self, names: Sequence[str] | None = None) -> list[str]:
         """List the candidates whose errors are kept, or those of them with these names, the best
-        first."""
-        is_wanted = self.errors if names is None else self.errors.keys() & set(names)
-        return [name for name in self.rank() if name in is_wanted]
+        first. Where few separate windows judge, far worse ones are left out: their errors may
+        cancel those of others by chance."""
+        wanted = self.errors if names is None else self.errors.keys() & set(names)
+        kept = [name for name in self.rank() if name in wanted]
+        if not kept or self.num_separate >= FEW_SEPARATE:
+            return kept
+        limit = MAX_LOSS_RATIO * self.compute_loss(kept[0])
+        return [name for name in kept if self.compute_loss(name) <= limit]
 
     def _stack(self, names: Sequence[str]) -> list[Tensor]:
         """Return the errors of these candidates by block, [candidates, numbers, ...]; of more
@@ -283,7 +305,7 @@ def make_library(
     shares = torch.linspace(1.0, NEWEST_WEIGHT, len(blocks)).tolist()
     newest = [anchors.sort().values[-most:] for anchors in blocks]
     kept = [Block(anchors, share) for anchors, share in zip(newest, shares, strict=True)]
-    return Library(kept, metric, tuple(signature.quantiles))
+    return Library(kept, metric, tuple(signature.quantiles), steps=signature.steps_out)
 
 
 def get_free_memory(device: torch.device) -> int:
