@@ -32,5 +32,5 @@ def build_run(folder: Path, members: Sequence[tuple[Any, str]], weights: Sequenc
         own = replace_model(config, network.model)
         entries.append(ensemble.NewMember(name, own, network.weights, weight))
         data.append(LoadedData(dataset, dataset.compute_fingerprint(), None))
-    ensemble.build_from_weights(folder, "best", entries, data, {}, watch=None)
+    ensemble.build_from_weights(folder, "best", entries, data, [], best=0, watch=None)
     return folder
