@@ -28,6 +28,8 @@ from slipstream.models.layers import NO_FUTURE
 from slipstream.models.noise import Noise
 
 MEAN = FEATURES.index("mean")
+GPU_NUMBERS = 1 << 24
+"""Leaves of trees times windows that are decided at once on a GPU, to fill it"""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,11 @@ class Boosting:
         """Return the sums of the trees, [B, D] to [B, K] float64; of classes [B, K * Q]."""
         outputs = self.trees["level"].double().expand(features.shape[0], -1)
         by_feature = features.T.contiguous()
-        for first in range(0, len(self.trees["output"]), TREES_AT_ONCE):
-            block = slice(first, first + TREES_AT_ONCE)
+        size = TREES_AT_ONCE
+        if features.is_cuda:
+            size = max(GPU_NUMBERS // (features.shape[0] * self.trees["value"].shape[1]), 1)
+        for first in range(0, len(self.trees["output"]), size):
+            block = slice(first, first + size)
             # A leaf is reached where all splits on its path go to its side: as a product of
             # matrices that is faster than going down the trees by indices.
             values = by_feature[self.trees["feature"][block].long()]  # [M, S, B]

@@ -36,6 +36,7 @@ from slipstream.runs.summary import (
     Scores,
     SearchSummary,
 )
+from slipstream.scoring.batch import Baseline
 from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, portfolio, refit, retraining, sharing
 from slipstream.search import summary as summaries
@@ -49,11 +50,7 @@ from slipstream.search.candidates import (
     parse_baseline,
     parse_name,
 )
-from slipstream.search.deployment import (
-    NOT_MEASURED,
-    measure_network,
-    time_predictor,
-)
+from slipstream.search.deployment import NOT_MEASURED, measure_network
 from slipstream.search.library import (
     MAX_MEMBERS,
     Combination,
@@ -63,7 +60,7 @@ from slipstream.search.packs import PackScheduler, TrialRun
 from slipstream.search.portfolio import Prefer
 from slipstream.search.refit import NO_LIMIT, RefitLimit
 from slipstream.search.retraining import DEFAULT, Retraining
-from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_TIME, STATE_NAMES
+from slipstream.search.storage import CUT_OFF, NOTES, OUT_OF_MINUTES, STATE_NAMES
 from slipstream.search.study import (
     GIVEN,
     TimedStudy,
@@ -139,6 +136,8 @@ def _read_finished(search: AutoSearch) -> FinishedSearch | None:
 class MemberTraining(Retraining):
     """Trains the members of an ensemble from fresh seeds: some candidates more than once, the given
     config only where it is a member."""
+
+    late_reason = OUT_OF_MINUTES
 
     def __init__(
         self, run: Run, config: Config, study: TimedStudy, seeds: Mapping[int, int]
@@ -435,7 +434,7 @@ def _select_fresh(
         event = again.known.get((owner, seed))
         if owner != number or event is None or not weights:
             continue
-        is_cut = event.stopped is not None and OUT_OF_TIME in event.stopped
+        is_cut = event.stopped is not None and OUT_OF_MINUTES in event.stopped
         is_usable = event.loss is not None and math.isfinite(event.loss)
         if is_usable and (not is_cut or event.loss <= MAX_CUT_LOSS * known):
             yield weights, event.best_epoch or 1.0
@@ -591,7 +590,7 @@ def make_leaderboard(
             {
                 "name": name,
                 "kind": kind,
-                "what": describe_candidate(search.config, trial, fitted),
+                "what": describe_candidate(search.config, trial, _find_baseline(search, name)),
                 "val": library.compute_loss(name),
                 "val_sd": statistics.compute_deviation(losses) if len(losses) > 1 else None,
                 "test": sum(found) / len(found) if found else None,
@@ -645,14 +644,21 @@ def measure_costs(
                 config = spaces.apply_params(search.config, search.study.space, trial.params)
                 data = search.datasets.get(config)
                 costs[name] = measure_network(config, data, weights.get(name))
-            elif candidate is not None and candidate.weights:
+            elif candidate is not None:
                 data = search.datasets.get(candidate.config)
                 costs[name] = measure_network(candidate.config, data, candidate.weights)
-            elif candidate is not None and candidate.baseline.predict is not None:
-                predict = candidate.baseline.predict
-                predict_us = time_predictor(predict, search.datasets.get(candidate.config))
-                costs[name] = {**NOT_MEASURED, "predict_us": predict_us}
     return costs
+
+
+def _find_baseline(search: AutoSearch, name: str) -> Baseline | None:
+    """Return what was fitted as a candidate of this name, if it is a baseline."""
+    kind = parse_baseline(name)
+    given = int(search.config.data.context)
+    for entry in search.fitted:
+        rows = int(entry.data.context)
+        if name == name_baseline(kind, None if rows == given else rows):
+            return entry.baselines.get(kind)
+    return None
 
 
 def get_kind(config: Config, trial: FrozenTrial) -> str:
@@ -661,12 +667,10 @@ def get_kind(config: Config, trial: FrozenTrial) -> str:
     return kind
 
 
-def describe_candidate(
-    config: Config, trial: FrozenTrial | None, fitted: BaselineCandidate | None
-) -> str:
+def describe_candidate(config: Config, trial: FrozenTrial | None, fitted: Baseline | None) -> str:
     """Return the settings of a candidate in a few words."""
     if trial is None:
-        return fitted.baseline.description if fitted else "a baseline"
+        return fitted.description if fitted else "a baseline"
     params = portfolio.read_given(config) | trial.params
     if trial.user_attrs.get(GIVEN):
         return "the config as given"

@@ -43,7 +43,7 @@ from slipstream.search.packs import (
     TrialSource,
 )
 from slipstream.search.retraining import SEED_OFFSET
-from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.storage import OUT_OF_MINUTES
 from slipstream.training.trained_lanes import LoadedData
 
 FOLDER = "refit"
@@ -122,21 +122,21 @@ class MemberRefit(TrialSource):
 
     def finish(self, trial: TrialRun) -> None:
         (result,) = trial.fold_results.values()
-        if OUT_OF_TIME in result.stopped:
-            self.problems.append(OUT_OF_TIME)
+        if OUT_OF_MINUTES in result.stopped:
+            self.problems.append(OUT_OF_MINUTES)
         elif not math.isfinite(result.loss):
             self.problems.append(result.stopped)
         else:
             self.weights[-trial.number] = dict(trial.weights)
 
     def fail(self, trial: TrialRun, reason: str) -> None:
-        self.problems.append(OUT_OF_TIME if reason == NOT_STARTED else reason)
+        self.problems.append(OUT_OF_MINUTES if reason == NOT_STARTED else reason)
 
     def is_over(self) -> bool:
         return self.is_late()
 
     def find_cut(self) -> str:
-        return OUT_OF_TIME if self.is_late() else ""
+        return OUT_OF_MINUTES if self.is_late() else ""
 
 
 class RefitLimit(NamedTuple):
@@ -192,7 +192,7 @@ def refit_answer(
 
     for member in members:
         if member not in networks and limit.is_late():
-            problems.append(OUT_OF_TIME)
+            problems.append(OUT_OF_MINUTES)
         elif member not in networks:
             keep(member, _refit_baseline(member, datasets.get(member.config), name))
     selected = limit.select(networks, windows / before)
@@ -203,7 +203,7 @@ def refit_answer(
             keep(member, ensemble.NewMember(member.name, config, own, member.weight))
     problems += network_problems
     if len(selected) < len(networks):
-        problems.append(OUT_OF_TIME)
+        problems.append(OUT_OF_MINUTES)
     why = "; ".join(dict.fromkeys(problems)) or None
     found: RefitSummary = {
         "state": "failed",
@@ -239,7 +239,7 @@ def _train(
         scheduler.close()
         runs.remove(run.folder / PACKS)
     if source.pending:
-        source.problems.append(OUT_OF_TIME)
+        source.problems.append(OUT_OF_MINUTES)
     return source.weights, source.problems
 
 

@@ -37,7 +37,7 @@ from slipstream.search.packs import (
     TrialRun,
     TrialSource,
 )
-from slipstream.search.storage import OUT_OF_TIME
+from slipstream.search.storage import OUT_OF_TIME, TIME_REASONS
 from slipstream.search.study import TimedStudy, rank_trials
 from slipstream.search.trials import LANE, OptunaSearch
 from slipstream.training import run as training_runs
@@ -78,8 +78,10 @@ class RetrainedConfig(NamedTuple):
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether `tune.minutes` ended one of the trainings, or came before all of them"""
-        return not self.losses or any(OUT_OF_TIME in reason for reason in self.stopped)
+        """Whether the minutes ended one of the trainings, or came before all of them"""
+        return not self.losses or any(
+            limit in reason for reason in self.stopped for limit in TIME_REASONS
+        )
 
     @property
     def rank(self) -> tuple[int, bool, float]:
@@ -112,6 +114,8 @@ class Retraining(TrialSource):
     It takes known results from the run's events. Its trials have negative numbers, since they may
     train beside those of the search.
     """
+
+    late_reason = OUT_OF_TIME
 
     def __init__(self, run: Run, config: Config, study: TimedStudy | None = None) -> None:
         self.run, self.config, self.study = run, config, study
@@ -195,10 +199,10 @@ class Retraining(TrialSource):
         return self.is_late()
 
     def find_cut(self) -> str:
-        return OUT_OF_TIME if self.is_late() else ""
+        return self.late_reason if self.is_late() else ""
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
-        return OUT_OF_TIME if self.is_late() else ""
+        return self.find_cut()
 
     def reopen(self, number: int) -> TrialRun:
         """Return a trial again; one of the search has ended, even if its pack was killed before."""
