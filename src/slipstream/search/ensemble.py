@@ -709,7 +709,10 @@ def build_refit(
     """
     began, content = time.perf_counter(), portable.read_mixture(tested)
     (first, _), *_ = members.values()
-    config = configs.replace_settings(runs.load_config(tested), {"name": first.config.name})
+    reference = 1 if content is None else content["reference"] + 1
+    # a baseline that was fitted again may have other sizes
+    own = members[reference][0].config if reference in members else runs.load_config(tested)
+    config = configs.replace_settings(own, {"name": first.config.name})
     comment = UNTESTED_COMMENT.format(expected=expected)
 
     def fill(run: Run) -> None:

@@ -22,7 +22,7 @@ from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import Interrupted, ResumableError, UserError
 from slipstream.base.signals import StopRequest, catch_signals
-from slipstream.config import Config
+from slipstream.config import Config, Model
 from slipstream.data import windows
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
@@ -335,6 +335,8 @@ class DatasetCache:
         return self._cache[key]
 
     def _load(self, config: Config) -> TrialData:
+        if config.model.spec.is_fitted:  # there is no plan for training it
+            config = config.model_copy(update={"model": Model(kind="linear")})
         num_folds = 1 if self.whole else self.config.tune.folds or 1
         init, dataset = load_dataset(config, self.table, num_folds=num_folds, whole=self.whole)
         plan = make_plan(config, data_bytes=num_folds * dataset.data_bytes, lanes=True)
