@@ -35,7 +35,7 @@ from slipstream.scoring.boosting import BackgroundBoosting, prepare_boosting
 from slipstream.scoring.ensemble import build_predictor
 from slipstream.search import portfolio
 from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
-from slipstream.search.ensemble import FittedBaselines, KnownParts
+from slipstream.search.ensemble import FittedBaselines, choose_train_stride
 from slipstream.search.library import (
     BlockWindows,
     Library,
@@ -492,7 +492,7 @@ def parse_name(name: str) -> int | None:
 
 def count_scored(dataset: Dataset) -> int:
     """Return the number of windows of all sets that an answer is scored on."""
-    stride = KnownParts.choose_train_stride(dataset)
+    stride = choose_train_stride(dataset)
     counts = dataset.num_windows
     return counts["val"] + counts["test"] + counts["train"] // stride
 

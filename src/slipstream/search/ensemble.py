@@ -270,12 +270,12 @@ class KnownParts(NamedTuple):
     baselines: Mapping[str, Baseline]
     """Fitted to training windows of the reference; others are fitted"""
 
-    @staticmethod
-    def choose_train_stride(dataset: Dataset) -> int:
-        """Return of how many training windows one is scored: no more than are judged by, since a
-        search has a time limit."""
-        judged = dataset.num_windows["val"] + dataset.num_windows["test"]
-        return max(dataset.num_windows["train"] // max(judged, MIN_TRAIN_WINDOWS), 1)
+
+def choose_train_stride(dataset: Dataset) -> int:
+    """Return of how many training windows one is scored where a search has a time limit: no more
+    than are judged by."""
+    judged = dataset.num_windows["val"] + dataset.num_windows["test"]
+    return max(dataset.num_windows["train"] // max(judged, MIN_TRAIN_WINDOWS), 1)
 
 
 def score_folds(
@@ -317,7 +317,7 @@ def _score_fold(
     dataset, predictors = fold.dataset, fold.predictors
     metric = summaries.get_comparison_metric(config)
     window_filter = make_window_filter(config, dataset)
-    stride = 1 if known is None else known.choose_train_stride(dataset)
+    stride = 1 if known is None else choose_train_stride(dataset)
     load_chunks = _make_loader(_thin_training(dataset, stride), series)
     if known is None:
         weights, best = _fit_mixture(dataset, predictors, load_chunks, metric)
