@@ -103,7 +103,8 @@ def test_too_small_a_batch_is_named():
 
 @pytest.mark.slow
 def test_busy_recurrent_layers_are_named():
-    found = verdict_of(*job(batch=128, model={"kind": "lstm", "hidden": 96, "layers": 1}))
+    model = {"kind": "lstm", "hidden": 96, "layers": 1}
+    found = looked_for("kernel-bound", *job(batch=128, model=model))
     assert found["verdict"] == "kernel-bound"
     assert found["parts"][0]["part"] == "recurrent layers"
     assert found["floor"]["arithmetic_ms"] > 0

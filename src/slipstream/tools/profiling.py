@@ -740,10 +740,10 @@ def examine(
     workload = TrainingWorkload(config, dataset)
     try:
         measured, recorded, chrome, sample = _record(workload, dataset, steps, tell)
+        trials = try_changes(workload, dataset, measured, tell)
     finally:
         workload.close()
         recovery.free_memory()
-    trials = try_changes(config, dataset, measured, tell)
     facts = replace(measured, gains={change.name: gain for change, gain in trials})
     name, sentence = find_bottleneck(facts)
     bound = facts.floor
@@ -830,9 +830,15 @@ def count_steps(workload: TrainingWorkload) -> int:
     return max(2, min(MAX_STEPS, int(REPEAT_S / max(once_s, 1e-6))))
 
 
-def try_changes(config: Config, dataset: Dataset, facts: StepFacts, tell: Tell) -> Trials:
-    """Measure the gain of each change; leave out changes that fail."""
-    trials = []
+def try_changes(
+    unchanged: TrainingWorkload, dataset: Dataset, facts: StepFacts, tell: Tell
+) -> Trials:
+    """Measure the gain of each change; leave out changes that fail.
+
+    Both steps are timed in turns, so that other work on the machine slows both.
+    """
+    config, trials = unchanged.config, []
+    before = count_steps(unchanged)
     for change in _list_changes(config, dataset, facts):
         tell(f"trying {change.setting} ...")
         try:
@@ -841,9 +847,13 @@ def try_changes(config: Config, dataset: Dataset, facts: StepFacts, tell: Tell) 
         except (RuntimeError, ValueError, UserError):
             continue
         try:
-            count = count_steps(workload)
-            ms = min(workload.measure_ms_per_step(count) for _ in range(3))
-            trials.append((change, change.windows_factor * facts.wall_ms / ms))
+            after = count_steps(workload)
+            pairs = [
+                (unchanged.measure_ms_per_step(before), workload.measure_ms_per_step(after))
+                for _ in range(3)
+            ]
+            before_ms, after_ms = map(min, zip(*pairs, strict=True))
+            trials.append((change, change.windows_factor * before_ms / after_ms))
         except RuntimeError:
             continue
         finally:
