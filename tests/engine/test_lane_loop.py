@@ -353,6 +353,28 @@ def test_a_verdict_ends_one_lane_and_no_other(tmp_path, mode):
     same_end(fits[2], some[2], dataset, tmp_path)
 
 
+@pytest.mark.parametrize("mode", ["together", slow("branches")])
+def test_a_cut_ends_lanes_within_a_round(tmp_path, monkeypatch, mode):
+    """What is dropped gets no validation and no result."""
+    monkeypatch.setattr(loop, "LOOKING_S", 0.0)
+    dataset = small_dataset(configured())
+    some = lanes_of(MIXED[:2], dataset, engine={"log_every": 1000}, train={"epochs": 4})
+    looks, ended = [], []
+
+    def cut():
+        looks.append(True)
+        return "over" if len(looks) > 3 else ""
+
+    def end(one):
+        ended.append((one.number, one.stop_reason, one.progress.step, one.has_best))
+
+    policy = LanePolicy(end, drop_ended=True, cut=cut, drops_cut=lambda one: one.number == 1)
+    trained(some, dataset, tmp_path, mode, policy=policy)
+    ((number, reason, steps, has_best),) = ended
+    assert (number, reason, has_best) == (0, "over", True)
+    assert 0 < steps < 10  # a round goes on to step 10
+
+
 def test_lanes_that_are_to_be_forgotten_leave_nothing(tmp_path):
     dataset = small_dataset(configured())
     some = lanes_of(MIXED[:3], dataset, train={"epochs": 2})

@@ -176,6 +176,16 @@ def test_the_end_takes_what_its_candidates_took():
     assert costs.estimate_scoring(["trial 0"]) == 5 * costs.estimate_scoring([])
     assert costs.estimate_training(["ridge"], 7.0) == 0.0
     assert costs.estimate_training(["trial 0", "trial 1"], 7.0) == pytest.approx(37 * MARGIN)
+    costs.fixed.add("trial 1")  # the same from every seed
+    assert costs.estimate_training(["trial 0", "trial 1"], 7.0) == pytest.approx(30 * MARGIN)
+    # a baseline of longer windows is none that the answer is compared with
+    before = costs.estimate_scoring(["trial 0"])
+    costs.record_errors("ridge, 96 rows", 1.0, 1000)
+    assert costs.estimate_scoring(["trial 0"]) == before
+    assert costs.estimate_scoring(["ridge, 96 rows"]) == pytest.approx(2 * MARGIN)
+    # metrics of a candidate, the mean and a baseline; the predictions are written once
+    costs.values_s, costs.write_s = 0.5, 10.0
+    assert costs.estimate_scoring(["trial 0"]) == pytest.approx(before + 11.5)
 
 
 def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():

@@ -347,7 +347,7 @@ def test_a_late_retraining_starts_nothing_and_ends_what_trains(tmp_path):
     late = []
     run = runs.create_run("t", out=str(tmp_path))
     again = Retraining(run, small_config())
-    again.is_late = lambda: bool(late)
+    again.is_late = lambda _: bool(late)
     first = again.ask()
     assert again.report(first, 1, 0.5) == ""
     late.append(True)

@@ -332,6 +332,8 @@ class LanePolicy(NamedTuple):
     """Drop a lane once `next_lane` has seen its result"""
     cut: Callable[[], str] = lambda: ""
     """Why all lanes have to end now, in the middle of an epoch too; "" while they may go on"""
+    drops_cut: Callable[[LaneResult], bool] = lambda _: False
+    """Whether a lane that `cut` ends is dropped, rather than validated"""
     keeps_rows: Callable[[LaneResult], bool] = lambda _: False
     """Whether the result of a lane that has ended is to contain its rows"""
 

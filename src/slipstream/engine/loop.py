@@ -47,6 +47,8 @@ ROUNDS_AHEAD = {"cuda": 2, "cpu": 1}
 FIRST_LOGS = (1, 10)
 """Steps after which losses are read before the first `engine.log_every` are over, so that a curve
 begins with the training"""
+LOOKING_S = 0.5
+"""Between two looks, within a round, at whether a search has to end what trains"""
 ExtraState = Callable[[], Mapping[str, Any]]
 """Returns what a checkpoint contains besides the lanes"""
 RoundIterator = Generator[Round, None, FitResult]
@@ -162,7 +164,9 @@ class TrainingLoop:
                 current = self.in_flight[0]
                 yield current
                 diverged = self._read()
-                late = self._find_time_limit() if current.is_complete else ""
+                state.train_s += time.perf_counter() - round_started
+                round_started = time.perf_counter()
+                late = self._find_time_limit() if current.is_complete else self.policy.cut()
                 if diverged or late or shortage or self._is_pause_due():
                     while self.in_flight:  # all of these need lanes at rest
                         diverged |= self._read()
@@ -242,9 +246,14 @@ class TrainingLoop:
         """Run at most `wanted` steps; return their number, and why memory ran out, if it did."""
         state, program = self.state, self.state.program
         before = state.steps + self._count_launched()
+        looked_at = time.perf_counter()
         for count in range(wanted):
             if count and (self.poll is None or self.poll.is_due()) and self._is_pause_due():
                 return count, ""
+            if count and time.perf_counter() - looked_at > LOOKING_S:
+                if self.policy.cut():
+                    return count, ""
+                looked_at = time.perf_counter()
             try:
                 with self.review.time_step() if self.review else nullcontext():
                     program.advance()  # one step of all lanes, no host sync
@@ -415,14 +424,15 @@ class TrainingLoop:
         return is_best
 
     def _validate_cut(self, validated: set[int]) -> None:
-        """Validate the lanes that the time limit has cut, unless they just were.
+        """Validate the lanes that the time limit has cut, unless they just were or are dropped.
 
         A run resumed with more minutes starts from the checkpoint before this validation, as an
         uninterrupted run would have none here. Lanes without a step are dropped.
         """
         state = self.state
         for place, lane in state.list_active():
-            if not lane.progress.step and state.num_entered > 1:
+            is_empty = not lane.progress.step and state.num_entered > 1
+            if is_empty or self.policy.drops_cut(lane):
                 state.places[place] = None
         state.waiting = [lane for lane in state.waiting if lane.progress.step]
         while not self.stop.requested:

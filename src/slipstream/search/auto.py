@@ -40,7 +40,7 @@ from slipstream.scoring.batch import Baseline
 from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, portfolio, refit, retraining, sharing
 from slipstream.search import summary as summaries
-from slipstream.search.budget import ModelCosts
+from slipstream.search.budget import MARGIN, ModelCosts
 from slipstream.search.candidates import (
     AutoSearch,
     BaselineCandidate,
@@ -158,6 +158,9 @@ class MemberTraining(Retraining):
             if owner != trial or self.seeds.index(seed) < count:
                 kept.append(number)
         self.pending = kept
+
+    def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
+        return train_s >= validate_s
 
     def finish(self, trial: TrialRun) -> None:
         self.weights[self._parse(trial.number)] = dict(trial.weights)
@@ -363,7 +366,8 @@ def plan_seeds(
     most = 1 if prefer != "best" else MAX_MEMBERS - fixed
     seeds: dict[int, int] = {}
     for number in sorted(shares, key=lambda number: -shares[number]):
-        if train_s[number] <= left_s and len(seeds) < most:
+        # one that turns out to take longer is cut off
+        if train_s[number] <= MARGIN * left_s and len(seeds) < most:
             seeds[number], left_s = 1, left_s - train_s[number]
     while len(seeds) == len(shares) and sum(seeds.values()) < most:
         fitting = [number for number in seeds if train_s[number] <= left_s]
@@ -397,7 +401,7 @@ def train_members(
             costs.train_s,
         )
         later_s = search.estimate_tests(choice.weights) + again_s
-        again.is_late = lambda: budget.left_s <= later_s
+        again.is_late = lambda ahead_s: budget.left_s - ahead_s <= later_s
         again.set_candidates([trials[number] for number in seeds])
         scheduler.pool.source = again
         scheduler.train()

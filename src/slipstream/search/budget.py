@@ -189,9 +189,10 @@ class SearchBudget:
         """Whether the trials' time ends within the next `ahead_s` seconds."""
         return self.left_s - self.compute_reserve_s(costs) <= ahead_s
 
-    def is_past(self, costs: ModelCosts | None) -> bool:
-        """Whether what still trains has to stop at once, within an epoch too."""
-        return self.left_s <= self.compute_least_s(costs)
+    def is_past(self, costs: ModelCosts | None, validate_s: float = 0.0) -> bool:
+        """Whether what still trains has to stop at once, within an epoch too; `validate_s` is what
+        its validation takes."""
+        return self.left_s - validate_s <= self.compute_least_s(costs)
 
     def plan_retraining(self, costs: ModelCosts | None) -> RetrainingPlan:
         """Return what can be retrained and tested in the time that is left."""
@@ -207,6 +208,7 @@ class SearchBudget:
             plan = plan_retraining(least, costs, limit_s, with_tests=self.with_tests)
         return plan
 
-    def is_late(self, plan: RetrainingPlan, costs: ModelCosts) -> bool:
-        """Whether what is retrained has to end, so that the tests have their time."""
-        return self.left_s <= plan.compute_test_s(costs, with_tests=self.with_tests)
+    def is_late(self, plan: RetrainingPlan, costs: ModelCosts, ahead_s: float = 0.0) -> bool:
+        """Whether what is retrained has to end, so that the tests have their time; `ahead_s` is
+        what it takes to end it."""
+        return self.left_s - ahead_s <= plan.compute_test_s(costs, with_tests=self.with_tests)

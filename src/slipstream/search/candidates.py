@@ -75,15 +75,15 @@ MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training at most"""
-REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.5, 0.1
+REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.25, 0.1
 """Seconds of files and reports: a constant, and more on a machine that is slow to start; at most
 this share of the whole time"""
 LOOKING_SHARE = 0.02
 """Of the whole time: between two looks at what the answer would be"""
 MAX_MEASURING_S, MEASURING_SHARE = 3.0, 0.02
 """Seconds of measuring candidates at most, and as a share of the whole time"""
-SCORING_FACTOR = 1.4
-"""How much longer scoring takes than predicting: metrics, intervals, files"""
+VALUE_S, WRITE_S = {"cuda": 1e-9, "cpu": 3.6e-8}, 1.2e-6
+"""Seconds per predicted value: of its metrics, and of writing it with its intervals"""
 REFIT_COST, REFIT_SHARE = 1.5, 0.45
 """The training of a member on all rows relative to its training before; the share of the whole time
 that is reserved at most where it is wanted"""
@@ -217,12 +217,18 @@ class AutoCosts:
 
     num_windows: int
     """Windows that the answer and the baselines are scored on"""
+    values_s: float = 0.0
+    """For the metrics of one candidate in these windows"""
+    write_s: float = 0.0
+    """To write the answer's predictions"""
     window_s: dict[str, float] = field(default_factory=dict)
     """By candidate: to predict a window"""
     train_s: dict[str, float] = field(default_factory=dict)
     """By candidate: to train one model; on a GPU, where many train at a time, it is the mean"""
     fit_s: dict[str, float] = field(default_factory=dict)
     """By baseline: to fit it"""
+    fixed: set[str] = field(default_factory=set)
+    """Candidates that are the same from every seed, so that they are not trained again"""
     refits: bool = False
     """Whether the answer is trained on all rows as well"""
 
@@ -230,13 +236,18 @@ class AutoCosts:
         self.window_s[name] = seconds / max(num_windows, 1)
 
     def estimate_scoring(self, names: Iterable[str]) -> float:
-        """Return the seconds of scoring these candidates and the baselines."""
-        baselines = [name for name in self.window_s if parse_name(name) is None]
-        total_s = sum(self.window_s.get(name, 0.0) for name in (*names, *baselines))
-        return MARGIN * SCORING_FACTOR * total_s * self.num_windows
+        """Return the seconds of scoring these candidates, their mean and the baselines."""
+        # the answer is compared with one baseline of each kind
+        compared = [name for name in self.window_s if parse_baseline(name) == name]
+        scored = [*names, *(name for name in compared if parse_name(name) is None)]
+        predict_s = sum(self.window_s.get(name, 0.0) for name in scored) * self.num_windows
+        return MARGIN * predict_s + (len(scored) + 1) * self.values_s + self.write_s
 
     def estimate_training(self, names: Iterable[str], mean_s: float) -> float:
-        """Return the seconds of training a model of each candidate; baselines are fitted."""
+        """Return the seconds of training a model of each candidate from another seed."""
+        return self._sum_training((name for name in names if name not in self.fixed), mean_s)
+
+    def _sum_training(self, names: Iterable[str], mean_s: float) -> float:
         trained = [name for name in names if parse_name(name) is not None]
         return MARGIN * sum(self.train_s.get(name, mean_s) for name in trained)
 
@@ -247,7 +258,7 @@ class AutoCosts:
             return 0.0
         chosen = list(names)
         fitted_s = sum(self.fit_s.get(name, 0.0) for name in chosen)
-        return REFIT_COST * (self.estimate_training(chosen, mean_s) + MARGIN * fitted_s)
+        return REFIT_COST * (self._sum_training(chosen, mean_s) + MARGIN * fitted_s)
 
 
 class AutoSearch(OptunaSearch):
@@ -283,7 +294,7 @@ class AutoSearch(OptunaSearch):
             blocks.append(fold["val"].cpu() - first_row + data.dataset.signature.lead)
         device = data.series.values.device
         self.library = make_library(blocks, data.dataset, self.config.tune.metric, device)
-        self.end_costs = AutoCosts(count_scored(data.dataset), refits=plan.refit)
+        self.end_costs = make_costs(data.dataset, device.type, refits=plan.refit)
         self.restore_candidates()
 
     def restore_candidates(self) -> None:
@@ -397,12 +408,16 @@ class AutoSearch(OptunaSearch):
         anchors = self.library.blocks[fold].anchors
         starts = find_block_starts(windows, anchors, data.dataset.signature)
         sizes, began = get_sizes(data.dataset), time.perf_counter()
-        self.library.add(name, fold, compute_errors(predict, windows, starts, data.dataset, sizes))
+        with plan.flags():  # a pack's lanes may have a thread each
+            errors = compute_errors(predict, windows, starts, data.dataset, sizes)
+        self.library.add(name, fold, errors)
         self.end_costs.record_errors(name, time.perf_counter() - began, len(starts))
 
     def finish(self, trial: TrialRun) -> None:
         super().finish(trial)
         name = name_trial(trial.number)
+        if trial.config.model.kind == "linear":
+            self.end_costs.fixed.add(name)
         if self.plan.facts.device == "cpu":
             spent_s = time.perf_counter() - trial.started_at
             self.end_costs.train_s[name] = spent_s / trial.num_folds
@@ -430,10 +445,18 @@ class AutoSearch(OptunaSearch):
         self.library.forget(name_trial(trial.number))
 
     def is_over(self) -> bool:
-        return not self._lacks_model() and self.budget.left_s <= self._estimate_end()
+        return self._is_over_in(0.0)
 
-    def find_cut(self) -> str:
-        return OUT_OF_MINUTES if self.is_over() else ""
+    def _is_over_in(self, ahead_s: float) -> bool:
+        is_late = self.budget.left_s - ahead_s <= self._estimate_end()
+        return is_late and not self._lacks_model()
+
+    def find_cut(self, validate_s: float = 0.0) -> str:
+        # its errors take about as long again
+        return OUT_OF_MINUTES if self._is_over_in(2 * validate_s) else ""
+
+    def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
+        return train_s >= 2 * validate_s
 
     def _estimate_end(self) -> float:
         """Return the seconds that training and testing the answer of now would take."""
@@ -490,11 +513,18 @@ def parse_name(name: str) -> int | None:
     return int(name.removeprefix("trial ")) if name.startswith("trial ") else None
 
 
-def count_scored(dataset: Dataset) -> int:
-    """Return the number of windows of all sets that an answer is scored on."""
-    stride = choose_train_stride(dataset)
-    counts = dataset.num_windows
-    return counts["val"] + counts["test"] + counts["train"] // stride
+def make_costs(dataset: Dataset, device: str, *, refits: bool) -> AutoCosts:
+    """Return what scoring an answer costs, before any candidate was timed."""
+    counts, signature = dataset.num_windows, dataset.signature
+    num_windows = counts["val"] + counts["test"]
+    num_windows += counts["train"] // choose_train_stride(dataset)
+    values = signature.steps_out * len(signature.targets)
+    return AutoCosts(
+        num_windows,
+        VALUE_S[device] * num_windows * values,
+        WRITE_S * counts["test"] * values,
+        refits=refits,
+    )
 
 
 def name_baseline(kind: str, rows: int | None = None) -> str:
@@ -607,11 +637,11 @@ class BaselineFits:
         anchors = search.library.blocks[fold.number].anchors
         wanted = find_block_starts(fold.windows, anchors, data.dataset.signature)
         sizes = get_sizes(data.dataset)
-        began = time.perf_counter()
-        errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
-        is_finite = bool(errors.isfinite().all())
-        if rows is None:  # the answer is compared with one of each
-            search.end_costs.record_errors(name, time.perf_counter() - began, len(wanted))
+        with make_plan(search.config, data_bytes=0, training=False).flags():
+            began = time.perf_counter()
+            errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
+            is_finite = bool(errors.isfinite().all())
+        search.end_costs.record_errors(name, time.perf_counter() - began, len(wanted))
         if not is_finite:
             return
         quantiles = data.dataset.signature.quantiles

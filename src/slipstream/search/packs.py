@@ -189,9 +189,17 @@ class TrialSource(Protocol):
         """Whether a run may be made from the lane of a fold, whose lowest loss this is."""
         return trial.keeps_lane
 
-    def find_cut(self) -> str:
-        """Return why all that trains has to stop at once; empty while it may go on."""
+    def find_cut(self, validate_s: float = 0.0) -> str:
+        """Return why all that trains has to stop at once; empty while it may go on.
+
+        `validate_s` is what the validation of what trains would take.
+        """
         return ""
+
+    def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
+        """Whether what was cut off after so long, before its first validation, gets one that takes
+        `validate_s`."""
+        return True
 
     def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
         """Return a trial that fits into a place which would stay empty; None without one."""
@@ -506,6 +514,11 @@ def _count_flops(shape: PackShape) -> int:
 
 
 ALREADY_KNOWN = "its result is already known"
+FORWARD_SHARE = 0.5
+"""Of the time that a window takes in training, for its forward pass; a third of the arithmetic, but
+validations are less even"""
+MIN_STEPS = 10
+"""Steps from which on their time tells what others take: the first is slower"""
 
 
 class TrialPack:
@@ -537,6 +550,8 @@ class TrialPack:
         """Trial number and fold of each lane, in the order in which the lanes started"""
         self.lane_starts: list[tuple[float, float]] = []
         """The seconds of training and validation of the pack before each lane"""
+        self.cut_reason, self.dropped = "", set[int]()
+        """Why its lanes had to end, and the trials that this has left without a validation"""
         self.was_interrupted = False
         """A signal stopped the pack, which wrote a checkpoint"""
 
@@ -637,11 +652,38 @@ class TrialPack:
             self._judge,
             lambda lane: _get_owner(lane)[0].stop_reason,
             drop_ended=True,
-            cut=lambda: self.pool.source.find_cut(),
+            cut=self._find_cut,
+            drops_cut=self._drops_cut,
             keeps_rows=self._wants_lane,
         )
         extra, self.state = self._get_search_state, state
         self.rounds = TrainingLoop(state, stop, policy, extra).run()
+
+    def _find_cut(self) -> str:
+        active = [lane for _, lane in self._get_state().list_active()]
+        validate_s = statistics.fmean(map(self._estimate_validation, active)) if active else 0.0
+        self.cut_reason = self.pool.source.find_cut(validate_s)
+        return self.cut_reason
+
+    def _estimate_validation(self, lane: LaneResult) -> float:
+        """Return the seconds that validating the pack would take if all its lanes were like this
+        one, from the steps so far, in which they took turns; 0 while these are few."""
+        if lane.progress.step < MIN_STEPS:
+            return 0.0
+        windows_done = lane.progress.step * int(lane.train.batch)
+        train_s = self._measure_training(lane)
+        return FORWARD_SHARE * train_s * len(lane.lane.starts["val"]) / windows_done
+
+    def _measure_training(self, lane: LaneResult) -> float:
+        """Return for how long the pack has trained since the lane entered it."""
+        return self._get_state().train_s - self.lane_starts[lane.number][0]
+
+    def _drops_cut(self, lane: LaneResult) -> bool:
+        seconds = self._measure_training(lane), self._estimate_validation(lane)
+        if lane.has_best or self.pool.source.is_worth_validating(*seconds):
+            return False
+        self.dropped.add(_get_owner(lane)[0].number)
+        return True
 
     @contextmanager
     def _use_device(self) -> Iterator[None]:
@@ -671,9 +713,10 @@ class TrialPack:
         return True
 
     def _drop_unfinished(self) -> None:
-        """Fail the trials that a time limit has left without a step."""
+        """Fail the trials that a time limit has left without a step, or without a validation."""
         for trial in self.pool.withdraw(self.trials):
-            self.pool.source.fail(trial, NOT_STARTED)
+            is_dropped = trial.number in self.dropped
+            self.pool.source.fail(trial, self.cut_reason if is_dropped else NOT_STARTED)
         self.trials = []
 
     def close(self) -> None:
@@ -704,7 +747,7 @@ class TrialPack:
         if is_last:
             self.trials.remove(trial)
             self.pool.finish(trial)
-        if self.pool.source.find_cut():
+        if self.cut_reason or self.pool.source.find_cut():
             return None
         if not self.queue and (new := self.pool.start_fitting(self._fits)):
             self.trials.append(new)
@@ -959,6 +1002,8 @@ class PackScheduler:
             self.packs.remove(pack)
             if not pack.was_interrupted:
                 runs.remove(pack.run.folder)
+            if pack.cut_reason and not self.stop.requested:
+                self.pool.fill()  # there may be time for smaller trials
 
     @contextmanager
     def _recover(self, pack: TrialPack) -> Iterator[None]:

@@ -135,7 +135,7 @@ class MemberRefit(TrialSource):
     def is_over(self) -> bool:
         return self.is_late()
 
-    def find_cut(self) -> str:
+    def find_cut(self, validate_s: float = 0.0) -> str:
         return OUT_OF_MINUTES if self.is_late() else ""
 
 

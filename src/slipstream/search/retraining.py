@@ -119,8 +119,8 @@ class Retraining(TrialSource):
 
     def __init__(self, run: Run, config: Config, study: TimedStudy | None = None) -> None:
         self.run, self.config, self.study = run, config, study
-        self.is_late: Callable[[], bool] = lambda: False
-        """Cuts off what trains, at its next validation"""
+        self.is_late: Callable[[float], bool] = lambda _: False
+        """Whether the time is over in so many seconds: cuts off what trains"""
         first = get_first_seed(config)
         self.seeds = range(first, first + config.tune.retrain_seeds)
         self.known = {
@@ -172,10 +172,10 @@ class Retraining(TrialSource):
         return [*sorted(trials, key=lambda result: result.rank), self.results[DEFAULT]]
 
     def ask(self) -> TrialRun | None:
-        return self._start(self.pending[0]) if self.pending and not self.is_late() else None
+        return self._start(self.pending[0]) if self.pending and not self.is_over() else None
 
     def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
-        for number in self.pending if not self.is_late() else ():
+        for number in self.pending if not self.is_over() else ():
             if fits(self._make_run(number)):
                 return self._start(number)
         return None
@@ -196,10 +196,10 @@ class Retraining(TrialSource):
         return self.running[number]
 
     def is_over(self) -> bool:
-        return self.is_late()
+        return self.is_late(0.0)
 
-    def find_cut(self) -> str:
-        return self.late_reason if self.is_late() else ""
+    def find_cut(self, validate_s: float = 0.0) -> str:
+        return self.late_reason if self.is_late(validate_s) else ""
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         return self.find_cut()
@@ -265,8 +265,11 @@ class FilledSearch(TrialSource):
     def is_over(self) -> bool:
         return self.search.is_over()
 
-    def find_cut(self) -> str:
-        return self.search.find_cut()
+    def find_cut(self, validate_s: float = 0.0) -> str:
+        return self.search.find_cut(validate_s)
+
+    def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
+        return self.search.is_worth_validating(train_s, validate_s)
 
     def list_extremes(self, config: Config) -> Sequence[Config]:
         return self.search.list_extremes(config)

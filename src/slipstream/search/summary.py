@@ -116,7 +116,7 @@ def finish_search(
         again = Retraining(run, limited, study)
         if isinstance(source, FilledSearch):
             again = source.retraining
-        again.is_late = lambda: limit is not None and limit.is_late(plan, costs)
+        again.is_late = lambda ahead_s: limit is not None and limit.is_late(plan, costs, ahead_s)
         candidates = [trial for trial in ranked if not trial.user_attrs.get(GIVEN)]
         retrained = retraining.retrain_best(again, candidates[: plan.num_trials], scheduler)
         timer.end("retraining")

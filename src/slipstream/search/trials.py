@@ -71,9 +71,10 @@ class OptunaSearch(TrialSource):
         """Whether another epoch would take time that retraining and reports need."""
         return self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
 
-    def find_cut(self) -> str:
+    def find_cut(self, validate_s: float = 0.0) -> str:
         """Return why the trials have to stop within their epochs, so that the best is tested."""
-        return OUT_OF_TIME if self.budget.is_past(self.costs.estimate_model()) else ""
+        is_past = self.budget.is_past(self.costs.estimate_model(), validate_s)
+        return OUT_OF_TIME if is_past else ""
 
     def is_finished(self) -> bool:
         """Whether all trials have ended."""

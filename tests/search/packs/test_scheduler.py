@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 
 import pytest
@@ -12,7 +13,7 @@ from slipstream import Interrupted, runs
 from slipstream import config as configs
 from slipstream.config import search_space as spaces
 from slipstream.search import api
-from slipstream.search.packs import TrialRun
+from slipstream.search.packs import DatasetCache, PackScheduler, TrialRun, TrialSource
 from slipstream.search.storage import NOTES
 from tests.conftest import close
 from tests.limits import CrowdedDevice, FaultyDevice, allocate_lanes
@@ -33,6 +34,48 @@ def test_a_trial_scores_what_it_would_score_alone(tmp_path):
         losses = [e["val_loss"] for e in read_lines(runs.Run(alone.run)) if e["event"] == "epoch"]
         close(list(trial.intermediate_values.values()), losses, rel=1e-4)
         close(trial.value, min(losses), rel=1e-4)
+
+
+class LimitedSource(TrialSource):
+    """Trials of which the first has no time for a validation."""
+
+    def __init__(self, *trials):
+        self.trials, self.training = list(trials), None
+        self.ended, self.failed, self.costs = [], [], []
+
+    def ask(self):
+        self.training = self.trials.pop(0) if self.trials else None
+        return self.training
+
+    def find_cut(self, validate_s=0.0):
+        if validate_s and self.training is not None and self.training.number == 0:
+            return "no time"
+        return ""
+
+    def is_worth_validating(self, train_s, validate_s):
+        self.costs.append((train_s, validate_s))
+        return False
+
+    def finish(self, trial):
+        self.ended.append((trial.number, trial.score))
+
+    def fail(self, trial, reason):
+        self.failed.append((trial.number, reason))
+
+
+def test_a_trial_without_time_for_a_validation_leaves_it_to_the_next(tmp_path):
+    settings = make_settings(tmp_path, engine={"log_every": 5}, train={"batch": 8})
+    config = configs.load(settings)
+    source = LimitedSource(TrialRun(0, config), TrialRun(1, config))
+    run = runs.create_run("limited", out=str(tmp_path))
+    PackScheduler(run, DatasetCache(config), source, parallel=1).train()
+    assert source.failed == [(0, "no time")]
+    ((number, score),) = source.ended
+    assert number == 1
+    assert math.isfinite(score)
+    ((train_s, validate_s),) = source.costs
+    assert train_s > 0
+    assert validate_s > 0
 
 
 @pytest.mark.slow
