@@ -23,7 +23,7 @@ from slipstream import config as configs
 from slipstream.data import folds
 from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
-from slipstream.search.auto import choose, plan_seeds
+from slipstream.search.auto import choose, choose_in_time, plan_seeds
 from slipstream.search.budget import MARGIN
 from slipstream.search.candidates import AutoCosts, BaselineCandidate, prepare_auto
 from slipstream.search.library import Block, Library
@@ -204,6 +204,28 @@ def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():
     library.add("gbm", 0, 0.9 + 0.05 * torch.randn(40, generator=draw))
     shared = choose(library, "best", trials, found).weights
     assert shared == {"trial 0": 0.5, "rocket": 0.25, "gbm": 0.25}
+
+
+def test_a_network_that_there_is_no_time_to_test_is_left_out_where_that_costs_little():
+    draw = torch.Generator().manual_seed(0)
+    library = Library([Block(torch.arange(2000), 1.0)], "mse")
+    for name, error in (("trial 0", 1.0), ("trial 1", 1.001), ("trial 2", 1.5)):
+        library.add(name, 0, error * torch.randn(2000, generator=draw).sign())
+    trials = [make_trial(number, TrialState.COMPLETE, 0.1) for number in range(3)]
+    seconds = {"trial 0": 60.0, "trial 1": 5.0, "trial 2": 1.0}
+
+    def choose_for(left_s):
+        def choose_from(trials):
+            return choose(library, "fast", trials, {})
+
+        def estimate(weights):
+            return sum(seconds[name] for name in weights)
+
+        return choose_in_time(choose_from, trials, estimate, left_s).weights
+
+    assert choose_for(100.0) == {"trial 0": 1.0}
+    assert choose_for(10.0) == {"trial 1": 1.0}
+    assert choose_for(2.0) == {"trial 1": 1.0}  # the fastest is far worse
 
 
 def test_trees_are_chosen_alone_unless_the_model_is_to_be_small():

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 from optuna.trial import FrozenTrial
@@ -84,6 +85,10 @@ MAX_MEASURED = 10
 """The best candidates that are measured beside the members and the baselines"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
+
+
+MAX_FASTER_LOSS = 1.02
+"""How much worse an answer may be that leaves out a network which there is no time to test"""
 
 
 def run_auto(
@@ -195,7 +200,8 @@ def finish_auto(
     runs.write_json(run.folder / "trials.json", [describe_trial(trial) for trial in trials])
     if not rank_trials(trials) and not search.library.rank():
         raise summaries.make_no_result_error(run, trials)
-    choice = choose(search.library, plan.prefer, trials, baselines)
+    choose_from = partial(choose, search.library, plan.prefer, baselines=baselines)
+    choice = choose_in_time(choose_from, trials, search.estimate_tests, budget.left_s)
     kinds = {trial.number: get_kind(search.config, trial) for trial in trials}
     seeds: dict[int, int] = {}
     if not interrupted:
@@ -263,6 +269,27 @@ def make_refit_summary(
 ) -> RefitSummary:
     """Return the summary of a refit that is not there."""
     return {"state": state, "run": None, "why": why, "models": 0, "of": num_models, "windows": 0}
+
+
+def choose_in_time(
+    choose_from: Callable[[Sequence[FrozenTrial]], Combination],
+    trials: Sequence[FrozenTrial],
+    estimate_tests: Callable[[Mapping[str, float]], float],
+    left_s: float,
+) -> Combination:
+    """Return what predicts best; where the time is too short to test it, without the slowest
+    networks, as long as that costs little."""
+    kept, choice = list(trials), choose_from(trials)
+    most = MAX_FASTER_LOSS * choice.loss
+    while estimate_tests(choice.weights) > left_s:
+        networks = [name for name in choice.weights if parse_name(name) is not None]
+        slowest = max(networks, key=lambda name: estimate_tests({name: 1.0}), default=None)
+        kept = [trial for trial in kept if name_trial(trial.number) != slowest]
+        faster = choose_from(kept) if kept else choice
+        if slowest is None or faster is choice or faster.loss > most:
+            break
+        choice = faster
+    return choice
 
 
 def choose(
