@@ -29,6 +29,7 @@ from slipstream.runs.summary import (
     SearchSummary,
     Section,
     Summary,
+    list_interval_scores,
     read_metric,
 )
 
@@ -67,6 +68,8 @@ def read_scores(kind: str, summary: Summary, metric: str | None) -> RowScores:
     if metric is None:
         metric = choose_metric(kind, summary)
     test, val = (read_metric(result, subset, metric) for subset in ("test", "val"))
+    if test is None:  # of intervals there are scores on the test set alone
+        test = list_interval_scores(result).get(metric)
     errors = {
         name: value
         for name, baseline in (result.get("baselines") or {}).items()
@@ -150,12 +153,18 @@ def read_spread(result: ComparedScores, metric: str) -> Spread | None:
         return None
 
 
+COVERAGE = "coverage_"
+"""Start of the name of an interval's coverage, before its level"""
+
+
 def rank(value: float | None, metric: str) -> float:
     """Return a number that is lower the better the value is; last where there is none."""
     if value is None:
         return math.inf
     if metric in HIGHER_IS_BETTER:
         return -value
+    if metric.startswith(COVERAGE):  # an interval of 80 % is to cover 80 %
+        return abs(value - float(metric.removeprefix(COVERAGE)) / 100)
     return abs(value) if metric.endswith("bias") else value
 
 

@@ -117,8 +117,8 @@ def list_runs(
         state: Only runs in this state: running, stopped, finished or damaged.
         name: Only runs whose names contain this text, or match it as a pattern such as `job-*`.
         data: Only runs whose data contain this text: a file's name or a target's.
-        metric: The metric to show, such as mae, rmse, r2, scaled_mse or balanced_accuracy. By
-            default mae, or log_loss for classes.
+        metric: The metric to show, such as mae, rmse, r2, scaled_mse, balanced_accuracy or
+            interval_crps. By default mae, or log_loss for classes.
         sort: age (newest first), name, kind, data, test, baseline (the error relative to the best
             baseline), state or seconds.
         reverse: Sort the other way round.
@@ -264,6 +264,7 @@ def _suggest_metrics(out: str | PathLike[str]) -> str:
         for found, prefix in ((result.get("metrics"), ""), (result.get("scaled"), SCALED)):
             for metrics in (found or {}).values():
                 names |= dict.fromkeys(prefix + name for name in metrics)
+        names |= dict.fromkeys(list_interval_scores(cast(ComparedScores, result)))
     return f"; choose one of {', '.join(names)}" if names else ""
 
 

@@ -75,7 +75,7 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.workers import Launcher
 from slipstream.training.trained_lanes import LoadedData
 
-FEW_WINDOWS, HEDGE, MAX_HEDGE_LOSS, MAX_NOISE = 500, 0.5, 3.0, 2.0
+MAX_HEDGED, HEDGE, MAX_HEDGE_LOSS, MAX_NOISE = 500, 0.5, 3.0, 2.0
 """Windows of all validation blocks below which the best baselines have this share of the ensemble,
 unless their loss is so many times that of the best candidate. Those share it that are not worse
 than the best of them by more than so many standard errors"""
@@ -337,7 +337,7 @@ def _needs_hedge(library: Library) -> bool:
     """Whether classes are judged on few windows: networks stop early on the windows that judge
     them, so that they look better than baselines, which do not."""
     count = sum(len(block.anchors) for block in library.blocks)
-    return library.metric == "classes" and count < FEW_WINDOWS
+    return library.metric == "classes" and count < MAX_HEDGED
 
 
 def _hedge(library: Library, found: Combination, baselines: Sequence[str]) -> Combination:

@@ -11,7 +11,7 @@ import pytest
 
 import slipstream
 from slipstream import UserError, runs
-from slipstream.reporting.run_rows import read_row, read_scores
+from slipstream.reporting.run_rows import rank, read_row, read_scores
 from slipstream.runs import lock as locks
 
 
@@ -74,6 +74,20 @@ def test_a_metric_is_chosen_by_name():
     assert one.test == metrics["scaled"]["test"]["mse"]
     with pytest.raises(UserError, match="choose one of mae, rmse"):
         slipstream.list_runs(metric="mea")
+
+
+@pytest.mark.usefixtures("out")
+def test_runs_are_listed_by_the_scores_of_their_intervals():
+    (three,) = slipstream.list_runs(name="three", metric="interval_crps")
+    scores = runs.read_metrics(three.run)["ensemble"]
+    assert (three.test, three.baseline_error) == (scores["crps"], None)
+    first, last = slipstream.list_runs(metric="coverage_80", sort="test")
+    assert (first.name, first.test) == (three.name, scores["coverage"]["80"])
+    assert last.test is None  # it has no intervals
+    # the best covers what it is to cover
+    assert sorted([0.5, 0.98, 0.83], key=lambda share: rank(share, "coverage_80")) == [
+        *(0.83, 0.98, 0.5),
+    ]
 
 
 def test_a_run_with_repeats_shows_what_it_predicts_with(out):
