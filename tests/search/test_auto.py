@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -362,7 +361,5 @@ def test_ctrl_c_ends_with_an_answer_and_resume_goes_on(tmp_path):
     summary = runs.read_metrics(folder)
     assert summary["interrupted"]
     assert summary["verdict"]
-    began = time.monotonic()
     study = slipstream.auto(resume=folder, minutes=1.0, quiet=True)
     assert not study.summary["interrupted"]
-    assert time.monotonic() - began < 120
