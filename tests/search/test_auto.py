@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import numpy as np
+import optuna
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,9 +25,10 @@ from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
 from slipstream.search.auto import choose, choose_in_time, plan_seeds
 from slipstream.search.budget import MARGIN
-from slipstream.search.candidates import AutoCosts, BaselineCandidate, prepare_auto
+from slipstream.search.candidates import AutoCosts, BaselineCandidate, lengthen, prepare_auto
 from slipstream.search.library import Block, Library
 from slipstream.search.portfolio import Facts
+from slipstream.search.storage import NOTES
 from slipstream.tools.inspection import Aim, propose_config
 from tests.conftest import assert_interval_scores
 from tests.search.searches import make_trial
@@ -203,6 +205,28 @@ def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():
     library.add("gbm", 0, 0.9 + 0.05 * torch.randn(40, generator=draw))
     shared = choose(library, "best", trials, found).weights
     assert shared == {"trial 0": 0.5, "rocket": 0.25, "gbm": 0.25}
+
+
+def test_what_still_improved_in_its_last_epochs_trains_for_longer():
+    def lengthen_after(best_epoch, time_s, state=TrialState.COMPLETE):
+        notes = {"epochs": 4.0, "best_epoch": best_epoch, "seconds": 10.0}
+        trial = optuna.trial.create_trial(
+            state=state,
+            value=0.1 if state == TrialState.COMPLETE else None,
+            params={"train.epochs": 4, "train.lr": 0.01},
+            distributions={
+                "train.epochs": optuna.distributions.IntDistribution(1, 100),
+                "train.lr": optuna.distributions.FloatDistribution(0.001, 0.1),
+            },
+            user_attrs={NOTES: notes},
+        )
+        return lengthen(trial, time_s)
+
+    assert lengthen_after(4.0, 100.0) == {"train.epochs": 12, "train.lr": 0.01}
+    assert lengthen_after(4.0, 20.0) == {"train.epochs": 8, "train.lr": 0.01}
+    assert lengthen_after(4.0, 12.0) is None
+    assert lengthen_after(3.0, 100.0) is None
+    assert lengthen_after(4.0, 100.0, TrialState.PRUNED) is None
 
 
 def test_a_network_that_there_is_no_time_to_test_is_left_out_where_that_costs_little():

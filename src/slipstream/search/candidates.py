@@ -45,7 +45,7 @@ from slipstream.search.library import (
 )
 from slipstream.search.packs import DatasetCache, TrialData, TrialRun
 from slipstream.search.portfolio import Facts, Params, Prefer
-from slipstream.search.storage import OUT_OF_MINUTES, OUT_OF_SHARE, OUT_OF_TIME
+from slipstream.search.storage import NOTES, OUT_OF_MINUTES, OUT_OF_SHARE, OUT_OF_TIME
 from slipstream.search.study import (
     GIVEN,
     PRUNED,
@@ -66,6 +66,9 @@ GIVEN_PLACE = {"cuda": 0, "cpu": 3}
 """The trials before that of the given config: on a CPU the cheapest come first"""
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
+MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 5, 0.9, 3.0, 1.5
+"""Trials after which the best, if it was best after so much of its epochs, trains for so many times
+as many of them; for fewer where the time is short, but not below the last number"""
 MAX_LATE_S = 60.0
 """Beyond the whole time, until when the first candidate may train an epoch"""
 MAX_DIFFERENCE = 1e-2
@@ -336,10 +339,16 @@ class AutoSearch(OptunaSearch):
         space, given = self.study.space, portfolio.read_given(self.config)
         tried = [trial.params for trial in trials]
         tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
+        untried: list[Params] = []
         for candidate in self.plan.candidates:
             params = {name: candidate[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
-                return params
+                untried.append(params)
+        longer = self._train_longer(trials)
+        if longer is not None and longer not in tried:
+            return longer
+        if untried:
+            return untried[0]
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
         ranked = [trial for trial in rank_trials(trials) if trial.state == TrialState.COMPLETE]
         names = self.library.rank()
@@ -357,6 +366,19 @@ class AutoSearch(OptunaSearch):
             params = {name: changed[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
+
+    def _train_longer(self, trials: Sequence[FrozenTrial]) -> Params | None:
+        """Return the best candidate with more epochs, where these may help. On a CPU, where
+        candidates have few epochs each."""
+        device, budget = self.plan.facts.device, self.budget
+        numbers = [
+            number for name in self.library.rank() if (number := parse_name(name)) is not None
+        ]
+        if device != "cpu" or len(trials) < MIN_TRIED or not numbers:
+            return None
+        left_s = budget.left_s - self._estimate_end()
+        time_s = min(MAX_TRIAL_SHARE[device] * budget.total_s, left_s)
+        return lengthen(trials[numbers[0]], time_s)
 
     def finish_fold(self, trial: TrialRun, fold: int, ended: LaneResult, data: TrialData) -> None:
         super().finish_fold(trial, fold, ended, data)
@@ -502,6 +524,17 @@ class AutoSearch(OptunaSearch):
 
     def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
         return False  # the weights are saved anyway
+
+
+def lengthen(trial: FrozenTrial, time_s: float) -> Params | None:
+    """Return the settings of a trial with more epochs, as many as the time allows; None where it
+    was not best in its last ones, or the time allows few more."""
+    notes = trial.user_attrs.get(NOTES, {})
+    factor = min(LONGER, time_s / max(notes.get("seconds", math.inf), 1e-9))
+    is_late = notes.get("best_epoch", 0.0) >= LATE_SHARE * notes.get("epochs", math.inf)
+    if trial.state != TrialState.COMPLETE or not is_late or factor < MIN_LONGER:
+        return None
+    return {**trial.params, "train.epochs": int(factor * trial.params["train.epochs"])}
 
 
 def name_trial(number: int) -> str:
