@@ -132,7 +132,8 @@ def find_names(rows: Rows) -> int | None:
         if filled[order + 1] > row_number + 1 and apart is None:
             apart = row_number  # a blank row below: names, unless better ones follow
             continue
-        return row_number if apart is None or not _is_units(names) else apart
+        is_title = apart is not None and apart > 0 and not _is_units(names)
+        return row_number if apart is None or is_title else apart
     return apart
 
 
