@@ -93,6 +93,7 @@ CELLS = st.sampled_from(["", "1", "-2.5", "1,5", "x", "low", "NA", "2024-01-01",
 
 @example([["x"], ["x"], ["1"]])
 @example([[""], ["x"], ["1"]])
+@example([[""], ["x"], ["x"], ["1"]])
 @example([["", ""], ["x", "low"], ["1", ""]])
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(CELLS, min_size=n, max_size=n))))
 def test_names_in_the_first_row_are_never_passed_over(rows):

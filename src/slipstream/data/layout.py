@@ -132,8 +132,7 @@ def find_names(rows: Rows) -> int | None:
         if filled[order + 1] > row_number + 1 and apart is None:
             apart = row_number  # a blank row below: names, unless better ones follow
             continue
-        is_title = apart is not None and apart > 0 and not _is_units(names)
-        return row_number if apart is None or is_title else apart
+        return row_number if apart is None or not _is_units(names) else apart
     return apart
 
 
@@ -215,10 +214,10 @@ def _is_all_numbers(row: Sequence[str]) -> bool:
 
 
 def _list_near(rows: Rows, filled: Sequence[int], names_row: int) -> list[Sequence[str]]:
-    """List the rows above the names that no blank row separates from them; a block of text above a
-    blank row is a title, however many cells it has."""
+    """List the rows above the names that no blank row separates from them, and the first row; what
+    is between is a title, however many cells it has."""
     blank = [i for i in range(names_row) if not _has_text(rows[i])]
-    return [rows[i] for i in filled if not blank or i > blank[-1]]
+    return [rows[i] for i in filled if i == filled[0] or not blank or i > blank[-1]]
 
 
 def _find_merged(rows: Rows, filled: list[int]) -> Layout | None:
