@@ -85,8 +85,6 @@ MAX_MEASURED = 10
 """The best candidates that are measured beside the members and the baselines"""
 MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
-
-
 MAX_FASTER_LOSS = 1.02
 """How much worse an answer may be that leaves out a network which there is no time to test"""
 

@@ -339,16 +339,13 @@ class AutoSearch(OptunaSearch):
         space, given = self.study.space, portfolio.read_given(self.config)
         tried = [trial.params for trial in trials]
         tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
-        untried: list[Params] = []
-        for candidate in self.plan.candidates:
-            params = {name: candidate[name] for name in space}
-            if params not in tried and portfolio.is_in_space(params, space):
-                untried.append(params)
         longer = self._train_longer(trials)
         if longer is not None and longer not in tried:
             return longer
-        if untried:
-            return untried[0]
+        for candidate in self.plan.candidates:
+            params = {name: candidate[name] for name in space}
+            if params not in tried and portfolio.is_in_space(params, space):
+                return params
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
         ranked = [trial for trial in rank_trials(trials) if trial.state == TrialState.COMPLETE]
         names = self.library.rank()
@@ -434,12 +431,12 @@ class AutoSearch(OptunaSearch):
             errors = compute_errors(predict, windows, starts, data.dataset, sizes)
         self.library.add(name, fold, errors)
         self.end_costs.record_errors(name, time.perf_counter() - began, len(starts))
+        if config.model.kind == "linear":
+            self.end_costs.fixed.add(name)
 
     def finish(self, trial: TrialRun) -> None:
         super().finish(trial)
         name = name_trial(trial.number)
-        if trial.config.model.kind == "linear":
-            self.end_costs.fixed.add(name)
         if self.plan.facts.device == "cpu":
             spent_s = time.perf_counter() - trial.started_at
             self.end_costs.train_s[name] = spent_s / trial.num_folds
