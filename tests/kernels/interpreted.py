@@ -43,6 +43,7 @@ SHAPES = [
     Shape("lstm", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
     Shape("lstm", K=1, T=4, B=3, D=70, H=7, W=2, last=True, states=True),
     Shape("lstm", K=1, T=1, B=1, D=1, H=1, last=True),
+    Shape("lstm", K=2, T=5, B=3, D=64, H=16),
     Shape("gru", K=2, T=5, B=3, D=4, H=6),
     Shape("gru", K=2, T=4, B=20, D=3, H=16, W=2, states=True),
     Shape("gru", K=1, T=4, B=3, D=70, H=7, W=2, last=True, states=True),

@@ -19,6 +19,7 @@ from slipstream.kernels.rnn import (  # noqa: E402
     cell,
     fused,
     fused_kernels,
+    gradients,
     weight_gradients,
     wide,
     wide_kernels,
@@ -103,7 +104,7 @@ def _seen_by(flag, cubin):
 )
 def test_a_layer_fits(card, kind, H, D):
     inside, forward, backward = fused.fit_tiles(H, D, 2, room=card.shared, many=True)
-    HP, DP = fused._round_up(H), fused._round_up(D) if inside else 16
+    HP, DP = gradients.round_up(H), gradients.round_up(D) if inside else 16
     constants = {"D": D if inside else 1, "DP": DP, "H": HP, "LSTM": kind == "lstm"}
     constants |= COMMON | {
         "FUSE_INPUT": inside,
@@ -131,8 +132,14 @@ def test_a_layer_fits(card, kind, H, D):
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_weight_gradients_fit(card):
     for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
-        constants = {"H": fused._round_up(H), "D": D, "DP": 16, "LSTM": True}
-        constants |= COMMON | {"OF_H": True, "OF_X": of_x, "BR": fused.ROWS, "BC": fused.COLUMNS}
+        constants = {"H": H, "HP": gradients.round_up(H), "D": D, "DP": 16, "ROW": D, "LSTM": True}
+        constants |= {
+            "OF_H": True,
+            "OF_X": of_x,
+            "BR": gradients.ROWS,
+            "BC": gradients.SLOT_COLUMNS,
+        }
+        constants |= COMMON
         needs = compiled(weight_gradients.weight_gradients, card, constants, warps=8)
         assert needs.shared <= card.shared
         assert needs.registers * 32 * 8 <= REGISTERS

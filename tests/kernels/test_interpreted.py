@@ -19,7 +19,7 @@ pytest.importorskip("triton")
     [
         slow("updates", 0, 20),
         slow("attention", 1, 12),
-        slow("fused", 0, 14),
+        slow("fused", 0, 16),
         slow("stepwise", 0, 16),
         slow("split", 0, 4),
         slow("attention", 12, 34),

@@ -35,7 +35,12 @@ from slipstream.engine.lanes import EpochStart, Lane, compute_lrs
 from slipstream.engine.pack import GRADIENTS, LaneMode
 from slipstream.engine.plan import PackChoice, Plan
 from slipstream.engine.single import SingleStep, build_step
-from slipstream.kernels import build_library, find_compiler, find_library, is_triton_usable
+from slipstream.kernels import (
+    build_library,
+    explain_no_half_kernels,
+    find_compiler,
+    find_library,
+)
 from slipstream.models import shapes
 from slipstream.models.forecaster import OWN_KERNELS
 from slipstream.models.rnn import STANDARD
@@ -202,7 +207,10 @@ def _choose_rnn(config: Config, device: torch.device) -> tuple[str, str]:
     if requested == "auto" and config.train.state == "carried":
         return "cudnn", "cuDNN's layers, which begin with a state"
     if requested == OWN_KERNELS and model.spec.is_recurrent:
-        _refuse_own_kernels(max(model.sizes), recent=machine.has_tf32(device))
+        hidden, refusal = max(model.sizes), None
+        if not machine.has_tf32(device):
+            refusal = explain_no_half_kernels(device, hidden)
+        _refuse_own_kernels(hidden, refusal)
     return ("cudnn", "as PyTorch chooses") if requested == "auto" else (requested, REQUESTED)
 
 
@@ -229,13 +237,13 @@ def can_use_native_kernels(config: Config) -> bool:
     return config.model.spec.is_recurrent and fits
 
 
-def _refuse_own_kernels(hidden: int, *, recent: bool) -> None:
-    """Raise an error if our own kernels cannot run this width or this GPU."""
-    if not recent or hidden > MAX_OWN_HIDDEN:
-        why = f"model.hidden is {hidden}" if recent else "this GPU is older"
+def _refuse_own_kernels(hidden: int, refusal: str | None) -> None:
+    """Raise an error if our own kernels cannot run this width, or this GPU for this reason."""
+    why = f"model.hidden is {hidden}" if hidden > MAX_OWN_HIDDEN else refusal
+    if why is not None:
         raise UserError(
             f'engine.rnn is "slipstream", but our own kernels take up to {MAX_OWN_HIDDEN} hidden '
-            f'units, on GPUs since Ampere ({why}); use "auto"'
+            f'units, on GPUs since Ampere, and up to 128 on Turing ({why}); use "auto"'
         )
 
 
@@ -438,11 +446,14 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
         return _prefer_native_kernels(config, plan, guessed_s)
     precision = plan.precision if config.engine.precision != "auto" else "fp16"
     fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
-    fits = fits and config.train.state == "windows"  # they begin with zeros
     fits = fits and config.engine.rnn == "auto" and precision in ("fp16", "bf16")
-    if not (fits and max(config.model.sizes) <= MAX_OWN_HIDDEN and machine.has_tf32(plan.device)):
+    hidden = max(config.model.sizes)
+    if not fits or hidden > MAX_OWN_HIDDEN or guessed_s < BUILDING_PAYS_S:
         return plan
-    if guessed_s < BUILDING_PAYS_S or not is_triton_usable(plan.device):
+    if precision == "bf16" and not machine.has_tf32(plan.device):
+        return plan
+    carried = config.train.state == "carried"
+    if explain_no_half_kernels(plan.device, hidden, carried=carried) is not None:
         return plan
     why = "our own kernels, which are faster than cuDNN's at this width"
     layers, reasons = (OWN_KERNELS,) * len(plan.rnn), plan.reasons | {"rnn": why}

@@ -13,7 +13,11 @@ from slipstream.kernels.launch import (
 from slipstream.kernels.layers import attention, causal_conv, linear
 from slipstream.kernels.native.library import build_library, find_compiler, find_library
 from slipstream.kernels.native.rnn import KERNELS as NATIVE_KERNELS
-from slipstream.kernels.rnn.dispatch import continue_rnn_layer, rnn_layer
+from slipstream.kernels.rnn.dispatch import (
+    continue_rnn_layer,
+    explain_no_half_kernels,
+    rnn_layer,
+)
 from slipstream.kernels.rnn.weights import LayerWeights
 
 __all__ = [
@@ -23,6 +27,7 @@ __all__ = [
     "build_library",
     "causal_conv",
     "continue_rnn_layer",
+    "explain_no_half_kernels",
     "find_compiler",
     "find_library",
     "is_triton_usable",

@@ -1,20 +1,22 @@
-"""Whether Triton kernels can run, their launch, and compiling those of a step beforehand.
+"""Whether Triton kernels can run, the launch of kernels, and compiling those of a step beforehand.
 
-Triton compiles a kernel at its first launch, which takes up to a second, and a training step has a
+Kernels are compiled at their first launch, which takes up to a second, and a training step has a
 dozen of them. So a step runs once without any: each launch only requests its kernel, threads
 compile what is missing, and the first real step finds all of them.
 """
 
+from __future__ import annotations
+
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,8 +27,24 @@ MAX_THREADS = 16
 """The number of kernels compiled at a time: a step has about a dozen"""
 MAX_WAIT_S = 60.0
 """How long to wait for other processes that build launchers"""
-_requested: ContextVar[list[Any] | None] = ContextVar("requested", default=None)
-"""The kernels requested so far while precompiling; None otherwise"""
+
+
+class Requests:
+    """What is requested while precompiling."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        self.triton: list[Any] = []
+        """Triton's kernels"""
+        self.programs: dict[int, tuple[CudaProgram, Future[None]]] = {}
+
+    def add_program(self, program: CudaProgram) -> None:
+        if id(program) not in self.programs:
+            self.programs[id(program)] = program, self.pool.submit(program.load)
+
+
+_requested: ContextVar[Requests | None] = ContextVar("requested", default=None)
+"""None where kernels run"""
 _trying = threading.Lock()
 
 
@@ -68,7 +86,40 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
     if requested is None:
         kernel[grid](*args, **options)
     else:
-        requested.append(kernel.warmup(*args, grid=grid, **options))
+        requested.triton.append(kernel.warmup(*args, grid=grid, **options))
+
+
+class CudaProgram(Protocol):
+    """A program in CUDA C++ (`kernels.cuda.program`)."""
+
+    def load(self) -> None:
+        """Compile it, unless that was done before, and bring it onto the GPU."""
+
+    def launch(
+        self, name: str, grid: tuple[int, int], threads: int, shared: int, *args: Any
+    ) -> None:
+        """Start a kernel on PyTorch's current stream."""
+
+
+def launch_program(
+    program: CudaProgram, name: str, grid: tuple[int, int], threads: int, shared: int, *args: Any
+) -> None:
+    """Run a kernel of a CUDA program, or while precompiling request the program."""
+    requested = _requested.get()
+    if requested is None:
+        program.launch(name, grid, threads, shared, *args)
+    else:
+        requested.add_program(program)
+
+
+def load_programs(programs: Iterable[CudaProgram]) -> None:
+    """Bring programs onto the GPU, or while precompiling request them; raises what fails."""
+    requested = _requested.get()
+    for program in programs:
+        if requested is None:
+            program.load()
+        else:
+            requested.add_program(program)
 
 
 @contextmanager
@@ -78,8 +129,8 @@ def precompile() -> Iterator[None]:
     real step reports that, and a kernel that does not compile."""
     from triton import AsyncCompileMode  # not installed on a machine without a GPU
 
-    requested: list[Any] = []
     with ThreadPoolExecutor(min(machine.count_available_cores(), MAX_THREADS)) as pool:
+        requested = Requests(pool)
         before = _requested.set(requested)
         try:
             # the backward pass stays in this thread: others do not see the context variable
@@ -91,7 +142,10 @@ def precompile() -> Iterator[None]:
                 yield
         finally:
             _requested.reset(before)
-        new = {id(kernel): kernel for kernel in requested if hasattr(kernel, "result")}
+        for _, loading in requested.programs.values():
+            with suppress(Exception):  # the first real step reports that
+                loading.result()
+        new = {id(kernel): kernel for kernel in requested.triton if hasattr(kernel, "result")}
         if new:
             groups = group_by_launcher(new.values())
             with _lock_cache():

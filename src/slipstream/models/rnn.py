@@ -110,7 +110,8 @@ class Recurrent(SequenceNetwork):
         return sequence, after
 
     def _continue_own(self, layer: Any, state: Tensor, sequence: Tensor) -> tuple[Tensor, Tensor]:
-        return continue_rnn_layer(self.kind, sequence, state, layer.all_weights[0])
+        found = continue_rnn_layer(self.kind, sequence, state, layer.all_weights[0])
+        return _continue_layer(layer, state, sequence) if found is None else found
 
     def _run_own_kernels(
         self, sequence: Tensor, noise: Noise | None, *, last: bool = False

@@ -1,6 +1,5 @@
 """Launch the kernels of `fused_kernels`, forward and backward. Shapes as in the package."""
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -8,16 +7,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from slipstream.kernels.launch import launch
-from slipstream.kernels.rnn import fused_kernels, weight_gradients
+from slipstream.kernels.rnn import fused_kernels
+from slipstream.kernels.rnn.gradients import (
+    SLOTS,
+    order_by_slot,
+    round_up,
+    sum_weight_gradients,
+    to_weights,
+)
 from slipstream.kernels.rnn.weights import ONE_BACKWARD, LayerWeights, pad_units, unpad_units
 
-SLOTS = 4
 MAX_FUSED_INPUTS = 64
 """The largest number of inputs for which the kernel can compute the product with them itself"""
-ROWS, COLUMNS = 64, 128
-"""The rows and columns of one step of a weight gradient; half as many rows in fp32"""
-PROGRAMS = 264
-"""The number of programs of a weight gradient: enough for two on each processor of a large GPU"""
 
 
 class FusedTile(NamedTuple):
@@ -71,7 +72,7 @@ def run_layer(
     memory begins where wide reads and writes can; units without weights change nothing.
     """
     H = weights.hh.shape[3]
-    more = _round_up(H) - H
+    more = round_up(H) - H
     if more:
         weights = pad_units(weights, more)
         h0, c0 = (None if s is None else F.pad(s, (0, more)) for s in (h0, c0))
@@ -107,7 +108,7 @@ def fit_tiles(
 
     `many` programs are more than the GPU runs at once.
     """
-    HP, DP = _round_up(H), _round_up(D)
+    HP, DP = round_up(H), round_up(D)
     if HP > 128:
         return None
     warps = {16: 2, 32: 4, 64: 4, 128: 8}[HP]
@@ -189,7 +190,7 @@ class _FusedLayer(torch.autograd.Function):
             *(source, ih, hh, b_ih, b_hh, *states, y, final, factors, carry, T, B),
             *(weight.stride(0) for weight in (ih, hh, b_ih, b_hh)),
             D=D if fuse_input else 1,
-            DP=_round_up(D) if fuse_input else 16,
+            DP=round_up(D) if fuse_input else 16,
             H=H,
             W=W,
             LSTM=lstm,
@@ -202,12 +203,12 @@ class _FusedLayer(torch.autograd.Function):
             **_constants_of(tile),
         )
         ctx.options = options
-        ctx.save_for_backward(x, ih, hh, b_ih, h0, y, factors, carry)
+        ctx.save_for_backward(x, ih, hh, h0, y, factors, carry)
         return final.flatten(-2)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, ih, hh, b_ih, h0, y, slots, carry = ctx.saved_tensors
+        x, ih, hh, h0, y, slots, carry = ctx.saved_tensors
         options: FusedOptions | None = ctx.options
         if options is None:
             raise RuntimeError(ONE_BACKWARD)
@@ -232,16 +233,14 @@ class _FusedLayer(torch.autograd.Function):
         )
         dx = None
         if ctx.needs_input_grad[1]:
-            dx = slots.view(K, T * B, -1) @ _order_by_slot(ih, options)
+            dx = slots.view(K, T * B, -1) @ order_by_slot(ih, options.gates, H, options.dtype)
             dx = dx.view(x.shape)
-        d_ih, d_hh, total = _sum_weight_gradients(options, slots, x, y, h0)
-        if options.is_lstm:
-            d_b_ih = d_b_hh = total.reshape(b_ih.shape)
-        else:
-            d_b_ih = total[:, :, :3].roll(-1, dims=2).view(b_ih.shape)
-            d_b_hh = total[:, :, 1:].reshape(b_ih.shape)
+        sizes = {"gates": options.gates, "inputs": x.shape[3]}
+        found = sum_weight_gradients(
+            slots, x, y, h0, use_triton=True, precision=options.precision, **sizes
+        )
         return (
-            *(None, dx, d_ih.reshape(ih.shape), d_hh.reshape(hh.shape), d_b_ih, d_b_hh),
+            *(None, dx, *to_weights(found, H)),
             dh0 if ctx.needs_input_grad[6] else None,
             dc0 if ctx.needs_input_grad[7] else None,
         )
@@ -255,79 +254,3 @@ def _constants_of(tile: FusedTile) -> dict[str, int]:
 def _pack_lanes(weight: Tensor) -> Tensor:
     """Return a weight whose lanes are each contiguous, though they may lie apart."""
     return weight if weight[0].is_contiguous() else weight.contiguous()
-
-
-def _round_up(size: int) -> int:
-    """Return the next power of two, and at least the smallest size of a product."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
-def _order_by_slot(ih: Tensor, options: FusedOptions) -> Tensor:
-    """Return input weights [K, W, G * H, D] in the order of the slots' gradients, [K, W * H * 4,
-    D]."""
-    K, D = ih.shape[0], ih.shape[3]
-    gates = ih.unflatten(2, (options.gates, -1)).to(options.dtype)
-    if not options.is_lstm:
-        zeros = torch.zeros_like(gates[:, :, :1])
-        gates = torch.cat([gates[:, :, 2:], gates[:, :, :2], zeros], dim=2)
-    by_slot: Tensor = gates.transpose(2, 3).reshape(K, -1, D)
-    return by_slot
-
-
-def _sum_weight_gradients(
-    options: FusedOptions, slots: Tensor, x: Tensor, y: Tensor, h0: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of w_ih [K, W, G, H, D] and w_hh [K, W, G, H, H], and the slots' sums
-    [K, W, 4, H].
-
-    The slots are read once where x is narrow, and once for each block of inputs where it is not.
-    """
-    K, T, B, W, H, _ = slots.shape
-    D, gates, rows = x.shape[-1], options.gates, T * B
-    wide, height = min(SLOTS * H, COLUMNS), ROWS * 2 // options.dtype.itemsize
-    columns = SLOTS * H // wide
-    parts = max(1, min(PROGRAMS // (K * W * columns), rows // (4 * height)))
-    share = -(-rows // (parts * height)) * height
-    parts = -(-rows // share)
-    shapes = [(K, W, gates, H, D), (K, W, gates, H, H), (K, W, SLOTS, H)]
-    sizes = [math.prod(shape) for shape in shapes]
-    out = torch.empty(parts, sum(sizes), device=slots.device)
-
-    def add_up(blocks: int, width: int, *, of_h: bool, of_x: bool) -> None:
-        out_x, out_h, out_bias = out.split(sizes, dim=1)
-        launch(
-            weight_gradients.weight_gradients,
-            (parts, columns * blocks, K * W),
-            *(slots, y, x, out_h, out_x, out_bias, rows, B, share, out.shape[1]),
-            H=H,
-            D=D,
-            DP=width,
-            W=W,
-            LSTM=options.is_lstm,
-            OF_H=of_h,
-            OF_X=of_x,
-            PRECISION=options.precision,
-            BR=height,
-            BC=wide,
-            num_warps=8,
-            num_stages=3,
-        )
-
-    if D < COLUMNS // 2:  # with room for a column of ones
-        add_up(1, _round_up(D + 1), of_h=True, of_x=True)
-    else:
-        add_up(1, 16, of_h=True, of_x=False)
-        add_up(-(-D // COLUMNS), COLUMNS, of_h=False, of_x=True)
-    total = out[0] if parts == 1 else out.sum(0)
-    d_ih, d_hh, d_slots = (t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True))
-    if h0 is not None:
-        d_hh = d_hh + _gradient_from_initial(slots, h0, gates)
-    return d_ih, d_hh, d_slots
-
-
-def _gradient_from_initial(slots: Tensor, h0: Tensor, gates: int) -> Tensor:
-    """Return the initial state's part of the gradient of w_hh, from each direction's first step."""
-    directions = range(slots.shape[3])
-    first = torch.stack([slots[:, -direction, :, direction] for direction in directions], dim=1)
-    by_slot = torch.einsum("kwbhs,kwbj->kwshj", first.float(), h0.float())
-    return by_slot[:, :, SLOTS - gates :]

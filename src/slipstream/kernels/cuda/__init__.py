@@ -1,0 +1,1 @@
+"""Kernels in CUDA C++, compiled by NVRTC, which comes with PyTorch."""
