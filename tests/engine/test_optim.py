@@ -53,6 +53,40 @@ def test_scaled_and_clipped_gradients_step_as_torch_would(optimizer, clip):
     assert int(scale.since_growth) == 1
 
 
+def step_large(device, *, in_pieces, overflow):
+    """Weights and states after three updates of tensors that are more than a piece."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(size, generator=generator) for size in ((600, 130), (7,), (300, 40))]
+    weights = [torch.nn.Parameter(weight.to(device)) for weight in weights]
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "weight_decay": 0.1}]
+    optimizer = optim.build_optimizer(Train(), groups, torch.tensor(0.1, device=device))
+    for number in range(3):
+        for weight in weights:
+            weight.grad = torch.randn(weight.shape, generator=generator).to(device)
+        found = torch.tensor(float(overflow and number == 1), device=device)
+        vars(optimizer).update(grad_scale=torch.tensor(2.0, device=device), found_inf=found)
+        if in_pieces:
+            with torch.no_grad():
+                for group in optimizer.param_groups:
+                    optim._step_in_pieces(optimizer, group)
+        else:
+            inspect.unwrap(type(optimizer).step)(optimizer)
+    states = [value for weight in weights for value in optimizer.state[weight].values()]
+    return [*weights, *states]
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_step_in_pieces_is_torchs_step(device, overflow):
+    pieces = step_large(device, in_pieces=True, overflow=overflow)
+    whole = step_large(device, in_pieces=False, overflow=overflow)
+    for piece, wanted in zip(pieces, whole, strict=True):
+        if device == "cuda":
+            assert torch.equal(piece, wanted)
+        else:  # its vectors end elsewhere
+            torch.testing.assert_close(piece, wanted)
+
+
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "rmsprop"])
 def test_torchs_own_optimizers_stay_as_they_are(name, monkeypatch):
     """What is set for the sake of ours would be seen by everything else in the process."""
