@@ -6,12 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream.data import windows
 from slipstream.engine.planning import make_plan
 from slipstream.models.forecaster import build
 from slipstream.scoring import baselines
+from slipstream.scoring import batch as batches
 from slipstream.scoring import predict as score
 from tests.conftest import small_config, small_dataset, waves
 
@@ -224,3 +227,27 @@ def test_a_table_never_writes_one_target_over_another():
     )
     with pytest.raises(UserError, match='would be named "a_predicted"'):
         score.build_table(chunk, replace(dataset, signature=signature))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=70), st.integers(0, 2**16))
+def test_sums_of_runs_are_the_sums_of_their_groups(groups, seed):
+    keys = torch.tensor(sorted(groups))
+    values = torch.randn(len(keys), 2, 3, generator=torch.Generator().manual_seed(seed)).double()
+    values[keys == 3] = torch.nan  # stays in its group
+    plain = torch.zeros(5, 2, 3).double().index_add_(0, keys, values)
+    runs = batches._sum_runs(values, keys)
+    assert int((runs.flatten(1) != 0).all(dim=1).sum()) == len(set(groups))
+    found = torch.zeros(5, 2, 3).double().index_add_(0, keys, runs)
+    torch.testing.assert_close(found, plain, equal_nan=True)
+
+
+@pytest.mark.gpu
+def test_sums_by_group_are_the_same_each_time():
+    keys = torch.arange(10_000, device="cuda") // 700
+    values = torch.randn(10_000, 4, device="cuda").double()
+    found = []
+    for _ in range(20):
+        found.append(torch.zeros(15, 4, device="cuda").double())
+        batches.add_by_group(found[-1], keys, values)
+    assert all(torch.equal(sums, found[0]) for sums in found)

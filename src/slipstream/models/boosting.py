@@ -144,7 +144,12 @@ class Boosting:
             agreed = torch.bmm(self.trees["path"][block].float().transpose(1, 2), is_left)
             is_leaf = (agreed == self.trees["lefts"][block, :, None]).float()  # [M, L, B]
             reached = torch.bmm(self.trees["value"][block, None], is_leaf)[:, 0]  # [M, B]
-            outputs = outputs.index_add(1, self.trees["output"][block], reached.T.double())
+            numbers, sums = self.trees["output"][block], reached.T.double()
+            if features.is_cuda:  # whose index_add adds in any order
+                owners = numbers[:, None] == torch.arange(outputs.shape[1], device=sums.device)
+                outputs = outputs + sums @ owners.double()
+            else:
+                outputs = outputs.index_add(1, numbers, sums)
         return outputs
 
     def predict(

@@ -95,3 +95,25 @@ class TaskMetrics(Protocol):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the additions to the summary and to the test set's details, from the sums of the
         model and of the references over the test set."""
+
+
+def add_by_group(sums: Tensor, groups: Tensor, values: Tensor) -> None:
+    """Add values [B, ...] to the sums [groups, ...] of their groups [B], which come in runs; never
+    waits, and gives the same bits each time."""
+    if values.is_cuda:
+        values = _sum_runs(values, groups)
+    sums.index_add_(0, groups, values)
+
+
+def _sum_runs(values: Tensor, groups: Tensor) -> Tensor:
+    """Return the sum of each run of equal groups in its last row, and zeros in the others: a GPU
+    adds rows of one group in any order, and only zeros make no difference then."""
+    shape, is_last = (-1, *[1] * (values.dim() - 1)), torch.ones_like(groups, dtype=torch.bool)
+    is_last[:-1] = groups[1:] != groups[:-1]
+    distance = 1
+    while distance < len(values):
+        same = (groups[distance:] == groups[:-distance]).view(shape)
+        added = torch.where(same, values[:-distance], 0.0)
+        values = torch.cat([values[:distance], values[distance:] + added])
+        distance *= 2
+    return torch.where(is_last.view(shape), values, 0.0)

@@ -22,7 +22,7 @@ from slipstream.data.predictions import list_class_columns
 from slipstream.runs.summary import ClassComparison, SetDetail
 from slipstream.scoring import answers
 from slipstream.scoring.answers import Array, ClassAnswers
-from slipstream.scoring.batch import HalfWidths, PredictionBatch
+from slipstream.scoring.batch import HalfWidths, PredictionBatch, add_by_group
 
 NAMES = ("accuracy", "balanced_accuracy", "f1_macro", "log_loss", "auc", "ece")
 HEADLINE = "log_loss"
@@ -105,7 +105,7 @@ class ClassCounts:
             flat.index_add_(0, (first + LABELS * size + labels).flatten(), unit.flatten())
             flat.index_add_(0, (first + GUESSES * size + guess).flatten(), unit.flatten())
         self.loss_by_step.add_(loss.sum(dim=0))
-        self.loss_by_series.index_add_(0, series, loss.sum(dim=1))
+        add_by_group(self.loss_by_series, series, loss.sum(dim=1))
         tensors = (log_probs, labels, starts, series)
         self.retained.append(ClassAnswers(*(t[:: self.stride].cpu().numpy() for t in tensors)))
 

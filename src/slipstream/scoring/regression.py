@@ -22,7 +22,7 @@ from slipstream.data.predictions import list_number_columns, to_physical
 from slipstream.data.scaler import Scaler
 from slipstream.models.losses import select_point
 from slipstream.runs.summary import ClassComparison, SetDetail
-from slipstream.scoring.batch import HalfWidths, PredictionBatch
+from slipstream.scoring.batch import HalfWidths, PredictionBatch, add_by_group
 
 Array = npt.NDArray[Any]
 
@@ -55,7 +55,7 @@ class WindowSums:
         while self._count + count > MAX_UNITS * self._joined:
             self._join()
         number = self._count + torch.arange(count, device=values.device)
-        self._sums.index_add_(0, number // self._joined, values)
+        add_by_group(self._sums, number // self._joined, values)
         begin = -self._count % self._joined
         firsts = starts[begin :: self._joined]
         unit = (self._count + begin) // self._joined
@@ -182,8 +182,11 @@ class RegressionSums:
         self.by_step[0] += num_windows
         self.by_step[1:] += by_step
         counts = torch.full_like(by_window[:1], steps)
-        self.by_series.index_add_(1, series, torch.cat([counts, by_window]))
-        self.relative.index_add_(1, series, self._compare_sizes(point, truth))
+        for sums, terms_by_window in (
+            (self.by_series, torch.cat([counts, by_window])),
+            (self.relative, self._compare_sizes(point, truth)),
+        ):
+            add_by_group(sums.transpose(0, 1), series, terms_by_window.transpose(0, 1))
         largest = absolute.double()
         torch.maximum(self.max_by_step, largest.amax(dim=0), out=self.max_by_step)
         rows = series[:, None].expand(-1, error.shape[2])
