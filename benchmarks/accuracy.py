@@ -47,6 +47,7 @@ from accuracy_peers import PEERS, Clock
 from accuracy_sets import HIGHER_IS_BETTER, SETS, AccuracySet, Problem, read_run, score
 
 from slipstream import config as configs
+from slipstream.base import machine
 from slipstream.tools.bench import results
 from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
@@ -157,6 +158,7 @@ def measure(set_name: str, tool: str, seed: int, options: argparse.Namespace) ->
         seconds = time.perf_counter() - began
     metrics, num_windows = score(problem, predicted)
     details["versions"] = _list_versions()
+    details["hardware"] = machine.describe(machine.choose_device(options.device))
     return Measurement(
         set_name, tool, seed, options.minutes, metrics, seconds, num_windows, details
     )
@@ -535,6 +537,7 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
         "tools": tools,
         "versions": next((m.details["versions"] for m in found if "versions" in m.details), {}),
     }
+    hardware = next((m.details["hardware"] for m in found if "hardware" in m.details), None)
     notes = [f"{name} {version}" for name, version in settings["versions"].items()]
     notes = [f"Each tool has {', '.join(f'{m:g}' for m in minutes)} minutes.", ", ".join(notes)]
     if options.jobs > 1:
@@ -544,7 +547,7 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
     notes = [note for note in notes if note]
     tables = build_tables(rows, sets, tools)
     headline = write_headline(rows, max(minutes, default=options.minutes))
-    result = BenchResult("accuracy", headline, rows, tables, settings, seconds, notes)
+    result = BenchResult("accuracy", headline, rows, tables, settings, seconds, notes, hardware)
     results.write_result(result, options.out)
     return result
 

@@ -32,7 +32,7 @@ x 3, 8 heads, 20 rows, batch 256. On a CPU the standard cases are smaller (see t
 |---|---|---|---|---|---|
 """
 KEYS = ("what", "peer", "result")
-DEVICES = {"h200": "NVIDIA H200", "arm": "2 Arm cores"}
+DEVICES = {"h200": "NVIDIA H200", "arm": "2 Arm cores", "x86": "2 x86 cores"}
 """By the word after the date in a folder's name"""
 
 

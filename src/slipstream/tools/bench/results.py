@@ -90,13 +90,15 @@ class BenchResult:
     settings: dict[str, Any]
     seconds: float
     notes: list[str] = field(default_factory=list)
+    hardware: dict[str, Any] | None = None
+    """That of the measurements, if it is not this machine's"""
 
     def to_dict(self) -> dict[str, Any]:
         device = machine.choose_device(self.settings.get("device", "auto"))
         return {
             "kind": self.kind,
             "headline": self.headline,
-            "hardware": machine.describe(device),
+            "hardware": self.hardware or machine.describe(device),
             "settings": self.settings,
             "seconds": self.seconds,
             "notes": self.notes,
