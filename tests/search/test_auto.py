@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -20,6 +21,7 @@ from optuna.trial import TrialState
 import slipstream
 from slipstream import UserError, runs
 from slipstream import config as configs
+from slipstream.config import search_space as spaces
 from slipstream.data import folds
 from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
@@ -121,8 +123,90 @@ def test_neighbours_are_valid_configs(tmp_path):
         changed = portfolio.change_params(candidate, plan.facts, search, generator, "best")
         values = {name: changed[name] for name in search.tune.space}
         inside.append(portfolio.is_in_space(values, search.tune.space))  # others are drawn again
-        configs.replace_settings(search, changed)
+        if inside[-1]:
+            spaces.apply_params(search, search.tune.space, values)
     assert sum(inside) > len(inside) / 2
+
+
+def test_forecasts_are_tried_from_the_targets_past_alone(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    search, plan, cache = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
+    assert search.data.inputs == ("temp", "load")
+    assert plan.facts.own_inputs == ("load",)
+    own = [row for row in plan.candidates if portfolio.reads_own(row, plan.facts)]
+    assert 0 < len(own) < len(plan.candidates)
+    values = {name: own[0][name] for name in search.tune.space}
+    applied = spaces.apply_params(search, search.tune.space, values)
+    assert applied.data.inputs == ("load",)
+    assert cache.get(applied).dataset.signature.inputs == ("load",)
+    alone, plan, _ = prepare_auto(config, make_table(columns=("load",)), minutes=1.0, prefer="best")
+    assert plan.facts.own_inputs == ()
+    assert "data.inputs" not in alone.tune.space
+
+
+def test_columns_that_are_known_ahead_belong_to_the_own_past(tmp_path):
+    config = configs.load(make_settings(tmp_path, future=["temp"]))
+    _, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
+    assert plan.facts.own_inputs == ()  # there are no others
+
+
+def test_a_column_that_alone_lacks_values_is_not_left_out(tmp_path):
+    """The windows of all candidates are the same."""
+    table = make_table()
+    temp = table["temp"].to_numpy().copy()
+    temp[-40] = np.nan
+    table = table.set_column(table.column_names.index("temp"), "temp", [temp])
+    config = configs.load(make_settings(tmp_path, missing="drop"))
+    _, plan, _ = prepare_auto(config, table, minutes=1.0, prefer="best")
+    assert plan.facts.own_inputs == ()
+
+
+def test_a_cpu_tries_more_of_the_inputs_that_baselines_find_better(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    _, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
+    order = portfolio.order_candidates(plan.candidates, plan.facts, True)
+    first = [portfolio.reads_own(row, plan.facts) for row in order[:6]]
+    assert sum(first) == 4
+    assert sorted(map(str, order)) == sorted(map(str, plan.candidates))
+    assert portfolio.order_candidates(plan.candidates, plan.facts, None) == plan.candidates
+
+
+def test_what_a_baseline_solves_is_not_trained_on_a_cpu(tmp_path):
+    config = configs.load(make_settings(tmp_path, horizon=0))
+    for device, trained in (("cpu", 0), ("cuda", 1)):
+        search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
+        rows = portfolio.make_candidates(search, replace(plan.facts, device=device), "best")
+        assert sum(row["model.kind"] == "linear" for row in rows) == trained
+
+
+def make_rivals(gain):
+    """A library in which a baseline is this much worse than each of two networks, whose errors
+    cancel in part, so that their mean is better."""
+    library = Library([Block(torch.arange(400), 1.0), Block(torch.arange(400), 2.0)], "mse")
+    for number in range(2):
+        shared = torch.randn(400, generator=torch.Generator().manual_seed(number))
+        wave = 0.1 * torch.cos(torch.arange(400.0))
+        library.add("trial 0", number, shared + wave)
+        library.add("trial 1", number, shared - wave)
+        library.add("ridge", number, (1 + gain) ** 0.5 * shared)
+    return library
+
+
+def choose_from(library, name="ridge"):
+    library.errors[name], library.losses[name] = library.errors["ridge"], library.losses["ridge"]
+    trials = [make_trial(number, TrialState.COMPLETE, 1.0) for number in range(2)]
+    candidate = BaselineCandidate(name, configs.Config(), Baseline("", None), 1.0, {})
+    return choose(library, "best", trials, {name: candidate})
+
+
+def test_a_baseline_that_an_ensemble_hardly_beats_has_half_of_its_weight():
+    hedged = choose_from(make_rivals(0.005)).weights
+    assert hedged["ridge"] == pytest.approx(0.5)
+    assert len(hedged) > 1
+    clear = choose_from(make_rivals(0.3)).weights
+    assert clear.get("ridge", 0.0) < 0.5
+    trivial = choose_from(make_rivals(0.005), "repeat").weights
+    assert trivial["repeat"] == pytest.approx(0.8)
 
 
 def test_small_models_are_small(tmp_path):
@@ -189,22 +273,45 @@ def test_the_end_takes_what_its_candidates_took():
     assert costs.estimate_scoring(["trial 0"]) == pytest.approx(before + 11.5)
 
 
-def test_few_windows_of_classes_give_half_of_the_weight_to_the_best_baseline():
-    library = Library([Block(torch.arange(40), 1.0)], "classes")
-    for name, likely in (("trial 0", 0.95), ("rocket", 0.9), ("gbm", 0.5)):
-        library.add(name, 0, torch.full((40,), likely))
+def test_few_windows_of_classes_give_much_of_the_weight_to_the_best_baselines():
+    library = Library([Block(torch.arange(50), 1.0)], "classes")
+    for name, wrong in (("trial 0", 1), ("rocket", 2), ("gbm", 12)):
+        library.add(name, 0, torch.where(torch.arange(50) < wrong, 0.4, 0.9))
     fitted = Baseline("planted", None)
     found = {
         name: BaselineCandidate(name, configs.Config(), fitted, 0.0, {})
         for name in ("rocket", "gbm")
     }
     trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
-    assert choose(library, "best", trials, found).weights == {"trial 0": 0.5, "rocket": 0.5}
+    weights = choose(library, "best", trials, found).weights
+    assert weights == pytest.approx({"rocket": 0.8, "trial 0": 0.2})
     assert choose(library, "fast", trials, found).weights == {"trial 0": 1.0}
-    draw = torch.Generator().manual_seed(0)  # as good as rocket, but for noise
-    library.add("gbm", 0, 0.9 + 0.05 * torch.randn(40, generator=draw))
-    shared = choose(library, "best", trials, found).weights
-    assert shared == {"trial 0": 0.5, "rocket": 0.25, "gbm": 0.25}
+    library.add("gbm", 0, torch.where(torch.arange(50) < 47, 0.8, 0.4))  # as good as rocket
+    weights = choose(library, "best", trials, found).weights
+    assert weights == pytest.approx({"rocket": 0.4, "gbm": 0.4, "trial 0": 0.2})
+    for name in found:  # clearly worse than the network
+        library.add(name, 0, torch.where(torch.arange(50) < 25, 0.4, 0.9))
+    assert choose(library, "best", trials, found).weights == {"trial 0": 1.0}
+
+
+def test_a_baseline_is_taken_for_a_network_that_is_better_by_noise_alone():
+    library = Library([Block(torch.arange(2000), 1.0)], "mse")
+    draw = torch.Generator().manual_seed(0)
+    base = torch.randn(2000, generator=draw)
+    library.add("repeat", 0, base)
+    fitted = Baseline("planted", None)
+    found = {"repeat": BaselineCandidate("repeat", configs.Config(), fitted, 0.0, {})}
+    trials = [make_trial(0, TrialState.COMPLETE, 0.1)]
+
+    def choose_beside(errors):
+        library.add("trial 0", 0, errors)
+        return choose(library, "fast", trials, found).weights
+
+    noisy = base + 0.2 * torch.randn(2000, generator=draw)
+    noisy *= 0.999 * float(base.square().mean() / noisy.square().mean()) ** 0.5
+    assert choose_beside(noisy) == {"repeat": 1.0}
+    assert choose_beside(0.995 * base) == {"trial 0": 1.0}  # always better, by a little
+    assert choose_beside(0.9 * noisy) == {"trial 0": 1.0}
 
 
 def test_what_still_improved_in_its_last_epochs_trains_for_longer():

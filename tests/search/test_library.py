@@ -82,6 +82,33 @@ def test_noise_alone_gains_nothing_over_the_luckiest_out_of_sample():
     assert library.combine().gain == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize(("steps", "share"), [(60, 0.125), (1, 0.0)])
+def test_few_separate_windows_hardly_tell_weights(steps, share):
+    """Each of the best eight then has at least its share of the equal weights."""
+    library = Library([Block(torch.arange(600), 1.0)], "mse", steps=steps)
+    for name in range(12):
+        library.add(f"{name}", 0, draw(name, 600) * (1 + 0.001 * name))
+    combination = library.combine()
+    equal = 30 / (30 + library.num_separate)
+    assert math.isclose(sum(combination.weights.values()), 1.0)
+    assert len(combination.weights) <= 8
+    assert min(combination.weights.values()) >= share * equal
+    assert set(library.list_members()) == set(combination.weights)
+
+
+def test_an_advantage_is_measured_where_the_ensemble_was_not_selected():
+    library = make_library()
+    for number in range(2):
+        shared = draw(40 + number)
+        library.add("a", number, shared)
+        library.add("same", number, shared)
+        library.add("worse", number, 2 * shared)
+    found = library.combine()
+    assert found.advantages["same"].gain == pytest.approx(0.0, abs=1e-6)
+    assert found.advantages["worse"].gain == pytest.approx(0.75, abs=1e-3)
+    assert found.advantages["worse"].certainty > 3
+
+
 @pytest.mark.parametrize("metric", ["mae", "quantile", "classes"])
 def test_other_losses(metric):
     levels = (0.1, 0.5, 0.9) if metric == "quantile" else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,6 @@ from slipstream.search.candidates import (
     AutoSearch,
     BaselineCandidate,
     BaselineFits,
-    name_baseline,
     name_trial,
     parse_baseline,
     parse_name,
@@ -75,10 +74,22 @@ from slipstream.search.summary import FinishedSearch
 from slipstream.search.workers import Launcher
 from slipstream.training.trained_lanes import LoadedData
 
-MAX_HEDGED, HEDGE, MAX_HEDGE_LOSS, MAX_NOISE = 500, 0.5, 3.0, 2.0
-"""Windows of all validation blocks below which the best baselines have this share of the ensemble,
-unless their loss is so many times that of the best candidate. Those share it that are not worse
-than the best of them by more than so many standard errors"""
+HEDGE_WINDOWS, MIN_HEDGE = 200, 0.1
+"""The share of baselines in an ensemble of classifiers is that of so many windows among these and
+the windows of all validation blocks; a smaller share than the second number is none"""
+MAX_NOISE, MAX_WORSE = 2.0, 3.0
+"""Standard errors of the difference up to which one candidate counts as good as another, and above
+which a baseline is clearly worse than a network that looks better than it is"""
+MAX_CHANCE_LOSS, MAX_CHANCE_NOISE = 1.05, 2.5
+"""How much worse than the best network a baseline may be that is taken instead of it, and by how
+many standard errors: the best of many networks is that much better by chance"""
+MAX_RIVAL_GAIN = 0.02
+"""How much better than a baseline an ensemble may be, within noise, that shares its weight with
+it"""
+RIVAL_SHARE, TRIVIAL_SHARE = 0.5, 0.8
+"""The share of a baseline in an ensemble that is hardly better than it, and not beyond its noise;
+of one that has learned nothing"""
+TRIVIAL = ("repeat", "seasonal")
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
 MAX_MEASURED = 10
@@ -106,6 +117,12 @@ def run_auto(
             return add_refit(search, earlier, timer)
         return earlier
     fits = search.fits = BaselineFits(search)
+    search.choose_now = lambda: choose(
+        search.library,
+        search.plan.prefer,
+        sharing.select_counted(search.study.get_trials()),
+        fits.candidates,
+    )
     interrupted = False
     if result is None:
         try:
@@ -306,14 +323,13 @@ def choose(
         raise ResumableError(
             "no model has trained in this time; give it more", fix="raise " + Option("minutes")
         )
-    if prefer == "best" and _needs_hedge(library):
-        found = _hedge(library, found, [name for name in usable if name in baselines])
-        if len(found.weights) > 1:
-            return found
-    elif prefer == "best" and found.is_better:
-        return found
+    if prefer == "best":
+        hedged = _hedge(library, found, [name for name in usable if name in baselines])
+        is_hedged = library.metric == "classes" and hedged is not found
+        if found.is_better or is_hedged:
+            return hedged
     names = [name for name in library.rank() if name in usable]
-    single = choose_single(library, names, trials)
+    single = choose_single(library, names, trials, baselines)
     loss = library.compute_loss(single)
     return Combination({single: 1.0}, loss, loss, found.gain)
 
@@ -331,45 +347,93 @@ def find_trainable(
     return search.config
 
 
-def _needs_hedge(library: Library) -> bool:
-    """Whether classes are judged on few windows: networks stop early on the windows that judge
-    them, so that they look better than baselines, which do not."""
+def _compute_hedge(library: Library) -> float:
+    """Return the share of an ensemble that belongs to baselines. Networks stop early on the windows
+    that judge them, and the best of many is partly lucky, so that they look better than baselines
+    where few windows judge."""
     count = sum(len(block.anchors) for block in library.blocks)
-    return library.metric == "classes" and count < MAX_HEDGED
+    share = HEDGE_WINDOWS / (HEDGE_WINDOWS + count)
+    return share if library.metric == "classes" and share >= MIN_HEDGE else 0.0
 
 
 def _hedge(library: Library, found: Combination, baselines: Sequence[str]) -> Combination:
-    """Return the combination with half of the weight for the best baselines, where they are not far
-    worse; all of it stays where baselines have it."""
-    ranked = [name for name in library.rank() if name in baselines]
-    chosen = sum(weight for name, weight in found.weights.items() if name in baselines)
-    if not ranked or chosen >= HEDGE:
+    """Return the combination with a share for baselines that the ensemble is hardly better than;
+    unchanged where baselines have as much."""
+    if library.metric == "classes":
+        return _hedge_classes(library, found, baselines)
+    rivals = [name for name in library.rank() if name in baselines and _is_rival(found, name)]
+    trivial = [name for name in rivals if parse_baseline(name) in TRIVIAL]
+    preferred = [*trivial, *rivals][:1]
+    share = TRIVIAL_SHARE if trivial else RIVAL_SHARE
+    own = sum(weight for name, weight in found.weights.items() if name in (trivial or rivals))
+    if not rivals or own >= share:
         return found
-    best, loss = ranked[0], library.compute_loss(ranked[0])
-    if loss > MAX_HEDGE_LOSS * found.single_loss:
+    return _add_share(found, preferred, (share - own) / (1 - own))
+
+
+def _is_rival(found: Combination, name: str) -> bool:
+    """Whether an ensemble is hardly better than a baseline, and not beyond its noise."""
+    if name not in found.advantages:
+        return False
+    gain, certainty = found.advantages[name]
+    return gain <= MAX_RIVAL_GAIN and certainty <= MAX_NOISE
+
+
+def _hedge_classes(library: Library, found: Combination, baselines: Sequence[str]) -> Combination:
+    """Return the combination with a share for those baselines of a classifier that are as good as
+    the best of them, by their wrong answers; unchanged where baselines have as much, or are
+    clearly worse than the heaviest member."""
+    rivals = library.list_close([*baselines, next(iter(found.weights))], MAX_WORSE)
+    close = [name for name in library.list_close(baselines, MAX_NOISE) if name in rivals]
+    share = _compute_hedge(library)
+    own = sum(weight for name, weight in found.weights.items() if name in baselines)
+    if not close or own >= share:
         return found
-    close = [
-        name
-        for name in ranked
-        if library.compute_loss(name) - loss <= MAX_NOISE * library.compute_noise(name, best)
-    ]
-    weights = {name: (1 - HEDGE) * weight for name, weight in found.weights.items()}
-    for name in close:
-        weights[name] = weights.get(name, 0.0) + HEDGE / len(close)
+    return _add_share(found, close, share)
+
+
+def _add_share(found: Combination, names: Sequence[str], share: float) -> Combination:
+    """Return the combination with a share divided among these candidates, and at most as many
+    members as an ensemble may have."""
+    weights = {name: (1 - share) * weight for name, weight in found.weights.items()}
+    for name in names:
+        weights[name] = weights.get(name, 0.0) + share / len(names)
     ordered = dict(sorted(weights.items(), key=lambda pair: -pair[1])[:MAX_MEMBERS])
     total = sum(ordered.values())
     return found._replace(weights={name: weight / total for name, weight in ordered.items()})
 
 
-def choose_single(library: Library, names: Sequence[str], trials: Sequence[FrozenTrial]) -> str:
-    """Return the best candidate; the given config where no other is better beyond its noise."""
+def choose_single(
+    library: Library,
+    names: Sequence[str],
+    trials: Sequence[FrozenTrial],
+    baselines: Collection[str] = (),
+) -> str:
+    """Return the best candidate; where no other is better beyond its noise, the given config, and
+    rather than that a baseline, one that has learned nothing first."""
     best = names[0]
     given = next((trial for trial in trials if trial.user_attrs.get(GIVEN)), None)
     name = None if given is None else name_trial(given.number)
-    if name is None or name not in names or name == best or name not in library.errors:
-        return best
-    gain = library.compute_loss(name) - library.compute_loss(best)
-    return best if gain > library.compute_noise(name, best) else name
+    if name is not None and name in names and _is_as_good(library, name, best, 1.0):
+        best = name
+    limit = MAX_CHANCE_LOSS * library.compute_loss(names[0])
+    close = [
+        name
+        for name in names
+        if name in baselines
+        and library.compute_loss(name) <= limit
+        and _is_as_good(library, name, names[0], MAX_CHANCE_NOISE)
+    ]
+    trivial = [name for name in close if parse_baseline(name) in TRIVIAL]
+    return next(iter([*trivial, *close]), best)
+
+
+def _is_as_good(library: Library, name: str, best: str, most: float) -> bool:
+    """Whether a candidate is not worse than the best by more than so many standard errors."""
+    if name not in library.errors:
+        return False
+    loss = library.compute_loss(name) - library.compute_loss(best)
+    return loss <= most * library.compute_noise(name, best)
 
 
 def plan_seeds(
@@ -574,8 +638,9 @@ def describe_findings(
             f"{100 * choice.gain:.1f} % better than one model on validation windows that neither "
             f"was selected by ({judged})"
         )
-    if len(chosen) > 1 and _needs_hedge(search.library):
-        yield "half of the weight belongs to baselines, because few windows judge"
+    share = _compute_hedge(search.library)
+    if len(chosen) > 1 and share and search.plan.prefer == "best":
+        yield f"{100 * share:.0f} % of the weight or more are baselines', because few windows judge"
     if len(chosen) == 1 and search.plan.prefer == "best":
         yield (
             "no ensemble: it was not better than one model on validation windows that neither was "
@@ -597,12 +662,11 @@ def make_leaderboard(
     scored: Sequence[Scores] = result.get("members") or [result]
     for member, scores in zip(members, scored, strict=True):
         tested.setdefault(member.name, []).append(get_metric(scores, "test", metric))
-    # the baselines of the answer read as many rows as its longest member
-    longest = max(int(member.config.data.context) for member in members)
-    is_long = longest != int(search.config.data.context)
+    reference = ensemble.choose_reference([member.config for member in members], search.fitted)
+    data = members[reference].config.data
     for name, known in (result.get("baselines") or {}).items():
-        row = name_baseline(name, longest if is_long else None)
-        row = row if row in library.losses else name
+        fit = ensemble.find_fitted(search.fitted, data, name)
+        row = name if fit is None else search.name_baseline(name, fit.data)
         if known:
             tested.setdefault(row, [get_metric(known, "test", metric)])
     by_name = {name_trial(trial.number): trial for trial in trials}
@@ -682,12 +746,8 @@ def measure_costs(
 def _find_baseline(search: AutoSearch, name: str) -> Baseline | None:
     """Return what was fitted as a candidate of this name, if it is a baseline."""
     kind = parse_baseline(name)
-    given = int(search.config.data.context)
-    for entry in search.fitted:
-        rows = int(entry.data.context)
-        if name == name_baseline(kind, None if rows == given else rows):
-            return entry.baselines.get(kind)
-    return None
+    named = (entry for entry in search.fitted if name == search.name_baseline(kind, entry.data))
+    return next((entry.baselines.get(kind) for entry in named), None)
 
 
 def get_kind(config: Config, trial: FrozenTrial) -> str:
@@ -700,10 +760,12 @@ def describe_candidate(config: Config, trial: FrozenTrial | None, fitted: Baseli
     """Return the settings of a candidate in a few words."""
     if trial is None:
         return fitted.description if fitted else "a baseline"
-    params = portfolio.read_given(config) | trial.params
+    given = portfolio.read_given(config)
+    params = given | trial.params
     if trial.user_attrs.get(GIVEN):
         return "the config as given"
-    parts = [f"{params['data.context']} rows"]
+    own = "data.inputs" in trial.params and trial.params["data.inputs"] != given["data.inputs"]
+    parts = [f"{params['data.context']} rows" + (", own past" if own else "")]
     if params["model.patch"] > 1:
         parts.append(f"patches of {params['model.patch']}")
     if params["model.normalize"] != "none":

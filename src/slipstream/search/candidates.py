@@ -7,9 +7,10 @@ import json
 import math
 import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +21,9 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
-from slipstream.base.errors import UserError
+from slipstream.base.errors import ResumableError, UserError
 from slipstream.base.run_names import AUTO_FILE
-from slipstream.config import Config
+from slipstream.config import Config, Data
 from slipstream.config import search_space as spaces
 from slipstream.data.dataset import Dataset
 from slipstream.data.folds import Fold
@@ -38,12 +39,13 @@ from slipstream.search.budget import MARGIN, ModelCosts, SearchBudget
 from slipstream.search.ensemble import FittedBaselines, choose_train_stride
 from slipstream.search.library import (
     BlockWindows,
+    Combination,
     Library,
     compute_errors,
     find_block_starts,
     make_library,
 )
-from slipstream.search.packs import DatasetCache, TrialData, TrialRun
+from slipstream.search.packs import DatasetCache, PackCosts, TrialData, TrialRun
 from slipstream.search.portfolio import Facts, Params, Prefer
 from slipstream.search.storage import NOTES, OUT_OF_MINUTES, OUT_OF_SHARE, OUT_OF_TIME
 from slipstream.search.study import (
@@ -56,14 +58,17 @@ from slipstream.search.trials import OptunaSearch
 
 CANDIDATES = "candidates"
 """The folder of the candidates' weights, until the members are chosen"""
+OWN_PAST = "own past"
+"""In the names of baselines that read the targets' past, and what is known ahead, alone"""
 MAX_FOLDS = {"cuda": 3, "cpu": 2}
 """Validation blocks, where the rows allow it"""
 FEW_WINDOWS, FEW_WINDOWS_FOLDS = 1_000, 5
 """Windows of classes below which there are so many blocks, which cost little"""
 MAX_TRIALS = 100_000
 PARALLEL = {"cuda": 16, "cpu": 1}
-GIVEN_PLACE = {"cuda": 0, "cpu": 3}
-"""The trials before that of the given config: on a CPU the cheapest come first"""
+GIVEN_PLACE = {"cuda": (0, 0), "cpu": (3, 6)}
+"""The trials before that of the given config, at least and at most: on a CPU the cheaper ones come
+first"""
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
 MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 5, 0.9, 3.0, 1.5
@@ -76,13 +81,17 @@ MAX_DIFFERENCE = 1e-2
 deviations"""
 MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
+TOO_SLOW = 3.0
+"""Epochs are estimated roughly: one that seems to take so many times a candidate's share of the
+time is not begun"""
 RESERVED_SHARE = 0.35
 """Of the whole time, for the members' training at most"""
 REPORT_S, REPORT_FACTOR, OVERHEAD_SHARE = 1.0, 0.25, 0.1
 """Seconds of files and reports: a constant, and more on a machine that is slow to start; at most
 this share of the whole time"""
-LOOKING_SHARE = 0.02
-"""Of the whole time: between two looks at what the answer would be"""
+LOOKING_SHARE, LOOKING_FACTOR = 0.02, 10.0
+"""Between two looks at what the answer would be: a share of the whole time, and so many times as
+long as the last look took"""
 MAX_MEASURING_S, MEASURING_SHARE = 3.0, 0.02
 """Seconds of measuring candidates at most, and as a share of the whole time"""
 VALUE_S, WRITE_S = {"cuda": 1e-9, "cpu": 3.6e-8}, 1.2e-6
@@ -112,7 +121,8 @@ class AutoPlan:
         if not path.exists():
             return None
         content = runs.read_json(path)
-        facts = content["facts"] | {"contexts": tuple(content["facts"]["contexts"])}
+        lists = {name: tuple(content["facts"][name]) for name in ("contexts", "own_inputs")}
+        facts = content["facts"] | lists
         return cls(**(content | {"facts": Facts(**facts)}))
 
 
@@ -138,8 +148,16 @@ def prepare_auto(
             found = cache.get(changed).dataset.num_windows
             if all(found[name] == dataset.num_windows[name] for name in ("val", "test")):
                 contexts.append(length)
+    own_inputs = portfolio.list_own_inputs(dataset)
+    if own_inputs:
+        changed = configs.replace_settings(config, {"data.inputs": own_inputs})
+        found = cache.get(changed).dataset.num_windows
+        if any(found[name] != dataset.num_windows[name] for name in ("val", "test")):
+            own_inputs = ()  # a value that only other columns lack
+        elif config.data.inputs is None:  # values of a search are named
+            config = configs.replace_settings(config, {"data.inputs": dataset.signature.inputs})
     folds = config.tune.folds or 1
-    facts = Facts.of(config, dataset, contexts, device, folds)
+    facts = Facts.of(config, dataset, contexts, device, folds, own_inputs)
     candidates = portfolio.make_candidates(config, facts, prefer)
     given = portfolio.read_given(config)
     space = portfolio.make_space(given, candidates, facts)
@@ -277,9 +295,14 @@ class AutoSearch(OptunaSearch):
     end_costs: AutoCosts
     fits: BaselineFits | None = None
     """The baselines, where this process fits them"""
+    choose_now: Callable[[], Combination] | None = None
+    """Returns what the answer would be"""
+    _answer: Sequence[str] = ()
+    """The members of the answer, when that was looked at last"""
     _likely: Sequence[str] = ()
-    """The members that the answer would have, when that was looked at last"""
-    _looked_at: float = -math.inf
+    """The members of an ensemble then, whether or not the answer is one"""
+    _look_at: float = -math.inf
+    """When to look again"""
 
     def start_auto(self, plan: AutoPlan) -> None:
         """Prepare the library of errors, with what an earlier part of the search has left."""
@@ -327,13 +350,33 @@ class AutoSearch(OptunaSearch):
         if not any(trial.state == TrialState.WAITING for trial in trials):
             given = spaces.read_params(self.config, self.study.space)
             is_known = any(trial.user_attrs.get(GIVEN) for trial in trials)
-            is_due = len(trials) >= GIVEN_PLACE[self.plan.facts.device]
+            is_due = len(trials) >= self._find_given_place()
             with self.study.measure_time():
                 if given is not None and not is_known and is_due:
                     self.study.study.enqueue_trial(given, user_attrs={GIVEN: True})
                 else:
                     self.study.study.enqueue_trial(self._propose(trials))
         return self.study.ask()
+
+    def _make_run(self, number: int, params: Mapping[str, Any], is_final: bool = False) -> TrialRun:
+        """Refuse a candidate whose first epoch alone would take far more than its share."""
+        facts = self.plan.facts
+        epoch_s = portfolio.estimate_epoch_s(
+            portfolio.read_given(self.config) | dict(params), facts
+        )
+        if not is_final and not self._lacks_model() and epoch_s > TOO_SLOW * self._trial_s:
+            raise UserError(
+                f"too slow: an epoch would take about {epoch_s / 60:.0f} minutes on this machine"
+            )
+        return super()._make_run(number, params, is_final)
+
+    def _find_given_place(self) -> int:
+        """Return how many candidates are tried before the given config."""
+        facts = self.plan.facts
+        least, most = GIVEN_PLACE[facts.device]
+        given_s = portfolio.estimate_training_s(portfolio.read_given(self.config), facts)
+        times = (portfolio.estimate_training_s(params, facts) for params in self.plan.candidates)
+        return min(max(sum(train_s < given_s for train_s in times), least), most)
 
     def _propose(self, trials: Sequence[FrozenTrial]) -> Params:
         space, given = self.study.space, portfolio.read_given(self.config)
@@ -342,7 +385,9 @@ class AutoSearch(OptunaSearch):
         longer = self._train_longer(trials)
         if longer is not None and longer not in tried:
             return longer
-        for candidate in self.plan.candidates:
+        for candidate in portfolio.order_candidates(
+            self.plan.candidates, self.plan.facts, self._prefers_own()
+        ):
             params = {name: candidate[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
@@ -363,6 +408,13 @@ class AutoSearch(OptunaSearch):
             params = {name: changed[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space):
                 return params
+
+    def _prefers_own(self) -> bool | None:
+        """Whether the best baseline that learns reads the own past alone; None where all do."""
+        ranked = self.library.rank() if self.plan.facts.own_inputs else []
+        learned = (name for name in ranked if parse_baseline(name) in ("ridge", "gbm"))
+        best = next(learned, None)
+        return None if best is None else OWN_PAST in best.split(", ")
 
     def _train_longer(self, trials: Sequence[FrozenTrial]) -> Params | None:
         """Return the best candidate with more epochs, where these may help. On a CPU, where
@@ -393,6 +445,16 @@ class AutoSearch(OptunaSearch):
         if known is None:
             self.fitted.append(known := FittedBaselines(config.data, {}))
         known.baselines[name] = baseline
+
+    def name_baseline(self, kind: str, data: Data) -> str:
+        """Return the name of a baseline as a candidate: its kind, and where it reads other windows
+        than the config has, which."""
+        parts = [kind]
+        if self.plan.facts.own_inputs and data.inputs == self.plan.facts.own_inputs:
+            parts.append(OWN_PAST)
+        if data.context != self.config.data.context:
+            parts.append(f"{data.context} rows")
+        return ", ".join(parts)
 
     def drop_weights(self, kept: Sequence[str]) -> None:
         """Remove the weights of all candidates but these."""
@@ -452,12 +514,18 @@ class AutoSearch(OptunaSearch):
 
     def _find_likely(self) -> None:
         """Find the members that the answer would have; not too often, since that takes a while."""
-        now = time.perf_counter()
-        if now - self._looked_at < LOOKING_SHARE * self.budget.total_s:
+        began = time.perf_counter()
+        if began < self._look_at:
             return
         is_best = self.plan.prefer == "best"
         self._likely = self.library.list_members() if is_best else self.library.rank()[:1]
-        self._looked_at = time.perf_counter()
+        self._answer = self._likely  # in a worker, which does not choose
+        if self.choose_now is not None and self._likely:
+            with suppress(ResumableError):  # none may be taken yet
+                self._answer = list(self.choose_now().weights)
+        now = time.perf_counter()
+        wait_s = LOOKING_SHARE * self.budget.total_s, LOOKING_FACTOR * (now - began)
+        self._look_at = now + max(wait_s)
 
     def fail(self, trial: TrialRun, reason: str) -> None:
         super().fail(trial, reason)
@@ -470,9 +538,20 @@ class AutoSearch(OptunaSearch):
         is_late = self.budget.left_s - ahead_s <= self._estimate_end()
         return is_late and not self._lacks_model()
 
-    def find_cut(self, validate_s: float = 0.0) -> str:
-        # its errors take about as long again
-        return OUT_OF_MINUTES if self._is_over_in(2 * validate_s) else ""
+    def find_cut(self, costs: PackCosts | None = None) -> str:
+        ahead_s = 0.0 if costs is None else 2 * costs.validate_s  # errors take about as long again
+        if self._is_over_in(ahead_s):
+            return OUT_OF_MINUTES
+        if costs is None or not costs.trials or self._lacks_model():
+            return ""
+        until = time.perf_counter() + ahead_s - self._trial_s
+        is_slow = all(trial.started_at < until for trial in costs.trials)
+        return OUT_OF_SHARE if is_slow or costs.epoch_s > self._trial_s else ""
+
+    @property
+    def _trial_s(self) -> float:
+        """Seconds that one candidate may take"""
+        return MAX_TRIAL_SHARE[self.plan.facts.device] * self.budget.total_s
 
     def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
         return train_s >= 2 * validate_s
@@ -484,8 +563,11 @@ class AutoSearch(OptunaSearch):
         costs = self.costs.estimate_model()
         if costs is None or not self._likely:
             return most_s
-        train_s = self.end_costs.estimate_training(self._likely, costs.train_s)
-        train_s += self.end_costs.estimate_refit(self._likely, costs.train_s)
+        # the answer may become the best network yet
+        networks = (name for name in self.library.rank() if parse_name(name) is not None)
+        trained = dict.fromkeys([*self._answer, *islice(networks, 1)])
+        train_s = self.end_costs.estimate_training(trained, costs.train_s)
+        train_s += self.end_costs.estimate_refit(trained, costs.train_s)
         return min(train_s, most_s) + self.end_costs.estimate_scoring(self._likely)
 
     def estimate_members(self) -> dict[int, float]:
@@ -513,9 +595,7 @@ class AutoSearch(OptunaSearch):
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
         reason = super().report(trial, epoch, loss)
-        spent_s = time.perf_counter() - trial.started_at
-        share = MAX_TRIAL_SHARE[self.plan.facts.device]
-        if not reason and spent_s > share * self.budget.total_s:
+        if not reason and time.perf_counter() - trial.started_at > self._trial_s:
             return OUT_OF_SHARE
         return OUT_OF_MINUTES if reason == OUT_OF_TIME else reason
 
@@ -555,12 +635,6 @@ def make_costs(dataset: Dataset, device: str, *, refits: bool) -> AutoCosts:
         WRITE_S * counts["test"] * values,
         refits=refits,
     )
-
-
-def name_baseline(kind: str, rows: int | None = None) -> str:
-    """Return the name of a baseline as a candidate: its kind, and the rows that it reads where
-    these are more than the config's context."""
-    return kind if rows is None else f"{kind}, {rows} rows"
 
 
 def parse_baseline(name: str) -> str:
@@ -617,49 +691,48 @@ class BaselineFits:
         facts, given = search.plan.facts, int(search.config.data.context)
         self.folds = list(self._list_folds(given))
         for fold in self.folds:
-            self._fit(fold, None, without=("gbm",))
-        if max(facts.contexts) != given:
+            self._fit(fold, without=("gbm",))
+        longest = max(facts.contexts)
+        if longest != given:
             # a season that the given context lacks may fit the longest
             without = ["gbm", "repeat", *(["seasonal"] if "seasonal" in self.candidates else [])]
-            for fold in self._list_folds(max(facts.contexts)):
-                self._fit(fold, max(facts.contexts), without=without)
+            for fold in self._list_folds(longest):
+                self._fit(fold, without=without)
+        if facts.own_inputs:
+            for rows in sorted({given, longest}):
+                for fold in self._list_folds(rows, is_own=True):
+                    self._fit(fold, without=("gbm", "repeat", "seasonal"))
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._boosting, self._has_trees = BackgroundBoosting(lambda: prepared), False
 
-    def _list_folds(self, context: int) -> Iterator[FoldBaselines]:
+    def _list_folds(self, context: int, *, is_own: bool = False) -> Iterator[FoldBaselines]:
         search, facts = self.search, self.search.plan.facts
-        config = configs.replace_settings(
-            search.config, {"data.context": context, "model.patch": 1}
-        )
-        if facts.is_forecast and facts.targets == facts.inputs:
-            config = configs.replace_settings(config, {"data.channels": "independent"})
+        changes: dict[str, Any] = {"data.context": context, "model.patch": 1}
+        if is_own:
+            changes["data.inputs"] = facts.own_inputs
+        if facts.targets > 1 and facts.is_forecast and (is_own or facts.targets == facts.inputs):
+            changes["data.channels"] = "independent"
+        config = configs.replace_settings(search.config, changes)
         data = search.datasets.get(config)
         device = data.series.values.device
         for number, fold in enumerate(data.folds):
             starts = {name: rows.to(device) for name, rows in fold.items()}
             yield FoldBaselines(config, data, number, starts)
 
-    def _fit(self, fold: FoldBaselines, rows: int | None, *, without: Collection[str]) -> None:
-        """Fit the baselines of a fold and keep their errors; `rows` are those of a longer
-        context."""
+    def _fit(self, fold: FoldBaselines, *, without: Collection[str]) -> None:
+        """Fit the baselines of a fold and keep their errors."""
         for name in list_baselines(fold.dataset):
             if name in without:
                 continue
             began = time.perf_counter()
             others = [other for other in list_baselines(fold.dataset) if other != name]
             baseline = fit_baselines(fold.dataset, fold.load_chunks, without=others)[name]
-            self._add(fold, name, rows, baseline, time.perf_counter() - began)
+            self._add(fold, name, baseline, time.perf_counter() - began)
 
-    def _add(
-        self,
-        fold: FoldBaselines,
-        kind: str,
-        rows: int | None,
-        baseline: Baseline,
-        seconds: float,
-    ) -> None:
+    def _add(self, fold: FoldBaselines, kind: str, baseline: Baseline, seconds: float) -> None:
         """Keep the errors of a baseline on its block."""
-        search, data, name = self.search, fold.data, name_baseline(kind, rows)
+        search, data = self.search, fold.data
+        name = search.name_baseline(kind, fold.config.data)
         if fold.number == len(data.folds) - 1:
             search.keep_baseline(fold.config, kind, baseline)
         if baseline.predict is None:
@@ -705,7 +778,7 @@ class BaselineFits:
             others = [name for name in list_baselines(fold.dataset) if name != "gbm"]
             found = fit_baselines(fold.dataset, fold.load_chunks, None, trees, without=others)
             seconds = self._boosting.seconds / len(self.folds)
-            self._add(fold, "gbm", None, found["gbm"], seconds)
+            self._add(fold, "gbm", found["gbm"], seconds)
 
     def finish(self) -> dict[str, BaselineCandidate]:
         """Wait for the trees, and return the candidates of the split itself."""

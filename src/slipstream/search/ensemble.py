@@ -652,11 +652,7 @@ def build_from_weights(
     `data` are those of each member, `best` is the member with the lowest validation error.
     """
     began = time.perf_counter()
-    # the longest windows; a network that can be trained again, rather than a baseline
-    ranks = [
-        (member.config.data.context, not member.config.model.spec.is_fitted) for member in members
-    ]
-    reference = max(range(len(members)), key=lambda i: ranks[i])
+    reference = choose_reference([member.config for member in members], fitted)
     first = members[reference]
     config = configs.replace_settings(first.config, {"name": name})
     comment = COMMENT.format(count=len(members), name=first.name)
@@ -676,21 +672,50 @@ def build_from_weights(
     return _write_run(config, comment, fill, results, folder, watch, began)
 
 
+def choose_reference(configs: Sequence[Config], fitted: Sequence[FittedBaselines]) -> int:
+    """Return the member whose windows and columns the baselines read: one for which they are
+    fitted, with the longest windows, and that can be trained again."""
+
+    def rank(config: Config) -> tuple[bool, int, bool]:
+        known = {name for own in list_usable(fitted, config.data) for name in own.baselines}
+        return "gbm" in known, int(config.data.context), not config.model.spec.is_fitted
+
+    return max(range(len(configs)), key=lambda number: rank(configs[number]))
+
+
+def list_usable(fitted: Sequence[FittedBaselines], data: Data) -> list[FittedBaselines]:
+    """List the baselines that were fitted to these data, to windows as long or shorter, the longest
+    first."""
+
+    def is_usable(own: Data) -> bool:
+        same = own.model_copy(update={"context": data.context}) == data
+        return same and int(own.context) <= int(data.context)
+
+    usable = [own for own in fitted if is_usable(own.data)]
+    return sorted(usable, key=lambda own: -int(own.data.context))
+
+
+def find_fitted(fitted: Sequence[FittedBaselines], data: Data, name: str) -> FittedBaselines | None:
+    """Find the fit of a baseline that serves these data: to windows as long, or else, where it can,
+    to the newest rows of them."""
+    for own in list_usable(fitted, data):
+        if name in own.baselines and (own.data.context == data.context or name in SHORTENED):
+            return own
+    return None
+
+
 def _select_baselines(
     fitted: Sequence[FittedBaselines], data: Data, signature: Signature
 ) -> dict[str, Baseline]:
-    """Return the baselines that were fitted to these data: to windows as long, else to the newest
-    rows of them."""
+    """Return the baselines that serve these data."""
     found: dict[str, Baseline] = {}
-    same = [own for own in fitted if own.data.model_copy(update={"context": data.context}) == data]
-    for own in sorted(same, key=lambda own: -int(own.data.context)):
-        context = int(own.data.context)
-        if context == signature.context:
-            found |= own.baselines
-        elif context < signature.context:
-            for name in SHORTENED:
-                if name not in found and name in own.baselines:
-                    found[name] = shorten(name, own.baselines[name], context, signature)
+    for name in {name for own in fitted for name in own.baselines}:
+        own = find_fitted(fitted, data, name)
+        if own is None:
+            continue
+        found[name], context = own.baselines[name], int(own.data.context)
+        if context < signature.context:
+            found[name] = shorten(name, found[name], context, signature)
     return found
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -35,8 +37,10 @@ MAX_KEPT = 48
 """Candidates whose errors are kept: those with the lowest errors"""
 MEMORY_SHARE = 0.25
 """The share of the device's free memory that kept errors may take"""
-MAX_NUMBERS = {"cuda": 4_000_000, "cpu": 300_000}
+MAX_NUMBERS = {"cuda": 1_000_000, "cpu": 100_000}
 """Errors of one candidate and block that a selection reads: more take time and change nothing"""
+NUMBERS_AT_ONCE = 4_000_000
+"""Numbers that a selection computes at a time"""
 MIN_PROBABILITY = 1e-7
 """The lowest probability that a true class counts with"""
 NEWEST_WEIGHT = 2.0
@@ -44,10 +48,17 @@ NEWEST_WEIGHT = 2.0
 MIN_GAIN = 2e-3
 """The relative gain out of sample from which an ensemble is taken instead of one model"""
 NUM_PARTS = 4
-"""The parts of a single validation block that a selection is tested on in turn"""
+"""The parts of a validation block whose losses tell how much these vary"""
+MIN_TESTS = 6
+"""Parts of all validation blocks that a selection is tested on in turn"""
 FEW_SEPARATE, MAX_LOSS_RATIO = 30, 1.35
 """Windows without a common row below which candidates whose loss is more than so many times the
-lowest are no members"""
+lowest are no members; others are none for the sake of equal weights"""
+
+
+EVEN_WINDOWS, MIN_EVEN = 30, 0.1
+"""The share of equal weights in an ensemble is that of so many windows among these and the windows
+without a common row that judge; a smaller share than the second number is none"""
 
 
 class Block(NamedTuple):
@@ -56,6 +67,15 @@ class Block(NamedTuple):
     anchors: Tensor
     """The first target row of each window, in the rows of the table"""
     weight: float
+
+
+class Advantage(NamedTuple):
+    """How much better an ensemble is than a candidate."""
+
+    gain: float
+    """The difference of their losses, relative to the candidate's"""
+    certainty: float
+    """The difference in its standard errors"""
 
 
 class Combination(NamedTuple):
@@ -69,6 +89,8 @@ class Combination(NamedTuple):
     """Of the best candidate alone there"""
     gain: float
     """Relative to the best candidate alone, on validation windows that neither was selected by"""
+    advantages: Mapping[str, Advantage] = MappingProxyType({})
+    """Over each candidate, on validation windows that the ensemble was not selected by"""
 
     @property
     def is_better(self) -> bool:
@@ -155,6 +177,25 @@ class Library:
         variance = math.fsum((value - mean) ** 2 for value in differences) / max(count - 1, 1)
         return math.sqrt(variance / count)
 
+    def list_close(self, names: Sequence[str], most: float) -> list[str]:
+        """List those of some classifiers whose wrong answers are not more than those of the best of
+        them by more than so many standard errors; a probability below a half counts as wrong."""
+        wrong = {
+            name: torch.cat([part for part in self.errors[name] if part is not None]) <= 0.5
+            for name in self.rank()
+            if self.metric == "classes" and name in names and name in self.errors
+        }
+        if not wrong:
+            return []
+        least = min(wrong.values(), key=lambda flags: int(flags.sum()))
+        close = []
+        for name, flags in wrong.items():
+            differences = flags.double() - least.double()
+            noise = differences.std(correction=0) / math.sqrt(len(differences))
+            if float(differences.mean()) <= most * float(noise):
+                close.append(name)
+        return close
+
     def _reduce(self, errors: Tensor) -> Tensor:
         """Return the loss of errors, [..., numbers] or with quantiles [..., numbers, Q]."""
         match self.metric:
@@ -177,20 +218,44 @@ class Library:
             return None
         blocks = self._stack(kept)
         chosen, loss = self._select(blocks, self.weights, len(kept), max_members)
-        total = sum(chosen.values())
-        weights = {
-            kept[position]: count / total
-            for position, count in sorted(chosen.items(), key=lambda pair: -pair[1])
-        }
-        gain = self._test_selection(blocks, len(kept), max_members)
-        return Combination(weights, loss, self.compute_loss(kept[0]), gain)
+        shares = self._shrink(chosen, self._list_fair(kept), max_members)
+        ordered = sorted(shares.items(), key=lambda pair: -pair[1])
+        weights = {kept[position]: share for position, share in ordered}
+        gain, found = self._test_selection(blocks, len(kept), max_members)
+        advantages = dict(zip(kept, found, strict=True)) if found else {}
+        return Combination(weights, loss, self.compute_loss(kept[0]), gain, advantages)
 
     def list_members(self) -> list[str]:
         """List the candidates that the ensemble would have now."""
         if not (kept := self._list_kept()):
             return []
         chosen, _ = self._select(self._stack(kept), self.weights, len(kept), MAX_MEMBERS)
-        return [kept[position] for position in chosen]
+        return [
+            kept[position] for position in self._shrink(chosen, self._list_fair(kept), MAX_MEMBERS)
+        ]
+
+    def _list_fair(self, kept: Sequence[str]) -> list[int]:
+        """List the positions of the candidates that are not far worse than the best one."""
+        losses = [self.compute_loss(name) for name in kept]
+        return [place for place, loss in enumerate(losses) if loss <= MAX_LOSS_RATIO * min(losses)]
+
+    def _shrink(
+        self, chosen: Mapping[int, int], ranked: Iterable[int], max_members: int
+    ) -> dict[int, float]:
+        """Return the weights of a selection, from how often each candidate was added. Few separate
+        windows hardly tell weights: these are mixed with equal weights of the members and of the
+        best other candidates."""
+        total = sum(chosen.values())
+        equal = (
+            0.0 if self.metric == "classes" else EVEN_WINDOWS / (EVEN_WINDOWS + self.num_separate)
+        )
+        if equal < MIN_EVEN:
+            return {position: count / total for position, count in chosen.items()}
+        members = list(islice(dict.fromkeys([*chosen, *ranked]), max_members))
+        return {
+            position: (1 - equal) * chosen.get(position, 0) / total + equal / len(members)
+            for position in members
+        }
 
     def _list_kept(self, names: Sequence[str] | None = None) -> list[str]:
         """List the candidates whose errors are kept, or those of them with these names, the best
@@ -227,6 +292,9 @@ class Library:
                 0
             )
 
+        numbers = sum(part[0].numel() for part in blocks)
+        step = max(NUMBERS_AT_ONCE // max(numbers, 1), 1)
+        groups = [slice(first, first + step) for first in range(0, count, step)]
         alone = compute(blocks, 1)
         start = alone.argsort()[: min(FIRST_MEMBERS, count)].tolist()
         best: tuple[dict[int, int], float] = ({start[0]: 1}, float(alone[start[0]]))
@@ -236,16 +304,13 @@ class Library:
             loss = float(compute([part[None] for part in sums], size))
             if loss < best[1]:
                 best = (dict(chosen), loss)
-            trial = torch.stack(
+            trial = torch.cat(
                 [
                     compute(
-                        [
-                            total[None] + part[position, None]
-                            for total, part in zip(sums, blocks, strict=True)
-                        ],
+                        [total + part[group] for total, part in zip(sums, blocks, strict=True)],
                         size + 1,
-                    )[0]
-                    for position in range(count)
+                    )
+                    for group in groups
                 ]
             )
             if len(chosen) >= max_members:
@@ -257,33 +322,47 @@ class Library:
             sums = [total + part[position] for total, part in zip(sums, blocks, strict=True)]
         return best
 
-    def _test_selection(self, blocks: Sequence[Tensor], count: int, max_members: int) -> float:
-        """Return the relative gain of an ensemble over one model, both selected without the block
-        that they are compared on; of a single block, without a part of it."""
-        if count < 2:
-            return 0.0
-        weights = self.weights
-        parts = list(zip(blocks, weights, strict=True))
-        if len(blocks) == 1:
-            parts = [(part, 1.0) for part in blocks[0].tensor_split(NUM_PARTS, dim=1)]
-            parts = [(part, weight) for part, weight in parts if part.shape[1]]
-        if len(parts) < 2:
-            return 0.0
-        single = together = 0.0
-        for held, (test, weight) in enumerate(parts):
-            rest = [part for position, part in enumerate(parts) if position != held]
-            others, shares = [part for part, _ in rest], [share for _, share in rest]
-            chosen, _ = self._select(others, shares, count, max_members)
-            alone = sum(
-                share * self._reduce(part) for part, share in zip(others, shares, strict=True)
-            )
-            assert isinstance(alone, Tensor)
-            size = sum(chosen.values())
-            mean = sum(times * test[position] for position, times in chosen.items()) / size
+    def _test_selection(
+        self, blocks: Sequence[Tensor], count: int, max_members: int
+    ) -> tuple[float, list[Advantage]]:
+        """Return the relative gain of an ensemble over one model, both selected without the part of
+        a block that they are compared on, and its advantage over each candidate there."""
+        num_parts = -(-MIN_TESTS // len(blocks))
+        parts = [
+            (part, weight / num_parts)
+            for block, weight in zip(blocks, self.weights, strict=True)
+            for part in block.tensor_split(num_parts, dim=1)
+            if part.shape[1]
+        ]
+        if count < 2 or len(parts) < 2:
+            return 0.0, []
+        shares = torch.tensor([weight for _, weight in parts], dtype=torch.float64)
+        alone = torch.stack([self._reduce(part).double().cpu() for part, _ in parts])
+        together, single = torch.zeros(2, len(parts), dtype=torch.float64).unbind()
+        for held, (test, _) in enumerate(parts):
+            rest = [number for number in range(len(parts)) if number != held]
+            weights = [float(shares[number]) for number in rest]
+            chosen, _ = self._select([parts[n][0] for n in rest], weights, count, max_members)
+            losses = shares[rest] @ alone[rest]
+            ranked = losses.argsort().tolist()
+            fair = [place for place in ranked if losses[place] <= MAX_LOSS_RATIO * losses.min()]
+            mixed = self._shrink(chosen, fair, max_members)
+            mean = sum(share * test[position] for position, share in mixed.items())
             assert isinstance(mean, Tensor)
-            single += weight * float(self._reduce(test[int(alone.argmin())]))
-            together += weight * float(self._reduce(mean))
-        return (single - together) / single if single > 0 else 0.0
+            together[held] = float(self._reduce(mean))
+            single[held] = alone[held, ranked[0]]
+        shares /= shares.sum()
+        differences = alone - together[:, None]  # [parts, candidates]
+        means = shares @ differences
+        variances = shares @ (differences - means).square() / max(len(parts) - 1, 1)
+        errors, losses = variances.sqrt().clamp(min=1e-12), shares @ alone
+        advantages = [
+            Advantage(float(mean / loss) if loss > 0 else 0.0, float(mean / error))
+            for mean, loss, error in zip(means, losses, errors, strict=True)
+        ]
+        best_loss = float(shares @ single)
+        gain = (best_loss - float(shares @ together)) / best_loss if best_loss > 0 else 0.0
+        return gain, advantages
 
 
 def make_library(

@@ -189,11 +189,9 @@ class TrialSource(Protocol):
         """Whether a run may be made from the lane of a fold, whose lowest loss this is."""
         return trial.keeps_lane
 
-    def find_cut(self, validate_s: float = 0.0) -> str:
-        """Return why all that trains has to stop at once; empty while it may go on.
-
-        `validate_s` is what the validation of what trains would take.
-        """
+    def find_cut(self, costs: PackCosts | None = None) -> str:
+        """Return why all that trains, or a pack of these costs, has to stop at once; empty while it
+        may go on."""
         return ""
 
     def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
@@ -208,6 +206,16 @@ class TrialSource(Protocol):
     def list_extremes(self, config: Config) -> Sequence[Config]:
         """List variants of `config` that later trials of the same pack may need memory for."""
         return ()
+
+
+class PackCosts(NamedTuple):
+    """What a pack takes, as far as its steps have shown."""
+
+    trials: Sequence[TrialRun]
+    validate_s: float
+    """To validate all of it; 0 while its steps are few"""
+    epoch_s: float
+    """For an epoch of all of it; 0 while its steps are few"""
 
 
 class TrialPool:
@@ -517,8 +525,9 @@ ALREADY_KNOWN = "its result is already known"
 FORWARD_SHARE = 0.5
 """Of the time that a window takes in training, for its forward pass; a third of the arithmetic, but
 validations are less even"""
-MIN_STEPS = 10
-"""Steps from which on their time tells what others take: the first is slower"""
+MIN_STEPS, MIN_STEPS_S = 10, 5.0
+"""Steps from which on their time tells what others take: the first is slower; fewer steps that took
+so many seconds do as well"""
 
 
 class TrialPack:
@@ -661,18 +670,28 @@ class TrialPack:
 
     def _find_cut(self) -> str:
         active = [lane for _, lane in self._get_state().list_active()]
-        validate_s = statistics.fmean(map(self._estimate_validation, active)) if active else 0.0
-        self.cut_reason = self.pool.source.find_cut(validate_s)
+        validate_s = epoch_s = 0.0
+        if active:
+            validate_s = statistics.fmean(map(self._estimate_validation, active))
+            epoch_s = min(map(self._estimate_epoch, active))
+        costs = PackCosts(self.trials, validate_s, epoch_s)
+        self.cut_reason = self.pool.source.find_cut(costs)
         return self.cut_reason
 
     def _estimate_validation(self, lane: LaneResult) -> float:
         """Return the seconds that validating the pack would take if all its lanes were like this
         one, from the steps so far, in which they took turns; 0 while these are few."""
-        if lane.progress.step < MIN_STEPS:
+        return FORWARD_SHARE * self._estimate_training(lane, len(lane.lane.starts["val"]))
+
+    def _estimate_epoch(self, lane: LaneResult) -> float:
+        """Return the seconds of an epoch in the same way."""
+        return self._estimate_training(lane, len(lane.lane.starts["train"]))
+
+    def _estimate_training(self, lane: LaneResult, num_windows: int) -> float:
+        step, train_s = lane.progress.step, self._measure_training(lane)
+        if not step or (step < MIN_STEPS and train_s < MIN_STEPS_S):
             return 0.0
-        windows_done = lane.progress.step * int(lane.train.batch)
-        train_s = self._measure_training(lane)
-        return FORWARD_SHARE * train_s * len(lane.lane.starts["val"]) / windows_done
+        return train_s * num_windows / (step * int(lane.train.batch))
 
     def _measure_training(self, lane: LaneResult) -> float:
         """Return for how long the pack has trained since the lane entered it."""

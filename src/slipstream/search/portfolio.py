@@ -8,10 +8,12 @@ the horizon.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -32,6 +34,8 @@ STEPS_PER_EPOCH = {"cuda": 48, "cpu": 32}
 """Updates of an epoch that the batch size aims at"""
 FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
 """The throughput of a candidate's training, roughly"""
+VALUE_S = {"cuda": 0.0, "cpu": 1.2e-8}
+"""Seconds per input value of a window, which is gathered and normalized, roughly"""
 TRIAL_SHARE = 0.12
 """The share of the whole time that one candidate may take with all its folds"""
 PATIENCE = 6
@@ -43,7 +47,7 @@ MIN_CONTEXTS = 3
 NAMES = (
     *("model.kind", "data.context", "model.normalize", "train.loss", "model.patch"),
     *("model.hidden", "model.layers", "model.dropout", "model.pool", "train.lr", "train.batch"),
-    *("train.epochs", "train.weight_decay", "data.channels"),
+    *("train.epochs", "train.weight_decay", "data.channels", "data.inputs"),
 )
 """The settings that candidates differ in"""
 LRS = {"transformer": 1e-3, "linear": 2e-3, "lstm": 2e-3, "gru": 2e-3}
@@ -67,10 +71,19 @@ class Facts:
     classes: int
     minutes: float
     folds: int
+    own_inputs: tuple[str, ...] = ()
+    """The targets and what is known ahead, which a forecast may be made from alone; empty where the
+    given inputs are no others"""
 
     @classmethod
     def of(
-        cls, config: Config, dataset: Dataset, contexts: Sequence[int], device: str, folds: int
+        cls,
+        config: Config,
+        dataset: Dataset,
+        contexts: Sequence[int],
+        device: str,
+        folds: int,
+        own_inputs: tuple[str, ...],
     ) -> Facts:
         signature = dataset.signature
         return cls(
@@ -84,7 +97,30 @@ class Facts:
             classes=len(signature.classes),
             minutes=config.tune.minutes or 5.0,
             folds=folds,
+            own_inputs=own_inputs,
         )
+
+    @property
+    def own_param(self) -> str:
+        """`own_inputs` as a study holds them"""
+        return str(to_param(self.own_inputs))
+
+
+def to_param(inputs: tuple[str, ...] | None) -> Any:
+    """Return `data.inputs` as a study holds it."""
+    (param,) = spaces.to_params([inputs])
+    return param
+
+
+def list_own_inputs(dataset: Dataset) -> tuple[str, ...]:
+    """Return the inputs that are targets or known ahead, in their order; none where there are no
+    others."""
+    signature = dataset.signature
+    if not signature.horizon or signature.classes or signature.shared < len(signature.targets):
+        return ()
+    own = {*signature.targets, *signature.future}
+    kept = tuple(name for name in signature.inputs if name in own)
+    return kept if len(kept) < len(signature.inputs) else ()
 
 
 def list_contexts(config: Config, dataset: Dataset) -> list[int]:
@@ -158,11 +194,28 @@ def choose_patch(context: int, wanted: int) -> int:
     return max(size for size in range(1, wanted + 1) if context % size == 0)
 
 
+def reads_own(params: Mapping[str, Any], facts: Facts) -> bool:
+    """Whether a candidate reads the targets and what is known ahead alone."""
+    return bool(facts.own_inputs) and params["data.inputs"] == facts.own_param
+
+
+def estimate_epoch_s(params: Params, facts: Facts) -> float:
+    """Return the seconds of an epoch over the training windows of all folds, roughly."""
+    values = params["data.context"] * _count_inputs(params, facts) * facts.windows
+    compute_s = count_flops(params, facts) / FLOPS_PER_S[facts.device]
+    return float(facts.folds * (compute_s + VALUE_S[facts.device] * values))
+
+
+def _count_inputs(params: Params, facts: Facts) -> int:
+    return len(facts.own_inputs) if reads_own(params, facts) else facts.inputs
+
+
 def count_flops(params: Params, facts: Facts) -> float:
     """Return the operations of one pass over the training windows, roughly."""
     context, hidden, layers = params["data.context"], params["model.hidden"], params["model.layers"]
     independent = params["data.channels"] == "independent"
-    sequences, inputs = (facts.targets, 1) if independent else (1, facts.inputs)
+    inputs = _count_inputs(params, facts)
+    sequences, inputs = (facts.targets, inputs - facts.targets + 1) if independent else (1, inputs)
     outputs = facts.steps_out * (1 if independent else facts.targets) * max(facts.classes, 1)
     tokens = context / params["model.patch"]
     match params["model.kind"]:
@@ -195,8 +248,36 @@ def make_candidates(config: Config, facts: Facts, prefer: Prefer) -> list[Params
         if params["model.kind"] in SPECS and params not in candidates:
             candidates.append(params)
     if facts.device == "cpu":
-        candidates.sort(key=lambda params: count_flops(params, facts))
+        candidates = [params for params in candidates if not _is_solved(params)]
+        candidates.sort(key=lambda params: estimate_training_s(params, facts))
     return candidates
+
+
+def _is_solved(params: Params) -> bool:
+    """Whether a baseline is this model, solved in closed form: a ridge, a logistic regression."""
+    is_plain = params["train.loss"] == "mse" and params["model.normalize"] != "window"
+    return bool(params["model.kind"] == "linear" and is_plain)
+
+
+def estimate_training_s(params: Params, facts: Facts) -> float:
+    """Return the seconds of training a candidate, roughly."""
+    return float(params["train.epochs"] * estimate_epoch_s(params, facts))
+
+
+def order_candidates(
+    candidates: Sequence[Params], facts: Facts, prefers_own: bool | None
+) -> Sequence[Params]:
+    """Return the candidates in the order to try: on a CPU, two with the inputs that baselines have
+    shown to be better for each one with the others."""
+    if facts.device != "cpu" or prefers_own is None:
+        return candidates
+    places: list[tuple[float, int]] = []
+    counts = {True: 0, False: 0}
+    for number, params in enumerate(candidates):
+        is_preferred = reads_own(params, facts) == prefers_own
+        counts[is_preferred] += 1
+        places.append((counts[is_preferred] / (2 if is_preferred else 1), number))
+    return [candidates[number] for _, number in sorted(places)]
 
 
 def _shrink(row: Params) -> Params:
@@ -217,9 +298,6 @@ def _list_forecasters(config: Config, facts: Facts) -> list[Params]:
     free = config.train.loss != "quantile"
     mse, mae, huber = ("mse", "mae", "huber") if free else ("quantile",) * 3
     wide = 128 if facts.windows > 5_000 else 64
-    has_more = facts.inputs > facts.targets
-    # columns that are no targets say more than the level of a window does
-    joint = "none" if has_more else "last"
     apart: Params = {"channels": "together" if facts.targets == 1 else "independent"}
     flat: Params = {"pool": "flatten", **apart}
     rows = [
@@ -227,7 +305,7 @@ def _list_forecasters(config: Config, facts: Facts) -> list[Params]:
         _make("mlp", middle, normalize="last", loss=mse, hidden=256, dropout=0.2, **apart),
         _make("transformer", middle, normalize="last", loss=mse, hidden=64, dropout=0.2, **flat),
         _make("nhits", middle, normalize="window", loss=mae, hidden=256, **apart),
-        _make("gru", short, normalize=joint, loss=mse, hidden=128, layers=1, patch=1),
+        _make("gru", short, normalize="last", loss=mse, hidden=128, layers=1, patch=1),
         _make(
             "transformer", middle, normalize="window", loss=mae, hidden=wide, dropout=0.2, **flat
         ),
@@ -238,16 +316,27 @@ def _list_forecasters(config: Config, facts: Facts) -> list[Params]:
         _make("nhits", long, normalize="last", loss=mse, hidden=256, **apart),
         _make("linear", long, normalize="window", loss=mse, hidden=64, **apart),
         _make("transformer", long, normalize="last", loss=huber, hidden=64, dropout=0.3, **flat),
-        _make("mlp", short, normalize=joint, loss=huber, hidden=256, dropout=0.3),
+        _make("mlp", short, normalize="last", loss=huber, hidden=256, dropout=0.3),
     ]
-    if has_more:
-        rows[4:4] = [
-            _make("lstm", short, normalize="none", loss=mse, hidden=128, layers=2, patch=1),
-            _make("mlp", short, normalize="none", loss=mse, hidden=256, dropout=0.3),
-            _make("tcn", short, normalize="none", loss=mae, hidden=64, layers=4, patch=1),
-            _make("lstm", middle, normalize="none", loss=mae, hidden=128, layers=1, patch=8),
-        ]
-    return rows
+    if facts.inputs == facts.targets:
+        return rows
+    # columns that are no targets say more than the level of a window does
+    joint = [
+        _make("lstm", short, normalize="none", loss=mse, hidden=128, layers=2, patch=1),
+        _make("mlp", short, normalize="none", loss=mse, hidden=256, dropout=0.3),
+        _make("mlp", middle, normalize="last", loss=mse, hidden=256, dropout=0.2, **apart),
+        _make("tcn", short, normalize="none", loss=mae, hidden=64, layers=4, patch=1),
+        _make("transformer", middle, normalize="last", loss=mse, hidden=64, dropout=0.2, **flat),
+        _make("lstm", middle, normalize="none", loss=mae, hidden=128, layers=1, patch=8),
+        _make("gru", short, normalize="none", loss=mse, hidden=128, layers=1, patch=1),
+        _make("nhits", middle, normalize="window", loss=mae, hidden=256, **apart),
+        _make("mlp", short, normalize="none", loss=huber, hidden=256, dropout=0.3),
+        _make("linear", middle, normalize="last", loss=mae, hidden=64, **apart),
+    ]
+    if not facts.own_inputs:
+        return [*joint, *rows]
+    own = [row | {"data.inputs": facts.own_param} for row in rows]
+    return [row for pair in zip_longest(own, joint) for row in pair if row is not None]
 
 
 def _list_estimators(config: Config, facts: Facts) -> list[Params]:
@@ -326,6 +415,7 @@ def complete_params(row: Params, config: Config, facts: Facts) -> Params:
         "train.batch": row.get("train.batch", batch),
         "train.weight_decay": row.get("train.weight_decay", 1e-4),
         "data.channels": channels,
+        "data.inputs": row.get("data.inputs", to_param(config.data.inputs)),
     }
     return params | {"train.epochs": row.get("train.epochs", count_epochs(params, facts))}
 
@@ -334,7 +424,7 @@ def count_epochs(params: Params, facts: Facts) -> int:
     """Return the epochs of a candidate: as many as its updates need, within its time."""
     steps = -(-facts.windows // int(params["train.batch"]))
     wanted = min(max(round(MAX_STEPS[facts.device] / steps), MIN_EPOCHS), MAX_EPOCHS)
-    epoch_s = facts.folds * count_flops(params, facts) / FLOPS_PER_S[facts.device]
+    epoch_s = estimate_epoch_s(params, facts)
     fitting: float = TRIAL_SHARE * 60 * facts.minutes / max(epoch_s, 1e-9)
     return max(min(wanted, int(fitting)), 1)
 
@@ -366,6 +456,10 @@ def make_space(given: Params, candidates: Sequence[Params], facts: Facts) -> dic
         if name in ranges:
             space[name] = ranges[name]
             continue
+        if name == "data.inputs":  # a list, which the study holds as text
+            if facts.own_inputs:
+                space[name] = (tuple(json.loads(given[name])), facts.own_inputs)
+            continue
         values = {given[name], *(row[name] for row in candidates), *further.get(name, ())}
         if len(values) > 1:
             space[name] = tuple(sorted(values, key=str))
@@ -378,7 +472,7 @@ def read_given(config: Config) -> Params:
     for name in NAMES:
         section, _, key = name.partition(".")
         values[name] = getattr(getattr(config, section), key)
-    return values
+    return values | {"data.inputs": to_param(config.data.inputs)}
 
 
 def change_params(
@@ -401,12 +495,20 @@ def change_params(
         changes += ["model.patch", "model.pool"]
     if facts.is_forecast:
         changes += ["model.normalize"]
+        if facts.own_inputs:
+            changes += ["data.inputs"]
         if facts.inputs > 1:
             changes += ["data.channels"]
     if not facts.classes and config.train.loss != "quantile":
         changes += ["train.loss"]
     for name in generator.sample(changes, generator.choice((1, 2, 2, 3))):
-        params[name] = _change(name, params, facts, generator, prefer)
+        if name == "data.inputs":
+            given = to_param(config.data.inputs)
+            params[name] = given if reads_own(params, facts) else facts.own_param
+        else:
+            params[name] = _change(name, params, facts, generator, prefer)
+    if reads_own(params, facts) and params["model.normalize"] == "none":
+        params["model.normalize"] = "last"  # nothing else tells the level of a window
     if params["data.context"] % params["model.patch"]:
         params["model.patch"] = choose_patch(params["data.context"], 16)
     if kind == "transformer" and params["model.hidden"] % config.model.heads:

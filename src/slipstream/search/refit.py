@@ -37,6 +37,7 @@ from slipstream.search.candidates import (
 from slipstream.search.packs import (
     NOT_STARTED,
     DatasetCache,
+    PackCosts,
     PackScheduler,
     TrialData,
     TrialRun,
@@ -135,7 +136,7 @@ class MemberRefit(TrialSource):
     def is_over(self) -> bool:
         return self.is_late()
 
-    def find_cut(self, validate_s: float = 0.0) -> str:
+    def find_cut(self, costs: PackCosts | None = None) -> str:
         return OUT_OF_MINUTES if self.is_late() else ""
 
 

@@ -32,6 +32,7 @@ from slipstream.search.budget import SearchBudget
 from slipstream.search.packs import (
     NOT_STARTED,
     DatasetCache,
+    PackCosts,
     PackScheduler,
     TrialData,
     TrialRun,
@@ -198,7 +199,8 @@ class Retraining(TrialSource):
     def is_over(self) -> bool:
         return self.is_late(0.0)
 
-    def find_cut(self, validate_s: float = 0.0) -> str:
+    def find_cut(self, costs: PackCosts | None = None) -> str:
+        validate_s = 0.0 if costs is None else costs.validate_s
         return self.late_reason if self.is_late(validate_s) else ""
 
     def report(self, trial: TrialRun, epoch: int, loss: float) -> str:
@@ -265,8 +267,8 @@ class FilledSearch(TrialSource):
     def is_over(self) -> bool:
         return self.search.is_over()
 
-    def find_cut(self, validate_s: float = 0.0) -> str:
-        return self.search.find_cut(validate_s)
+    def find_cut(self, costs: PackCosts | None = None) -> str:
+        return self.search.find_cut(costs)
 
     def is_worth_validating(self, train_s: float, validate_s: float) -> bool:
         return self.search.is_worth_validating(train_s, validate_s)

@@ -19,7 +19,14 @@ from slipstream.events import Fallback, TrialEnd
 from slipstream.runs import Run
 from slipstream.search import sharing
 from slipstream.search.budget import SearchBudget, TrainingCosts
-from slipstream.search.packs import NOT_STARTED, DatasetCache, TrialData, TrialRun, TrialSource
+from slipstream.search.packs import (
+    NOT_STARTED,
+    DatasetCache,
+    PackCosts,
+    TrialData,
+    TrialRun,
+    TrialSource,
+)
 from slipstream.search.sharing import StudyMembership
 from slipstream.search.storage import OUT_OF_TIME, TIME_REASONS, name_state
 from slipstream.search.study import (
@@ -71,8 +78,9 @@ class OptunaSearch(TrialSource):
         """Whether another epoch would take time that retraining and reports need."""
         return self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
 
-    def find_cut(self, validate_s: float = 0.0) -> str:
+    def find_cut(self, costs: PackCosts | None = None) -> str:
         """Return why the trials have to stop within their epochs, so that the best is tested."""
+        validate_s = 0.0 if costs is None else costs.validate_s
         is_past = self.budget.is_past(self.costs.estimate_model(), validate_s)
         return OUT_OF_TIME if is_past else ""
 

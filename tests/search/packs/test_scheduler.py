@@ -47,8 +47,9 @@ class LimitedSource(TrialSource):
         self.training = self.trials.pop(0) if self.trials else None
         return self.training
 
-    def find_cut(self, validate_s=0.0):
-        if validate_s and self.training is not None and self.training.number == 0:
+    def find_cut(self, costs=None):
+        if costs is not None and costs.validate_s and self.training.number == 0:
+            assert costs.epoch_s > costs.validate_s
             return "no time"
         return ""
 
