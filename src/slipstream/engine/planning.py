@@ -40,6 +40,7 @@ from slipstream.kernels import (
     explain_no_half_kernels,
     find_compiler,
     find_library,
+    has_cuda_kernels,
 )
 from slipstream.models import shapes
 from slipstream.models.forecaster import OWN_KERNELS
@@ -429,9 +430,10 @@ def try_plan(
 
 
 COMPILE_S = 8.0
-BUILDING_PAYS_S = 2.0
-"""Length of a run from which on our own kernels are built: that takes 2 s on 16 cores, 5 s on one,
-once per machine and shape, and saves a third or more of the steps' time in this run and the next"""
+BUILDING_PAYS_S, COMPILING_PAYS_S = 2.0, 1.0
+"""Length of a run from which on our own kernels are built, once per machine and shape. In Triton
+and C that takes 2 s on 16 cores, 5 s on one, and saves a third or more of the steps' time in this
+run and the next; in CUDA C++ less than a second, and half or more of the time"""
 LONG_STEP_S = 1.0
 """Guess of a step on one thread from which on that is not the first thing to time"""
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -448,7 +450,9 @@ def prefer_own_kernels(config: Config, plan: Plan, guessed_s: float) -> Plan:
     fits = plan.device.type == "cuda" and config.model.spec.is_recurrent
     fits = fits and config.engine.rnn == "auto" and precision in ("fp16", "bf16")
     hidden = max(config.model.sizes)
-    if not fits or hidden > MAX_OWN_HIDDEN or guessed_s < BUILDING_PAYS_S:
+    if not fits or hidden > MAX_OWN_HIDDEN or guessed_s < COMPILING_PAYS_S:
+        return plan
+    if guessed_s < BUILDING_PAYS_S and not has_cuda_kernels(plan.device, hidden):
         return plan
     if precision == "bf16" and not machine.has_tf32(plan.device):
         return plan

@@ -11,11 +11,13 @@ from slipstream.kernels.launch import (
     should_use_triton,
 )
 from slipstream.kernels.layers import attention, causal_conv, linear
+from slipstream.kernels.native import trees as native_trees
 from slipstream.kernels.native.library import build_library, find_compiler, find_library
 from slipstream.kernels.native.rnn import KERNELS as NATIVE_KERNELS
 from slipstream.kernels.rnn.dispatch import (
     continue_rnn_layer,
     explain_no_half_kernels,
+    has_cuda_kernels,
     rnn_layer,
 )
 from slipstream.kernels.rnn.weights import LayerWeights
@@ -30,8 +32,10 @@ __all__ = [
     "explain_no_half_kernels",
     "find_compiler",
     "find_library",
+    "has_cuda_kernels",
     "is_triton_usable",
     "linear",
+    "native_trees",
     "precompile",
     "prepare_device",
     "rnn_layer",

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Model
+from slipstream.kernels import native_trees
 from slipstream.models.kinds.boosting import (
     FEATURES,
     MAX_FEATURES,
@@ -130,6 +131,8 @@ class Boosting:
 
     def predict_outputs(self, features: Tensor) -> Tensor:
         """Return the sums of the trees, [B, D] to [B, K] float64; of classes [B, K * Q]."""
+        if native_trees.is_supported(features, self.trees):
+            return native_trees.add_leaves(features, self.trees, self.trees["level"])
         outputs = self.trees["level"].double().expand(features.shape[0], -1)
         by_feature = features.T.contiguous()
         size = TREES_AT_ONCE

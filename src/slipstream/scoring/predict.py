@@ -120,7 +120,7 @@ def _predict_rows(
             starts, known = part.to(series.values.device), None
             scales = series.find_target_scales(starts)
             if truth:
-                known = series.targets[starts[:, None] + series.target_rows]
+                known = windows.take_rows(series.targets, starts[:, None] + series.target_rows)
                 known = known if scales is None else known * scales[0] + scales[1]
             row = []
             for predict in predictors:

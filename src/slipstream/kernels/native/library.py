@@ -1,4 +1,4 @@
-"""The C library: found in the cache, or compiled there by the machine's own C compiler."""
+"""The C libraries: found in the cache, or compiled there by the machine's own C compiler."""
 
 import ctypes
 import hashlib
@@ -16,8 +16,9 @@ import torch
 from slipstream import runs
 from slipstream.base.machine import read_cpu_info
 
-SOURCE = Path(__file__).with_name("rnn.c")
-HEADER = Path(__file__).with_name("vectors.h")
+FOLDER = Path(__file__).parent
+SOURCES = {"rnn": ("rnn.c", "vectors.h"), "trees": ("trees.c",)}
+"""The files of each library, the first of which is compiled"""
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=gnu11", "-O2", "-shared", "-fPIC")
 NATIVE = ("-march=native",)
@@ -33,36 +34,43 @@ def find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, (*requested, *COMPILERS))), None)
 
 
-def get_path() -> Path:
-    """Return the path of the library: one for each version of its source and each kind of
+def get_path(name: str = "rnn") -> Path:
+    """Return the path of a library: one for each version of its source and each kind of
     processor."""
     cpu = read_cpu_info()
-    source = SOURCE.read_bytes() + HEADER.read_bytes()
+    source = b"".join((FOLDER / file).read_bytes() for file in SOURCES[name])
     key = (source, sys.platform, cpu.name, sorted(cpu.flags))
-    name = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
-    return runs.get_cache_folder() / "native" / f"rnn-{name}.so"
+    version = hashlib.sha256(repr(key).encode()).hexdigest()[:16]
+    return runs.get_cache_folder() / "native" / f"{name}-{version}.so"
 
 
-def build_library() -> bool:
-    """Compile the library unless it is there; return whether it can be used."""
-    if find_library() is not None:
+def build_library(name: str = "rnn") -> bool:
+    """Compile a library unless it is there; return whether it can be used."""
+    if find_library(name) is not None:
         return True
-    compiler = find_compiler()
-    if compiler is None or not any(_compile(compiler, flags) for flags in (NATIVE, ())):
+    path, compiler = get_path(name), find_compiler()
+    if compiler is None or path in _failed:
+        return False
+    if not any(_compile(name, compiler, flags) for flags in (NATIVE, ())):
+        _failed.add(path)
         return False
     find_library.cache_clear()
-    return find_library() is not None
+    return find_library(name) is not None
 
 
-def _compile(compiler: str, flags: tuple[str, ...]) -> bool:
+_failed: set[Path] = set()
+"""Libraries that could not be compiled by this process, which does not try again"""
+
+
+def _compile(name: str, compiler: str, flags: tuple[str, ...]) -> bool:
     """Compile into a temporary folder, then move the result in one step: others may do the same."""
-    path = get_path()
+    path, source = get_path(name), FOLDER / SOURCES[name][0]
     was_there = path.exists()  # and could not be loaded
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder) / path.name
-            command = [compiler, *FLAGS, *flags, "-o", str(built), str(SOURCE)]
+            command = [compiler, *FLAGS, *flags, "-o", str(built), str(source)]
             subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_LIMIT_S)
             _publish(built, path, replace=was_there)
     except (OSError, subprocess.SubprocessError):
@@ -85,10 +93,10 @@ def _publish(built: Path, path: Path, *, replace: bool) -> None:
 
 
 @cache
-def find_library() -> Any:
-    """Load the library if it was built before; None if not, or if it cannot be loaded."""
+def find_library(name: str = "rnn") -> Any:
+    """Load a library if it was built before; None if not, or if it cannot be loaded."""
     try:
-        path = get_path()
+        path = get_path(name)
         library = ctypes.CDLL(str(path)) if path.is_file() else None
     except OSError:
         return None

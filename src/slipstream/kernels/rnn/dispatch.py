@@ -23,14 +23,19 @@ def rnn_layer(kind: str, x: Tensor, weights: Sequence[Tensor], *, last: bool = F
     return call_with_lanes(partial(rnn_layer_of_lanes, kind, last), x, *weights)
 
 
+def has_cuda_kernels(device: torch.device, hidden: int) -> bool:
+    """Whether layers of so many units can run on the kernels in CUDA C++ on a GPU."""
+    return hidden <= cuda.MAX_UNITS and cuda.explain_unusable(device) is None
+
+
 def explain_no_half_kernels(
     device: torch.device, hidden: int, *, carried: bool = False
 ) -> str | None:
     """Say why layers of so many units cannot run on our kernels for half precision on a GPU; None
     where they can. `carried`: from states that are given, as the kernels in Triton cannot."""
-    why = cuda.explain_unusable(device)
-    if why is None and hidden <= cuda.MAX_UNITS:
+    if has_cuda_kernels(device, hidden):
         return None
+    why = cuda.explain_unusable(device)
     if carried:
         return why or f"with a carried state they take up to {cuda.MAX_UNITS} hidden units"
     if cuda.get_limits(device).architecture < cuda.AMPERE:
