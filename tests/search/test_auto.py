@@ -223,6 +223,28 @@ def test_epochs_fit_into_the_time():
     assert params["train.epochs"] == 1
 
 
+def test_a_faster_machine_trains_a_candidate_for_more_epochs():
+    facts = Facts("cpu", 5_000, (96,), 24, 5, 1, True, 0, 1.0, 2)
+    row = {"model.kind": "lstm", "data.context": 96, "model.hidden": 128}
+    slow, fast = (
+        portfolio.complete_params(row, configs.Config(), replace(facts, product_flops=speed))
+        for speed in (5e10, 2e11)
+    )
+    assert 1 <= slow["train.epochs"] < fast["train.epochs"]
+    assert portfolio.estimate_training_s(slow, facts) > 0
+
+
+def test_candidates_with_few_updates_come_last_on_a_cpu(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    facts = Facts("cpu", 5_000, (24, 96, 336), 24, 3, 1, True, 0, 0.5, 2, product_flops=1e10)
+    found = portfolio.make_candidates(config, facts, "best")
+    updates = [portfolio.count_updates(params, facts) for params in found]
+    few = [count < portfolio.MIN_UPDATES for count in updates]
+    assert any(few)
+    assert not all(few)
+    assert few == sorted(few)
+
+
 def test_series_of_different_size_are_scaled_each_by_itself(tmp_path):
     draw = np.random.default_rng(1)
     parts = [

@@ -305,6 +305,19 @@ def warm_up(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def measure_products() -> float:
+    """Return the operations a second of a product of matrices on the CPU, with all threads."""
+    import torch
+
+    size, fastest_s = 512, float("inf")
+    square = torch.zeros(size, size)
+    for _ in range(10):
+        began = time.perf_counter()
+        square @ square
+        fastest_s = min(fastest_s, time.perf_counter() - began)
+    return 2 * size**3 / fastest_s
+
+
 def get_max_clock_mhz(device: torch.device) -> float | None:
     """Return the highest clock of the GPU's processors, where the driver reports it."""
     import torch

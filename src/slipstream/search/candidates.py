@@ -21,6 +21,7 @@ from torch import Tensor
 
 from slipstream import config as configs
 from slipstream import runs
+from slipstream.base import machine
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.base.run_names import AUTO_FILE
 from slipstream.config import Config, Data
@@ -157,7 +158,8 @@ def prepare_auto(
         elif config.data.inputs is None:  # values of a search are named
             config = configs.replace_settings(config, {"data.inputs": dataset.signature.inputs})
     folds = config.tune.folds or 1
-    facts = Facts.of(config, dataset, contexts, device, folds, own_inputs)
+    speed = machine.measure_products()
+    facts = Facts.of(config, dataset, contexts, device, folds, speed, own_inputs)
     candidates = portfolio.make_candidates(config, facts, prefer)
     given = portfolio.read_given(config)
     space = portfolio.make_space(given, candidates, facts)

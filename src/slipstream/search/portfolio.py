@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -32,10 +32,33 @@ MAX_STEPS, MIN_EPOCHS, MAX_EPOCHS = {"cuda": 2500, "cpu": 1500}, 6, 60
 """Updates of one candidate, roughly, and the bounds of its epochs"""
 STEPS_PER_EPOCH = {"cuda": 48, "cpu": 32}
 """Updates of an epoch that the batch size aims at"""
-FLOPS_PER_S = {"cuda": 2e13, "cpu": 1.5e10}
-"""The throughput of a candidate's training, roughly"""
-VALUE_S = {"cuda": 0.0, "cpu": 1.2e-8}
-"""Seconds per input value of a window, which is gathered and normalized, roughly"""
+GPU_FLOPS_PER_S = 2e13
+"""The throughput of a candidate's training on a GPU, roughly"""
+
+
+class KindCosts(NamedTuple):
+    """What training a kind takes on a CPU."""
+
+    efficiency: float
+    """Its throughput as a share of that of a product of matrices"""
+    step_s: float
+    """Seconds of a step of one lane besides: those of its many small operations"""
+
+
+CPU_COSTS = {
+    "linear": KindCosts(0.3, 1.5e-3),
+    "mlp": KindCosts(0.3, 2.5e-3),
+    "nhits": KindCosts(0.2, 7e-3),
+    "lstm": KindCosts(0.4, 3e-3),
+    "gru": KindCosts(0.4, 4e-3),
+    "tcn": KindCosts(0.12, 8e-3),
+    "transformer": KindCosts(0.18, 9e-3),
+}
+"""Measured on two x86 cores with AVX-512; other kinds count as the last one"""
+MIN_UPDATES = 100
+"""A candidate that has fewer updates in its time comes after all others on a CPU"""
+VALUE_S = 8e-9
+"""Seconds per input value of a window on a CPU, which is gathered and normalized, roughly"""
 TRIAL_SHARE = 0.12
 """The share of the whole time that one candidate may take with all its folds"""
 PATIENCE = 6
@@ -71,6 +94,8 @@ class Facts:
     classes: int
     minutes: float
     folds: int
+    product_flops: float = 1e11
+    """Operations a second of a product of matrices on this CPU"""
     own_inputs: tuple[str, ...] = ()
     """The targets and what is known ahead, which a forecast may be made from alone; empty where the
     given inputs are no others"""
@@ -83,6 +108,7 @@ class Facts:
         contexts: Sequence[int],
         device: str,
         folds: int,
+        product_flops: float,
         own_inputs: tuple[str, ...],
     ) -> Facts:
         signature = dataset.signature
@@ -97,6 +123,7 @@ class Facts:
             classes=len(signature.classes),
             minutes=config.tune.minutes or 5.0,
             folds=folds,
+            product_flops=product_flops,
             own_inputs=own_inputs,
         )
 
@@ -201,9 +228,20 @@ def reads_own(params: Mapping[str, Any], facts: Facts) -> bool:
 
 def estimate_epoch_s(params: Params, facts: Facts) -> float:
     """Return the seconds of an epoch over the training windows of all folds, roughly."""
+    flops = count_flops(params, facts)
+    if facts.device == "cuda":
+        return facts.folds * flops / GPU_FLOPS_PER_S
+    costs = CPU_COSTS.get(params["model.kind"], CPU_COSTS["transformer"])
     values = params["data.context"] * _count_inputs(params, facts) * facts.windows
-    compute_s = count_flops(params, facts) / FLOPS_PER_S[facts.device]
-    return float(facts.folds * (compute_s + VALUE_S[facts.device] * values))
+    compute_s = flops / (costs.efficiency * facts.product_flops)
+    steps_s = costs.step_s * count_updates(params, facts, epochs=1)
+    return float(facts.folds * (compute_s + steps_s + VALUE_S * values))
+
+
+def count_updates(params: Params, facts: Facts, *, epochs: int | None = None) -> int:
+    """Return the updates of a candidate, or of so many epochs."""
+    epochs = params["train.epochs"] if epochs is None else epochs
+    return -(-facts.windows // int(params["train.batch"])) * int(epochs)
 
 
 def _count_inputs(params: Params, facts: Facts) -> int:
@@ -249,7 +287,12 @@ def make_candidates(config: Config, facts: Facts, prefer: Prefer) -> list[Params
             candidates.append(params)
     if facts.device == "cpu":
         candidates = [params for params in candidates if not _is_solved(params)]
-        candidates.sort(key=lambda params: estimate_training_s(params, facts))
+        candidates.sort(
+            key=lambda params: (
+                count_updates(params, facts) < MIN_UPDATES,
+                estimate_training_s(params, facts),
+            )
+        )
     return candidates
 
 
@@ -422,7 +465,7 @@ def complete_params(row: Params, config: Config, facts: Facts) -> Params:
 
 def count_epochs(params: Params, facts: Facts) -> int:
     """Return the epochs of a candidate: as many as its updates need, within its time."""
-    steps = -(-facts.windows // int(params["train.batch"]))
+    steps = count_updates(params, facts, epochs=1)
     wanted = min(max(round(MAX_STEPS[facts.device] / steps), MIN_EPOCHS), MAX_EPOCHS)
     epoch_s = estimate_epoch_s(params, facts)
     fitting: float = TRIAL_SHARE * 60 * facts.minutes / max(epoch_s, 1e-9)
