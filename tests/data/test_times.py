@@ -56,6 +56,10 @@ def test_times_are_those_that_python_reads(moment):
         (["2012/01/01", "2012/01/31"], ["%Y/%m/%d"]),
         (["2010/01/01 00:00:00", "2010/01/01 01:00:00"], ["%Y/%m/%d %H:%M:%S"]),
         (["Jan 1 2000", "Feb 1 2000"], ["%b %d %Y"]),
+        (["1991 Jul", "1991 Aug"], ["%Y %b"]),
+        (["1970 Q1", "1970 Q4"], ["%Y Q%q"]),
+        (["1970Q1", "1970Q4"], ["%Y Q%q"]),
+        (["Q3-1970", "Q4-1970"], ["Q%q-%Y"]),
         (["01/02/2020", "03/04/2020"], ["%d/%m/%Y", "%m/%d/%Y"]),
         (["01/02/2020", "13/04/2020"], ["%d/%m/%Y"]),
         (["01.02.20 10:00"], ["%d.%m.%y %H:%M"]),
@@ -87,3 +91,18 @@ def test_times_since_a_start_are_seconds(cells, wanted):
 def test_other_texts_with_colons_are_no_times_since_a_start(cell):
     with pytest.raises(UserError, match=r'row 2, column "t"'):
         columns.read_times(read_memory({"t": ["00:00:00", cell]}), "t", None)
+
+
+def test_quarters_are_their_first_months():
+    text = pa.chunked_array([["1970 Q1", "1970 Q2", "1999 Q4"]])
+    parsed, wrong = parse_times(text, "%Y Q%q")
+    assert wrong is None
+    months = [(moment.year, moment.month, moment.day) for moment in parsed.to_pylist()]
+    assert months == [(1970, 1, 1), (1970, 4, 1), (1999, 10, 1)]
+
+
+@pytest.mark.parametrize("cell", ["1970 Q5", "1970 Q11", "1970 04", "1970"])
+def test_what_is_no_quarter_is_refused(cell):
+    bad, wrong = parse_times(pa.chunked_array([["1970 Q1", cell]]), "%Y Q%q")
+    assert bad == 1
+    assert "%Y Q%q" in wrong

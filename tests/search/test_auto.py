@@ -27,7 +27,13 @@ from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
 from slipstream.search.auto import choose, choose_in_time, plan_seeds
 from slipstream.search.budget import MARGIN
-from slipstream.search.candidates import AutoCosts, BaselineCandidate, lengthen, prepare_auto
+from slipstream.search.candidates import (
+    AutoCosts,
+    BaselineCandidate,
+    lengthen,
+    make_fit,
+    prepare_auto,
+)
 from slipstream.search.library import Block, Library
 from slipstream.search.portfolio import Facts
 from slipstream.search.storage import NOTES
@@ -207,6 +213,34 @@ def test_a_baseline_that_an_ensemble_hardly_beats_has_half_of_its_weight():
     assert clear.get("ridge", 0.0) < 0.5
     trivial = choose_from(make_rivals(0.005), "repeat").weights
     assert trivial["repeat"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(("windows", "members"), [(12, 2), (400, 1)])
+def test_few_windows_prefer_an_ensemble_to_the_one_model_that_was_best(windows, members):
+    library = Library([Block(torch.arange(windows), 1.0), Block(torch.arange(windows), 2.0)], "mse")
+    for number in range(2):
+        errors = torch.randn(windows, generator=torch.Generator().manual_seed(number))
+        library.add("trial 0", number, errors)
+        library.add("trial 1", number, 1.05 * errors)
+    trials = [make_trial(number, TrialState.COMPLETE, 1.0) for number in range(2)]
+    assert len(choose(library, "best", trials, {}).weights) == members
+
+
+def test_a_candidate_that_would_not_end_in_time_is_not_begun(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    _, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
+    given, facts = portfolio.read_given(config), plan.facts
+    short, long = plan.candidates[0], {**plan.candidates[0], "train.epochs": 10_000}
+    estimate_s = portfolio.estimate_training_s(short, facts)
+    notes = {NOTES: {"seconds": 3 * estimate_s}}  # this machine takes three times the estimate
+    ended = [optuna.trial.create_trial(value=1.0, user_attrs=notes)]
+    ended[0].params = {}
+    known = make_fit(ended, short, facts, 4 * estimate_s)
+    assert known(short)
+    assert not known(long)
+    assert not make_fit(ended, short, facts, 2 * estimate_s)(short)
+    assert make_fit([], given, facts, 0.0)(long)  # nothing is known yet
+    assert make_fit(ended, short, replace(facts, device="cuda"), 0.0)(long)
 
 
 def test_small_models_are_small(tmp_path):

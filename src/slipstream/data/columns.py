@@ -131,9 +131,13 @@ PATTERNS |= dict.fromkeys(("%b", "%B", "%h", "%a", "%A", "%p"), r"\pL+\.?")
 DATES = (
     *("%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
     *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%b %d %Y", "%b %d, %Y", "%d %b %Y", "%d-%b-%Y"),
-    *("%d/%b/%Y", "%d-%b-%y", "%B %d, %Y", "%d %B %Y"),
+    *("%d/%b/%Y", "%d-%b-%y", "%b-%d-%Y", "%B %d, %Y", "%d %B %Y"),
 )
-MONTHS = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%b-%y", "%B %Y")
+MONTHS = (
+    *("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%b-%y", "%B %Y", "%Y %b", "%Y-%b"),
+    *("%Y Q%q", "%Y-Q%q", "Q%q %Y", "Q%q-%Y"),
+)
+"""Times without a day; %q, the number of a quarter, is ours"""
 DIGITS = ("%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 """Formats of digits alone, by their number: 8, 10, 12 and 14"""
 BASIC = ("%Y%m%dT%H%M%S", "%Y%m%dT%H%M", "%Y%m%dT%H%M%SZ", "%d/%b/%Y:%H:%M:%S")
@@ -189,9 +193,7 @@ def parse_times(
             if (times := _cast(text, kind)) is not None:
                 return times, None
         return _explain_iso(text, setting)
-    parsed = _parse_fractions(text, time_format) if "%f" in time_format else None
-    if parsed is None:
-        parsed = pc.strptime(text, format=time_format, unit="us", error_is_null=True)
+    parsed = _parse_format(text, time_format)
     bad = pc.index(pc.is_null(parsed), True).as_py()
     if bad < 0:
         return parsed, None
@@ -199,6 +201,20 @@ def parse_times(
     if "%" not in time_format:
         return bad, f"{wrong}, which has no directives such as %d; {_suggest_format(text, setting)}"
     return bad, wrong
+
+
+def _parse_format(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
+    """Parse times of a format, with null where a cell has another one."""
+    if "Q%q" in time_format:  # Arrow's parser does not know quarters: they become months
+        has_quarter = pc.match_substring_regex(text, r"Q[1-4]\b")
+        text = pc.if_else(has_quarter, text, pa.scalar(None, pa.string()))
+        for quarter in range(1, 5):
+            month = f"{3 * quarter - 2:02}"
+            text = pc.replace_substring_regex(text, rf"Q{quarter}\b", month)
+        time_format = time_format.replace("Q%q", "%m")
+    if "%f" in time_format:
+        return _parse_fractions(text, time_format)
+    return pc.strptime(text, format=time_format, unit="us", error_is_null=True)
 
 
 def _parse_fractions(text: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
@@ -287,9 +303,7 @@ def parse_known_times(text: pa.ChunkedArray, time_format: str | None) -> pa.Chun
         looks = pc.match_substring_regex(text, ISO)
         times = _cast(pc.if_else(looks, text, pa.scalar(None, pa.string())), NAIVE)
         return pa.chunked_array([pa.nulls(len(text), NAIVE)]) if times is None else times
-    if "%f" in time_format:
-        return _parse_fractions(text, time_format)
-    return pc.strptime(text, format=time_format, unit="us", error_is_null=True)
+    return _parse_format(text, time_format)
 
 
 def _suggest_format(text: pa.ChunkedArray, setting: str) -> str:

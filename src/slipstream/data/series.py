@@ -54,7 +54,9 @@ class MissingCode(NamedTuple):
 
 def is_same(values: npt.NDArray[Any], target: npt.NDArray[Any]) -> bool:
     """Return whether values are those of a target up to a factor and an offset."""
-    return bool(values.std() > 0 and abs(np.corrcoef(values, target)[0, 1]) >= SAME)
+    if not (values.std() > 0 and target.std() > 0):
+        return False
+    return bool(abs(np.corrcoef(values, target)[0, 1]) >= SAME)
 
 
 def find_codes(values: Floats) -> Iterator[MissingCode]:

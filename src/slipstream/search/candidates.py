@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -77,6 +78,8 @@ MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 5, 0.9, 3.0, 1.5
 as many of them; for fewer where the time is short, but not below the last number"""
 MAX_LATE_S = 60.0
 """Beyond the whole time, until when the first candidate may train an epoch"""
+MAX_MISFITS = 50
+"""Drawn candidates that would not end in time, after which a search ends"""
 MAX_DIFFERENCE = 1e-2
 """Between the predictions of a ridge, in double precision, and of its linear network, in standard
 deviations"""
@@ -347,6 +350,13 @@ class AutoSearch(OptunaSearch):
             config = spaces.apply_params(self.config, self.study.space, trials[number].params)
             self._keep(name_trial(number), config, fold, load_file(path), self.datasets.get(config))
 
+    def ask(self) -> TrialRun | None:
+        """Return an interrupted trial, or a new one; None where none would end in time. What is
+        left of the time is better spent on fresh seeds of the members then."""
+        if not self.interrupted and self._propose(self.study.get_trials()) is None:
+            return None
+        return super().ask()
+
     def _ask_study(self, trials: Sequence[FrozenTrial]) -> Trial:
         """Propose the next of the portfolio, or a neighbour of one of the best."""
         if not any(trial.state == TrialState.WAITING for trial in trials):
@@ -356,8 +366,8 @@ class AutoSearch(OptunaSearch):
             with self.study.measure_time():
                 if given is not None and not is_known and is_due:
                     self.study.study.enqueue_trial(given, user_attrs={GIVEN: True})
-                else:
-                    self.study.study.enqueue_trial(self._propose(trials))
+                elif (proposal := self._propose(trials)) is not None:
+                    self.study.study.enqueue_trial(proposal)
         return self.study.ask()
 
     def _make_run(self, number: int, params: Mapping[str, Any], is_final: bool = False) -> TrialRun:
@@ -380,8 +390,11 @@ class AutoSearch(OptunaSearch):
         times = (portfolio.estimate_training_s(params, facts) for params in self.plan.candidates)
         return min(max(sum(train_s < given_s for train_s in times), least), most)
 
-    def _propose(self, trials: Sequence[FrozenTrial]) -> Params:
+    def _propose(self, trials: Sequence[FrozenTrial]) -> Params | None:
+        """Return the settings of the next candidate; on a CPU None where none fits into the time
+        that is left."""
         space, given = self.study.space, portfolio.read_given(self.config)
+        fits = make_fit(trials, given, self.plan.facts, self.budget.left_s - self._estimate_end())
         tried = [trial.params for trial in trials]
         tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
         longer = self._train_longer(trials)
@@ -391,7 +404,7 @@ class AutoSearch(OptunaSearch):
             self.plan.candidates, self.plan.facts, self._prefers_own()
         ):
             params = {name: candidate[name] for name in space}
-            if params not in tried and portfolio.is_in_space(params, space):
+            if params not in tried and portfolio.is_in_space(params, space) and fits(params):
                 return params
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
         ranked = [trial for trial in rank_trials(trials) if trial.state == TrialState.COMPLETE]
@@ -402,14 +415,19 @@ class AutoSearch(OptunaSearch):
             *(trial.params for trial in ranked[:MAX_PARENTS]),
             *(self.plan.candidates if not ranked else ()),
         ]
-        while True:
+        misfits = 0
+        while misfits < MAX_MISFITS:
             place = min(int(generator.expovariate(0.5)), len(parents) - 1)
             changed = portfolio.change_params(
                 given | parents[place], self.plan.facts, self.config, generator, self.plan.prefer
             )
             params = {name: changed[name] for name in space}
-            if params not in tried and portfolio.is_in_space(params, space):
+            if params in tried or not portfolio.is_in_space(params, space):
+                continue
+            if fits(params):
                 return params
+            misfits += 1
+        return None
 
     def _prefers_own(self) -> bool | None:
         """Whether the best baseline that learns reads the own past alone; None where all do."""
@@ -603,6 +621,27 @@ class AutoSearch(OptunaSearch):
 
     def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
         return False  # the weights are saved anyway
+
+
+def make_fit(
+    trials: Sequence[FrozenTrial], given: Params, facts: Facts, left_s: float
+) -> Callable[[Params], bool]:
+    """Return a function that says whether a candidate would end in the time that is left, by what
+    others took in comparison with their estimates; on a GPU, and before any has ended, each does.
+    Settings that a candidate does not have are the given ones."""
+
+    def estimate(params: Params) -> float:
+        return portfolio.estimate_training_s(given | params, facts)
+
+    ratios = [
+        trial.user_attrs.get(NOTES, {}).get("seconds", 0.0) / max(estimate(trial.params), 1e-9)
+        for trial in trials
+        if trial.state == TrialState.COMPLETE
+    ]
+    if facts.device != "cpu" or not ratios:
+        return lambda _: True
+    pace = statistics.median(ratios)
+    return lambda params: pace * estimate(params) <= left_s
 
 
 def lengthen(trial: FrozenTrial, time_s: float) -> Params | None:

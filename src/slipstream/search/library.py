@@ -45,8 +45,10 @@ MIN_PROBABILITY = 1e-7
 """The lowest probability that a true class counts with"""
 NEWEST_WEIGHT = 2.0
 """The weight of the newest validation block, relative to that of the oldest"""
-MIN_GAIN = 2e-3
-"""The relative gain out of sample from which an ensemble is taken instead of one model"""
+MIN_GAIN, MIN_FEW_GAIN = 2e-3, -0.1
+"""The relative gain out of sample from which an ensemble is taken instead of one model; the second
+number where few separate windows judge numbers: the best of many candidates, each stopped early on
+these windows, is that much better by luck"""
 NUM_PARTS = 4
 """The parts of a validation block whose losses tell how much these vary"""
 MIN_TESTS = 6
@@ -92,10 +94,14 @@ class Combination(NamedTuple):
     advantages: Mapping[str, Advantage] = MappingProxyType({})
     """Over each candidate, on validation windows that the ensemble was not selected by"""
 
+    min_gain: float = MIN_GAIN
+    """The gain from which on the ensemble is taken"""
+
     @property
     def is_better(self) -> bool:
-        """Whether the ensemble is better than its best member where it was not selected."""
-        return len(self.weights) > 1 and self.gain > MIN_GAIN
+        """Whether the ensemble is better than its best member where it was not selected; it may be
+        worse where too few windows judge."""
+        return len(self.weights) > 1 and self.gain > self.min_gain
 
 
 @dataclass
@@ -223,7 +229,10 @@ class Library:
         weights = {kept[position]: share for position, share in ordered}
         gain, found = self._test_selection(blocks, len(kept), max_members)
         advantages = dict(zip(kept, found, strict=True)) if found else {}
-        return Combination(weights, loss, self.compute_loss(kept[0]), gain, advantages)
+        is_few = self.metric != "classes" and self.num_separate < FEW_SEPARATE
+        min_gain = MIN_FEW_GAIN if is_few else MIN_GAIN
+        single_loss = self.compute_loss(kept[0])
+        return Combination(weights, loss, single_loss, gain, advantages, min_gain)
 
     def list_members(self) -> list[str]:
         """List the candidates that the ensemble would have now."""
