@@ -73,7 +73,7 @@ GIVEN_PLACE = {"cuda": (0, 0), "cpu": (3, 6)}
 first"""
 MAX_PARENTS = 6
 """The best candidates whose neighbours are searched"""
-MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 5, 0.9, 3.0, 1.5
+MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 4, 0.9, 3.0, 1.5
 """Trials after which the best, if it was best after so much of its epochs, trains for so many times
 as many of them; for fewer where the time is short, but not below the last number"""
 MAX_LATE_S = 60.0
@@ -83,9 +83,9 @@ MAX_MISFITS = 50
 MAX_DIFFERENCE = 1e-2
 """Between the predictions of a ridge, in double precision, and of its linear network, in standard
 deviations"""
-MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.2}
+MAX_TRIAL_SHARE = {"cuda": 0.5, "cpu": 0.3}
 """Of the whole time, for one candidate at most; on a GPU many train at a time"""
-TOO_SLOW = 3.0
+TOO_SLOW = 2.0
 """Epochs are estimated roughly: one that seems to take so many times a candidate's share of the
 time is not begun"""
 RESERVED_SHARE = 0.35
