@@ -17,7 +17,7 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-slow test-ui test-services install-slurm soak test-gpu format docs clean
+.PHONY: demo test lint types tests test-slow test-ui test-services install-slurm soak test-gpu test-gpu-sanitizer format docs clean
 
 demo: $(VENV)/core
 	$(BIN)/slipstream train
@@ -52,6 +52,12 @@ install-slurm: # for test-services: Debian's packages; needs root
 
 test-gpu: $(VENV)/dev
 	$(BIN)/python -m pytest -m gpu
+
+test-gpu-sanitizer: $(VENV)/dev # needs compute-sanitizer, of the CUDA toolkit
+	for tool in memcheck racecheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 1 $(BIN)/python -m pytest -m gpu \
+			-p no:benchmark tests/kernels/cuda/test_on_gpu.py -k under_the_sanitizer || exit 1; \
+	done
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <ucontext.h>
 #include <vector>
@@ -40,9 +42,9 @@ namespace emulator {
 constexpr int STACK = 1 << 19, SHARED = 232448, LANES = 32;
 struct Copy { u32 to; const void *from; int size; };
 struct Fiber {
-  ucontext_t context;
-  std::vector<char> stack;
-  bool done = false;
+  ucontext_t context;  // how it starts
+  jmp_buf place;       // how it goes on: a jump asks nothing of the operating system
+  bool started = false, done = false;
   std::function<bool()> ready;           // what it waits for
   std::deque<std::vector<Copy>> groups;  // copies that are under way
   std::vector<Copy> open;
@@ -56,7 +58,9 @@ struct Exchange { int arrived = 0, taken = 0; long round = 0; u32 a[LANES][4]; u
 static std::string problem;
 static std::vector<std::pair<const char *, size_t>> tensors;
 static std::vector<Fiber> fibers;
+static std::vector<std::unique_ptr<char[]>> stacks;  // of all blocks, one after another
 static ucontext_t scheduler;
+static jmp_buf scheduler_place;
 static int current, warps;
 static std::vector<u8> shared_bytes;
 static std::vector<Word> words;
@@ -75,7 +79,7 @@ inline void wait_for(std::function<bool()> ready) {
   if (ready()) return;
   Fiber &me = fibers[current];
   me.ready = std::move(ready);
-  swapcontext(&me.context, &scheduler);
+  if (!_setjmp(me.place)) _longjmp(scheduler_place, 1);
 }
 
 inline void join(std::vector<int> &into, const std::vector<int> &from) {
@@ -173,12 +177,20 @@ static std::function<void()> body;
 inline void run_fiber() {
   body();
   fibers[current].done = true;
-  swapcontext(&fibers[current].context, &scheduler);
+  _longjmp(scheduler_place, 1);
+}
+
+inline void go_on(Fiber &fiber) {
+  if (_setjmp(scheduler_place)) return;
+  if (fiber.started) _longjmp(fiber.place, 1);
+  fiber.started = true;
+  swapcontext(&scheduler, &fiber.context);
 }
 
 inline void run_block(int threads) {
   fibers.clear();
   fibers.resize(threads);
+  while ((int)stacks.size() < threads) stacks.emplace_back(new char[STACK]);
   warps = (threads + LANES - 1) / LANES;
   words.assign(shared_bytes.size() / 4, Word());
   std::fill(shared_bytes.begin(), shared_bytes.end(), 0xff);  // NaN: nothing is zero by chance
@@ -188,9 +200,8 @@ inline void run_block(int threads) {
   for (int i = 0; i < threads; ++i) {
     fibers[i].clock.assign(threads, 0);
     fibers[i].clock[i] = 1;
-    fibers[i].stack.resize(STACK);
     getcontext(&fibers[i].context);
-    fibers[i].context.uc_stack.ss_sp = fibers[i].stack.data();
+    fibers[i].context.uc_stack.ss_sp = stacks[i].get();
     fibers[i].context.uc_stack.ss_size = STACK;
     fibers[i].context.uc_link = &scheduler;
     makecontext(&fibers[i].context, run_fiber, 0);
@@ -206,7 +217,7 @@ inline void run_block(int threads) {
       moved = true;
       current = i;
       threadIdx = {(unsigned)i, 0, 0};
-      swapcontext(&scheduler, &fiber.context);
+      go_on(fiber);
     }
     if (any && !moved) report("threads wait for each other");
   }

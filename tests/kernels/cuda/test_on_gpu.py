@@ -85,6 +85,21 @@ def test_values_and_gradients(shape, dtype):
     assert measure_error(shape, dtype) < MOST[dtype] * (3 if shape.T >= 400 else 1)
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("H", [13, 48, 128])
+@pytest.mark.parametrize("D", [5, 40])
+@pytest.mark.parametrize(("last", "states"), [(False, True), (True, False)])
+def test_under_the_sanitizer(kind, H, D, last, states):
+    """Few steps, and nothing of cuBLAS, in which racecheck finds hazards: `make test-gpu-sanitizer`
+    runs these."""
+    shape = Shape(kind, K=2, T=9, B=21, D=D, H=H, W=2, last=last, states=states)
+    given = drawn(shape, torch.float16, "cuda")
+    found, grad = run(given, choose(shape, given, torch.float16))
+    on_cpu = [tensor.detach().cpu().requires_grad_() for tensor in given]
+    wanted = defined(shape, on_cpu, grad.cpu())
+    assert apart([tensor.cpu() for tensor in found], wanted) < MOST[torch.float16]
+
+
 @pytest.mark.parametrize("windows", rnn.WINDOWS)
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("D", [5, 64, 130])

