@@ -142,6 +142,19 @@ def test_only_the_best_candidates_keep_their_errors():
     assert len(library.rank()) == 60
 
 
+@pytest.mark.parametrize(("trivial", "is_member"), [(1.4, False), (1.6, True)])
+def test_what_learnt_less_than_nothing_is_no_member(trivial, is_member):
+    """Far worse than the best and worse than repeating the last value, whatever it cancels."""
+    errors = torch.tensor([1.0, -1.0]).repeat(60)
+    library = Library([Block(torch.arange(120), 1.0)], "mse", steps=1)
+    library.add("good", 0, errors)
+    library.add("bad", 0, -(1.5**0.5) * errors)
+    library.add("repeat", 0, trivial**0.5 * torch.ones(120))
+    library.add("seasonal", 0, 3.0 * torch.ones(120))
+    assert ("bad" in library.combine().weights) == is_member
+    assert ("bad" in library.list_members()) == is_member
+
+
 def test_few_separate_windows_leave_far_worse_candidates_out():
     """Errors of opposite sign cancel, which few windows may show by chance."""
     errors = torch.tensor([1.0, -1.0]).repeat(60)

@@ -53,6 +53,7 @@ from slipstream.search.candidates import (
 from slipstream.search.deployment import NOT_MEASURED, measure_network
 from slipstream.search.library import (
     MAX_MEMBERS,
+    TRIVIAL,
     Combination,
     Library,
 )
@@ -89,7 +90,6 @@ it"""
 RIVAL_SHARE, TRIVIAL_SHARE = 0.5, 0.8
 """The share of a baseline in an ensemble that is hardly better than it, and not beyond its noise;
 of one that has learned nothing"""
-TRIVIAL = ("repeat", "seasonal")
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
 MAX_MEASURED = 10

@@ -56,8 +56,9 @@ MIN_TESTS = 6
 FEW_SEPARATE, MAX_LOSS_RATIO = 30, 1.35
 """Windows without a common row below which candidates whose loss is more than so many times the
 lowest are no members; others are none for the sake of equal weights"""
-
-
+TRIVIAL = ("repeat", "seasonal")
+"""Baselines without weights. Where more windows judge, candidates that are so much worse than the
+best are no members if they are also worse than the better one of these"""
 EVEN_WINDOWS, MIN_EVEN = 30, 0.1
 """The share of equal weights in an ensemble is that of so many windows among these and the windows
 without a common row that judge; a smaller share than the second number is none"""
@@ -269,12 +270,16 @@ class Library:
     def _list_kept(self, names: Sequence[str] | None = None) -> list[str]:
         """List the candidates whose errors are kept, or those of them with these names, the best
         first. Where few separate windows judge, far worse ones are left out: their errors may
-        cancel those of others by chance."""
+        cancel those of others by chance. Where many judge, those are left out that are also worse
+        than a baseline that learns nothing: what they have learnt does not hold on new rows."""
         wanted = self.errors if names is None else self.errors.keys() & set(names)
         kept = [name for name in self.rank() if name in wanted]
-        if not kept or self.num_separate >= FEW_SEPARATE:
+        if not kept:
             return kept
         limit = MAX_LOSS_RATIO * self.compute_loss(kept[0])
+        if self.num_separate >= FEW_SEPARATE:
+            trivial = [self.compute_loss(name) for name in TRIVIAL if name in wanted]
+            limit = max(limit, min(trivial)) if trivial else math.inf
         return [name for name in kept if self.compute_loss(name) <= limit]
 
     def _stack(self, names: Sequence[str]) -> list[Tensor]:
