@@ -60,6 +60,20 @@ def test_a_candidate_that_is_best_alone_stays_alone():
     assert not found.is_better
 
 
+@pytest.mark.parametrize(("best", "is_taken"), [("gbm", True), ("repeat", False)])
+def test_an_ensemble_that_is_as_good_is_taken_unless_nothing_learnt_is(best, is_taken):
+    """Selected without a part it is no better there than one model is."""
+    library = make_library()
+    for number in range(2):
+        shared = draw(60 + number)
+        library.add(best, number, shared)
+        library.add("other", number, shared + 0.05 * draw(70 + number))
+    found = library.combine()
+    found = found._replace(weights={best: 0.5, "other": 0.5}, gain=-0.001)
+    assert found.is_better == is_taken
+    assert not found._replace(gain=-0.02).is_better
+
+
 def test_members_are_at_most_as_many_as_allowed():
     library = make_library(blocks=3)
     for number in range(3):

@@ -633,11 +633,9 @@ def describe_findings(
     chosen = [name for name, weight in choice.weights.items() if weight > 0]
     if len(chosen) > 1:
         models = sum(member.weight > 0 for member in members)
-        compared = (
-            f"{100 * choice.gain:.1f} % better than one model"
-            if choice.gain > 0
-            else f"{-100 * choice.gain:.1f} % worse than one model, which may be luck there,"
-        )
+        compared = f"{100 * choice.gain:.1f} % better than one model"
+        if choice.gain <= 0:
+            compared = f"{-100 * choice.gain:.1f} % worse than one model, which may be luck,"
         yield (
             f"an ensemble of {models} models from {len(chosen)} candidates, {compared} on "
             f"validation windows that neither was selected by ({judged})"

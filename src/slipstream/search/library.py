@@ -45,10 +45,11 @@ MIN_PROBABILITY = 1e-7
 """The lowest probability that a true class counts with"""
 NEWEST_WEIGHT = 2.0
 """The weight of the newest validation block, relative to that of the oldest"""
-MIN_GAIN, MIN_FEW_GAIN = 2e-3, -0.1
-"""The relative gain out of sample from which an ensemble is taken instead of one model; the second
-number where few separate windows judge numbers: the best of many candidates, each stopped early on
-these windows, is that much better by luck"""
+MIN_GAIN, MIN_LEARNT_GAIN, MIN_FEW_GAIN = 2e-3, -0.01, -0.1
+"""The relative gain out of sample from which an ensemble is taken instead of one model. Of numbers,
+the second one where that model has learnt something: the ensemble that is tested there was selected
+by fewer windows and has one model of each candidate. The third one where few separate windows
+judge: the best of many candidates, each stopped early on these, is that much better by luck"""
 NUM_PARTS = 4
 """The parts of a validation block whose losses tell how much these vary"""
 MIN_TESTS = 6
@@ -100,8 +101,8 @@ class Combination(NamedTuple):
 
     @property
     def is_better(self) -> bool:
-        """Whether the ensemble is better than its best member where it was not selected; it may be
-        worse where too few windows judge."""
+        """Whether the ensemble is better than its best member where it was not selected, or as good
+        as far as these windows tell."""
         return len(self.weights) > 1 and self.gain > self.min_gain
 
 
@@ -230,10 +231,18 @@ class Library:
         weights = {kept[position]: share for position, share in ordered}
         gain, found = self._test_selection(blocks, len(kept), max_members)
         advantages = dict(zip(kept, found, strict=True)) if found else {}
-        is_few = self.metric != "classes" and self.num_separate < FEW_SEPARATE
-        min_gain = MIN_FEW_GAIN if is_few else MIN_GAIN
         single_loss = self.compute_loss(kept[0])
-        return Combination(weights, loss, single_loss, gain, advantages, min_gain)
+        return Combination(
+            weights, loss, single_loss, gain, advantages, self._get_min_gain(kept[0])
+        )
+
+    def _get_min_gain(self, best: str) -> float:
+        """Return the gain from which on an ensemble is taken instead of the best candidate."""
+        if self.metric == "classes":
+            return MIN_GAIN
+        if self.num_separate < FEW_SEPARATE:
+            return MIN_FEW_GAIN
+        return MIN_GAIN if best in TRIVIAL else MIN_LEARNT_GAIN
 
     def list_members(self) -> list[str]:
         """List the candidates that the ensemble would have now."""
