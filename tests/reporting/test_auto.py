@@ -185,6 +185,18 @@ def test_the_verdict_is_one_sentence_in_the_units_of_the_target():
     )
 
 
+def test_the_verdict_on_series_of_many_sizes_is_relative():
+    """An absolute error is that of the largest series, which a worse model may predict better."""
+
+    def score(mae, mase):
+        return {"metrics": {"test": {"mae": mae, "mase": mase}}}
+
+    result = score(299.0, 0.84) | {"baselines": {"ridge": score(247.0, 1.0)}, "members": []}
+    assert describe_auto(result, ["load"], by_series=True) == (
+        "0.8400 mean absolute scaled error on the test set, 16 % below ridge (1.000)."
+    )
+
+
 def test_what_candidates_cost_is_shown_where_there_is_room(study):
     assert study.summary["leaderboard"][0]["predict_us"] > 0
     assert any(row["flash_bytes"] for row in study.summary["leaderboard"])

@@ -838,13 +838,16 @@ MIN_CHANGE = 0.5
 """Percent below which two errors are called the same"""
 
 
-def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
+def describe_auto(result: RunSummary, targets: Sequence[str], *, by_series: bool = False) -> str:
     """State the error of a model on the test set in a sentence, beside the best baseline and the
-    best of its members: in the data's units, or of several targets in standard deviations."""
+    best of its members: in the data's units, of several targets in standard deviations, and where
+    each series is scaled by itself relative to its own differences (MASE)."""
     metrics = (result["metrics"] or {})["test"]
     is_class = "log_loss" in metrics
-    several = not is_class and len(targets) > 1
+    relative = by_series and "mase" in metrics
+    several = not is_class and not relative and len(targets) > 1
     metric = "balanced_accuracy" if is_class else f"{SCALED if several else ''}mae"
+    metric = "mase" if relative else metric
     choose = max if is_class else min
 
     def read(scores: Scores | None) -> float | None:
@@ -852,10 +855,11 @@ def describe_auto(result: RunSummary, targets: Sequence[str]) -> str:
 
     own = read(result)
     unit = "standard deviations" if several else ""
-    if not is_class and len(targets) == 1:
+    if not is_class and not relative and len(targets) == 1:
         unit = get_unit(result, targets[0])
     unit = f" {unit}" if unit else ""
     name = "balanced accuracy" if is_class else "mean absolute error"
+    name = "mean absolute scaled error" if relative else name
     text = f"{format_number(own)}{unit} {name} on the test set"
     baselines = {
         name: value

@@ -613,7 +613,10 @@ def summarize(
         "models": [{"name": member.name, "epochs": member.epochs} for member in members],
         "refit": make_refit_summary("pending", len(members)) if search.plan.refit else None,
     }
-    summary["verdict"] = wording.describe_auto(result, search.signature.targets)
+    by_series = search.config.data.scale_by == "series"
+    summary["verdict"] = wording.describe_auto(
+        result, search.signature.targets, by_series=by_series
+    )
     summary |= runs.describe_origin()
     return cast(SearchSummary, summary)
 
