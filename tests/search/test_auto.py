@@ -25,7 +25,7 @@ from slipstream.config import search_space as spaces
 from slipstream.data import folds
 from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
-from slipstream.search.auto import choose, choose_in_time, plan_seeds
+from slipstream.search.auto import _is_rival, choose, choose_in_time, plan_seeds
 from slipstream.search.budget import MARGIN
 from slipstream.search.candidates import (
     AutoCosts,
@@ -34,7 +34,7 @@ from slipstream.search.candidates import (
     make_fit,
     prepare_auto,
 )
-from slipstream.search.library import Block, Library
+from slipstream.search.library import Advantage, Block, Combination, Library
 from slipstream.search.portfolio import Facts
 from slipstream.search.storage import NOTES
 from slipstream.tools.inspection import Aim, propose_config
@@ -213,6 +213,24 @@ def test_a_baseline_that_an_ensemble_hardly_beats_has_half_of_its_weight():
     assert clear.get("ridge", 0.0) < 0.5
     trivial = choose_from(make_rivals(0.005), "repeat").weights
     assert trivial["repeat"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("gain", "certainty", "rivals"),
+    [
+        (0.01, 1.5, {"ridge", "repeat"}),
+        (0.045, 2.8, {"repeat"}),
+        (0.01, 2.8, {"repeat"}),
+        (0.045, 4.5, set()),
+        (0.1, 1.0, set()),
+    ],
+)
+def test_a_baseline_that_has_learnt_nothing_is_a_rival_for_longer(gain, certainty, rivals):
+    """The best of many networks on one price series was 4.7 % better than the last value, by 2.8
+    standard errors, and worse on the test set."""
+    advantages = {name: Advantage(gain, certainty) for name in ("ridge", "repeat")}
+    found = Combination({"trial 0": 1.0}, 0.1, 0.1, 0.0, advantages)
+    assert {name for name in advantages if _is_rival(found, name)} == rivals
 
 
 @pytest.mark.parametrize(("windows", "members"), [(12, 2), (400, 1)])

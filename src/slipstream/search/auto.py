@@ -87,6 +87,9 @@ many standard errors: the best of many networks is that much better by chance"""
 MAX_RIVAL_GAIN = 0.02
 """How much better than a baseline an ensemble may be, within noise, that shares its weight with
 it"""
+MAX_TRIVIAL_NOISE = 4.0
+"""The noise where that baseline has learnt nothing: of thirty candidates, by the differences in
+eight parts, one in twenty is that much better by chance"""
 RIVAL_SHARE, TRIVIAL_SHARE = 0.5, 0.8
 """The share of a baseline in an ensemble that is hardly better than it, and not beyond its noise;
 of one that has learned nothing"""
@@ -372,10 +375,13 @@ def _hedge(library: Library, found: Combination, baselines: Sequence[str]) -> Co
 
 
 def _is_rival(found: Combination, name: str) -> bool:
-    """Whether an ensemble is hardly better than a baseline, and not beyond its noise."""
+    """Whether an ensemble is hardly better than a baseline, and not beyond its noise; of one that
+    has learnt nothing, as far as the best of many networks may be by chance."""
     if name not in found.advantages:
         return False
     gain, certainty = found.advantages[name]
+    if parse_baseline(name) in TRIVIAL:
+        return gain <= MAX_CHANCE_LOSS - 1 and certainty <= MAX_TRIVIAL_NOISE
     return gain <= MAX_RIVAL_GAIN and certainty <= MAX_NOISE
 
 
