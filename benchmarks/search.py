@@ -30,6 +30,7 @@ import torch
 
 import slipstream
 from slipstream import config as configs
+from slipstream.events import Event, Fallback, PackStart, Recovery, TrialEnd
 from slipstream.tools.bench import results
 from slipstream.tools.bench.results import BenchResult, ResultRow, ResultTable
 
@@ -167,11 +168,13 @@ def main() -> None:
         for part, variant, pruner in (("search", TOGETHER, "none"), ("pruned", PRUNED, "median")):
             if part in parts:
 
-                def show(event: dict[str, Any]) -> None:
-                    if event["event"] == "pack":
-                        described = {k: event[k] for k in ("places", "widths", "batch", "mode")}
-                        log(f"pack {described} {event['plan']['precision']} {len(event['trials'])}")
-                    elif event["event"] in ("recovery", "fallback"):
+                def show(event: Event) -> None:
+                    if isinstance(event, PackStart):
+                        places = f"{event.places} places for {len(event.trials)} trials"
+                        precision = (event.plan or {}).get("precision")
+                        shape = f"{event.widths}, batch {event.batch}, {precision}"
+                        log(f"pack of {places}: {shape}, {event.mode}")
+                    elif isinstance(event, Recovery | Fallback):
                         log(str(event))
 
                 more = {"parallel": options.parallel} if options.parallel else {}
@@ -208,11 +211,11 @@ def main() -> None:
             tiny = folder / "tiny.parquet"
             pa.parquet.write_table(simulate_demand(200), tiny)
 
-            def note(event: dict[str, Any]) -> None:
-                if event["event"] == "trial" and event["trial"] in (20, 60, 100, 200):
+            def note(event: Event) -> None:
+                if isinstance(event, TrialEnd) and event.trial in (20, 60, 100, 200):
                     host = psutil.Process().memory_info().rss / 1e6
                     device = torch.cuda.memory_reserved() / 1e6 if torch.cuda.is_available() else 0
-                    seen[event["trial"]] = {"host_mb": host, "device_mb": device}
+                    seen[event.trial] = {"host_mb": host, "device_mb": device}
 
             settings = build_job(tiny, folder, trials=204, parallel=16)
             settings["train"]["epochs"] = 1

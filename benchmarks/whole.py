@@ -8,7 +8,7 @@ Cases: `demo` is the embedded one. `B`: LSTM 64 x 2, 24 rows x 10 columns, 40 ep
 `B x16` and `B x64` train it from so many seeds. `D`: LSTM 128, 150 rows x 5 columns, 20 epochs x
 125 steps; `D x16`. `cells`: 770,000 rows of simulated cells, LSTM 64; `cells x8`; `cells search`
 searches 48 trials on them. `etth1` is examples/etth1-lstm.toml, for which --etth1 names the file.
-`rows 1e6`, `rows 1e7` and `rows 4e7` are large tables: an LSTM 32 on five columns of floats, 48 rows
+`rows 1e6`, `rows 1e7` and `rows 4e7` are large tables: an LSTM 32 on five columns, 48 rows
 of context, batches of 4,096, one epoch.
 
 The commands have caches of their own, empty at first: each case runs once, which is its first time,
