@@ -25,7 +25,7 @@ from slipstream.config import search_space as spaces
 from slipstream.data import folds
 from slipstream.scoring.batch import Baseline
 from slipstream.search import portfolio
-from slipstream.search.auto import _is_rival, choose, choose_in_time, plan_seeds
+from slipstream.search.auto import _add_share, _is_rival, choose, choose_in_time, plan_seeds
 from slipstream.search.budget import MARGIN
 from slipstream.search.candidates import (
     AutoCosts,
@@ -206,13 +206,22 @@ def choose_from(library, name="ridge"):
 
 
 def test_a_baseline_that_an_ensemble_hardly_beats_has_half_of_its_weight():
-    hedged = choose_from(make_rivals(0.005)).weights
-    assert hedged["ridge"] == pytest.approx(0.5)
-    assert len(hedged) > 1
-    clear = choose_from(make_rivals(0.3)).weights
-    assert clear.get("ridge", 0.0) < 0.5
+    hedged = choose_from(make_rivals(0.005))
+    assert hedged.weights["ridge"] == pytest.approx(0.5)
+    assert hedged.rival == "ridge"
+    assert len(hedged.weights) > 1
+    clear = choose_from(make_rivals(0.3))
+    assert clear.weights.get("ridge", 0.0) < 0.5
+    assert clear.rival is None
     trivial = choose_from(make_rivals(0.005), "repeat").weights
     assert trivial["repeat"] == pytest.approx(0.8)
+
+
+def test_members_with_next_to_no_weight_are_left_out():
+    found = Combination({"trial 0": 0.95, "trial 1": 0.05}, 0.1, 0.1, 0.0)
+    hedged = _add_share(found, ["repeat"], 0.8)
+    assert set(hedged.weights) == {"repeat", "trial 0"}
+    assert sum(hedged.weights.values()) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +344,8 @@ def test_the_end_takes_what_its_candidates_took():
     assert costs.estimate_scoring(["trial 0"]) == 5 * costs.estimate_scoring([])
     assert costs.estimate_training(["ridge"], 7.0) == 0.0
     assert costs.estimate_training(["trial 0", "trial 1"], 7.0) == pytest.approx(37 * MARGIN)
+    costs.setup_s = 4.0  # what trial 0 took includes it
+    assert costs.estimate_training(["trial 0", "trial 1"], 7.0) == pytest.approx(41 * MARGIN)
     costs.fixed.add("trial 1")  # the same from every seed
     assert costs.estimate_training(["trial 0", "trial 1"], 7.0) == pytest.approx(30 * MARGIN)
     # a baseline of longer windows is none that the answer is compared with

@@ -93,6 +93,8 @@ eight parts, one in twenty is that much better by chance"""
 RIVAL_SHARE, TRIVIAL_SHARE = 0.5, 0.8
 """The share of a baseline in an ensemble that is hardly better than it, and not beyond its noise;
 of one that has learned nothing"""
+MIN_SHARE = 0.02
+"""The least share of a member beside a baseline's: less changes no prediction, but costs as much"""
 MAX_SAVED = 16
 """Candidates whose weights are kept, so that a search that is resumed with more minutes has them"""
 MAX_MEASURED = 10
@@ -371,7 +373,8 @@ def _hedge(library: Library, found: Combination, baselines: Sequence[str]) -> Co
     own = sum(weight for name, weight in found.weights.items() if name in (trivial or rivals))
     if not rivals or own >= share:
         return found
-    return _add_share(found, preferred, (share - own) / (1 - own))
+    hedged = _add_share(found, preferred, (share - own) / (1 - own))
+    return hedged._replace(rival=preferred[0])
 
 
 def _is_rival(found: Combination, name: str) -> bool:
@@ -399,12 +402,13 @@ def _hedge_classes(library: Library, found: Combination, baselines: Sequence[str
 
 
 def _add_share(found: Combination, names: Sequence[str], share: float) -> Combination:
-    """Return the combination with a share divided among these candidates, and at most as many
-    members as an ensemble may have."""
+    """Return the combination with a share divided among these candidates, at most as many members
+    as an ensemble may have, and none with next to no weight."""
     weights = {name: (1 - share) * weight for name, weight in found.weights.items()}
     for name in names:
         weights[name] = weights.get(name, 0.0) + share / len(names)
     ordered = dict(sorted(weights.items(), key=lambda pair: -pair[1])[:MAX_MEMBERS])
+    ordered = {name: weight for name, weight in ordered.items() if weight >= MIN_SHARE}
     total = sum(ordered.values())
     return found._replace(weights={name: weight / total for name, weight in ordered.items()})
 
@@ -652,6 +656,13 @@ def describe_findings(
     share = _compute_hedge(search.library)
     if len(chosen) > 1 and share and search.plan.prefer == "best":
         yield f"{100 * share:.0f} % of the weight or more are baselines', because few windows judge"
+    if choice.rival in chosen:
+        gain = 100 * choice.advantages[choice.rival].gain
+        compared = f"only {gain:.1f} % better" if gain > 0 else "no better"
+        yield (
+            f"{100 * choice.weights[choice.rival]:.0f} % of the weight is that of {choice.rival}: "
+            f"without it, the ensemble was {compared} on validation windows, which may be luck"
+        )
     if len(chosen) == 1 and search.plan.prefer == "best":
         yield (
             "no ensemble: it was not better than one model on validation windows that neither was "

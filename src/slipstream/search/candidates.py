@@ -251,6 +251,8 @@ class AutoCosts:
     """By candidate: to predict a window"""
     train_s: dict[str, float] = field(default_factory=dict)
     """By candidate: to train one model; on a GPU, where many train at a time, it is the mean"""
+    setup_s: float = 0.0
+    """To build the program that trains a candidate, where `train_s` does not have it"""
     fit_s: dict[str, float] = field(default_factory=dict)
     """By baseline: to fit it"""
     fixed: set[str] = field(default_factory=set)
@@ -275,7 +277,8 @@ class AutoCosts:
 
     def _sum_training(self, names: Iterable[str], mean_s: float) -> float:
         trained = [name for name in names if parse_name(name) is not None]
-        return MARGIN * sum(self.train_s.get(name, mean_s) for name in trained)
+        setup_s = self.setup_s * len(set(trained) - self.train_s.keys())
+        return MARGIN * (setup_s + sum(self.train_s.get(name, mean_s) for name in trained))
 
     def estimate_refit(self, names: Iterable[str], mean_s: float) -> float:
         """Return the seconds of training a model of each candidate on all rows, and of fitting the
@@ -306,6 +309,8 @@ class AutoSearch(OptunaSearch):
     """The members of the answer, when that was looked at last"""
     _likely: Sequence[str] = ()
     """The members of an ensemble then, whether or not the answer is one"""
+    _setups_s: Sequence[float] = ()
+    """What building the programs of packs took"""
     _look_at: float = -math.inf
     """When to look again"""
 
@@ -550,6 +555,10 @@ class AutoSearch(OptunaSearch):
     def fail(self, trial: TrialRun, reason: str) -> None:
         super().fail(trial, reason)
         self.library.forget(name_trial(trial.number))
+
+    def record_setup(self, seconds: float) -> None:
+        self._setups_s = (*self._setups_s, seconds)
+        self.end_costs.setup_s = statistics.median(self._setups_s)
 
     def is_over(self) -> bool:
         return self._is_over_in(0.0)

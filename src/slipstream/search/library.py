@@ -98,6 +98,8 @@ class Combination(NamedTuple):
 
     min_gain: float = MIN_GAIN
     """The gain from which on the ensemble is taken"""
+    rival: str | None = None
+    """The baseline that the ensemble is hardly better than, and that has a share for it"""
 
     @property
     def is_better(self) -> bool:

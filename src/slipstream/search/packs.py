@@ -181,6 +181,10 @@ class TrialSource(Protocol):
     def fail(self, trial: TrialRun, reason: str) -> None:
         """Record that a trial could not be trained."""
 
+    def record_setup(self, seconds: float) -> None:
+        """Take the seconds that building a pack's program has taken, until its first round."""
+        return
+
     def is_over(self) -> bool:
         """Whether no further trial may start."""
         return False
@@ -563,10 +567,13 @@ class TrialPack:
         """Why its lanes had to end, and the trials that this has left without a validation"""
         self.was_interrupted = False
         """A signal stopped the pack, which wrote a checkpoint"""
+        self.setup_s: float | None = 0.0
+        """What building its program has taken so far; None once that is known"""
 
     def start(
         self, shape: PackShape, trials: Sequence[TrialRun], stop: StopRequest, *, max_lanes: int
     ) -> None:
+        began = time.perf_counter()
         self.trials = list(trials)
         data = self.data = self._load_data()
         self.shapes = [shape, *{self._get_shape(trial) for trial in trials}]
@@ -596,6 +603,7 @@ class TrialPack:
             build = partial(self._build, mode)
             state = states.start(first, build, TrialEvents(self), num_places=self.num_lanes)
             self._start_rounds(state, stop)
+        self.setup_s = time.perf_counter() - began
 
     def _load_data(self) -> TrialData:
         data = self.datasets.get(self.trials[0].config)
@@ -722,8 +730,12 @@ class TrialPack:
     def advance(self) -> bool:
         """Train one round; return whether there is another."""
         assert self.rounds is not None
+        began = time.perf_counter()
         with self._use_device():
             self.round = next(self.rounds, None)
+        if self.setup_s is not None:  # the first round captures the step
+            self.pool.source.record_setup(self.setup_s + time.perf_counter() - began)
+            self.setup_s = None
         if self.round is None:
             if not self.was_interrupted:
                 self._drop_unfinished()

@@ -291,6 +291,9 @@ class FilledSearch(TrialSource):
     def fail(self, trial: TrialRun, reason: str) -> None:
         self._choose(trial.number).fail(trial, reason)
 
+    def record_setup(self, seconds: float) -> None:
+        self.search.record_setup(seconds)
+
     def fill_place(self, fits: Callable[[TrialRun], bool]) -> TrialRun | None:
         search, num_left = self.search, len(self.search.running)
         if num_left < min(self.few, self._num_left):

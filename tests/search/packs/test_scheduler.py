@@ -41,7 +41,10 @@ class LimitedSource(TrialSource):
 
     def __init__(self, *trials):
         self.trials, self.training = list(trials), None
-        self.ended, self.failed, self.costs = [], [], []
+        self.ended, self.failed, self.costs, self.setups_s = [], [], [], []
+
+    def record_setup(self, seconds):
+        self.setups_s.append(seconds)
 
     def ask(self):
         self.training = self.trials.pop(0) if self.trials else None
@@ -77,6 +80,8 @@ def test_a_trial_without_time_for_a_validation_leaves_it_to_the_next(tmp_path):
     ((train_s, validate_s),) = source.costs
     assert train_s > 0
     assert validate_s > 0
+    assert len(source.setups_s) == 2  # a pack for each trial
+    assert min(source.setups_s) > 0
 
 
 @pytest.mark.slow
