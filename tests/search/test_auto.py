@@ -30,6 +30,7 @@ from slipstream.search.budget import MARGIN
 from slipstream.search.candidates import (
     AutoCosts,
     BaselineCandidate,
+    find_useful_context,
     lengthen,
     make_fit,
     prepare_auto,
@@ -175,6 +176,33 @@ def test_a_cpu_tries_more_of_the_inputs_that_baselines_find_better(tmp_path):
     assert sum(first) == 4
     assert sorted(map(str, order)) == sorted(map(str, plan.candidates))
     assert portfolio.order_candidates(plan.candidates, plan.facts, None) == plan.candidates
+
+
+@pytest.mark.parametrize(("factor", "context"), [(0.5, 96), (0.97, 0), (2.0, 0)])
+def test_candidates_read_the_rows_that_a_ridge_gains_from(factor, context):
+    """A season of a week explains what a day does not."""
+    library = Library([Block(torch.arange(400), 1.0), Block(torch.arange(400), 2.0)], "mse")
+    for number in range(2):
+        errors = torch.randn(400, generator=torch.Generator().manual_seed(number))
+        library.add("ridge", number, errors)
+        library.add("ridge, 96 rows", number, factor**0.5 * errors)
+        library.add("trial 0", number, 0.1 * errors)
+    assert find_useful_context(library, 96) == context
+    assert find_useful_context(library, 48) == 0  # none was fitted to as many
+
+
+def test_the_most_rows_replace_all_contexts_but_the_shortest(tmp_path):
+    config = configs.load(make_settings(tmp_path))
+    search, plan, _ = prepare_auto(config, make_table(), minutes=1.0, prefer="best")
+    shortest, longest = plan.facts.contexts[0], plan.facts.contexts[-1]
+    for candidate in plan.candidates:
+        assert portfolio.lengthen_context(candidate, 0, plan.facts) == candidate
+        longer = portfolio.lengthen_context(candidate, longest, plan.facts)
+        is_shortest = candidate["data.context"] == shortest
+        assert longer["data.context"] == (shortest if is_shortest else longest)
+        values = {name: longer[name] for name in search.tune.space}
+        assert portfolio.is_in_space(values, search.tune.space)
+        spaces.apply_params(search, search.tune.space, values)
 
 
 def test_what_a_baseline_solves_is_not_trained_on_a_cpu(tmp_path):

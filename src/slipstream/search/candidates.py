@@ -76,6 +76,9 @@ MAX_PARENTS = 6
 MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 4, 0.9, 3.0, 1.5
 """Trials after which the best, if it was best after so much of its epochs, trains for so many times
 as many of them; for fewer where the time is short, but not below the last number"""
+MIN_CONTEXT_GAIN = 0.1
+"""How much lower the loss of a ridge on the most rows is than on the given ones, beyond its noise,
+where the candidates of the portfolio read the most rows, too"""
 MAX_LATE_S = 60.0
 """Beyond the whole time, until when the first candidate may train an epoch"""
 MAX_MISFITS = 50
@@ -405,10 +408,12 @@ class AutoSearch(OptunaSearch):
         longer = self._train_longer(trials)
         if longer is not None and longer not in tried:
             return longer
+        context = find_useful_context(self.library, max(self.plan.facts.contexts))
         for candidate in portfolio.order_candidates(
             self.plan.candidates, self.plan.facts, self._prefers_own()
         ):
-            params = {name: candidate[name] for name in space}
+            adapted = portfolio.lengthen_context(candidate, context, self.plan.facts)
+            params = {name: adapted[name] for name in space}
             if params not in tried and portfolio.is_in_space(params, space) and fits(params):
                 return params
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
@@ -630,6 +635,20 @@ class AutoSearch(OptunaSearch):
 
     def wants_lane(self, trial: TrialRun, fold: int, loss: float) -> bool:
         return False  # the weights are saved anyway
+
+
+def find_useful_context(library: Library, longest: int) -> int:
+    """Return the rows that candidates read at least, as the baselines have shown: the most of all
+    where a ridge on these is clearly better than on the given ones, as where a week explains what a
+    day does not; else 0."""
+    ranked = [name for name in library.rank() if parse_baseline(name) == "ridge"]
+    long = [name for name in ranked if name.endswith(f" {longest} rows")]
+    given = [name for name in ranked if name not in long]
+    if not long or not given:
+        return 0
+    loss, given_loss = (library.compute_loss(names[0]) for names in (long, given))
+    noise = library.compute_noise(long[0], given[0])
+    return longest if given_loss - loss > max(MIN_CONTEXT_GAIN * given_loss, 2 * noise) else 0
 
 
 def make_fit(

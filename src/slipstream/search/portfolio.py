@@ -323,6 +323,16 @@ def order_candidates(
     return [candidates[number] for _, number in sorted(places)]
 
 
+def lengthen_context(params: Params, context: int, facts: Facts) -> Params:
+    """Return a candidate that reads so many rows, unless it reads the fewest of all candidates, for
+    which the newest rows are enough."""
+    if not facts.contexts[0] < params["data.context"] < context:
+        return params
+    patch = params["model.patch"]
+    longer = {"data.context": context, "model.patch": choose_patch(context, patch)}
+    return params | longer | {"train.epochs": count_epochs(params | longer, facts)}
+
+
 def _shrink(row: Params) -> Params:
     return row | {"model.hidden": min(row["model.hidden"], SMALL_WIDTH), "model.layers": 1}
 
