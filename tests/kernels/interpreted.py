@@ -20,7 +20,7 @@ from triton.runtime import interpreter
 
 from slipstream.engine import pack
 from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
-from slipstream.kernels import adam, lane_step, precompile
+from slipstream.kernels import adam, gather, lane_step, precompile
 from slipstream.kernels.rnn import fused, stepwise, wide_kernels
 from slipstream.kernels.rnn import wide as split
 from slipstream.kernels.rnn.fused import FusedOptions, FusedTile
@@ -284,7 +284,25 @@ def settle_error(
     return error if all(same) else float("inf")
 
 
+def gather_is_exact(
+    lanes: tuple[int, ...], T: int, B: int, columns: tuple[int, int, int], H: int
+) -> bool:
+    """Whether windows are those of plain indexing; columns: of the table, inputs and targets."""
+    torch.manual_seed(0)
+    width, F, C = columns
+    table = torch.randn(97, width)
+    inputs, targets = table[:, :F], table[:, width - C :]
+    context_rows, target_rows = torch.arange(T)[:, None], T + 2 + torch.arange(H)
+    starts = torch.randint(0, 97 - T - 2 - H, (2, *lanes, B))[1]
+    found = gather.gather_windows(inputs, targets, starts, context_rows, target_rows)
+    wanted = inputs[starts[..., None, :] + context_rows], targets[starts[..., None] + target_rows]
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def check_updates(_: int) -> Errors:
+    yield "windows", float(not gather_is_exact((), 5, 7, (3, 2, 1), 1))
+    yield "windows of lanes", float(not gather_is_exact((3,), 4, 300, (5, 4, 2), 3))
+    yield "windows of many targets", float(not gather_is_exact((2,), 1, 90, (6, 1, 6), 9))
     yield "a step without a loss scale", settle_error(scaled=False, encoder=True, clip=2.0)
     yield "a step with a loss scale", settle_error(scaled=True, encoder=True, clip=2.0)
     yield "a step without clipping", settle_error(scaled=True, encoder=False, width=4097)
