@@ -183,7 +183,7 @@ GLOBAL(256) pack_layer(Weights w, const void *x, uint4 *forward_u, uint4 *forwar
   const i64 end_bias = end_v + (ONES ? 0 : (i64)recurrences * H * 4);
   const i64 end_slot = end_bias + (by_slot ? (i64)recurrences * H * 4 * w.inputs : 0);
   const i64 end_b = end_slot + (SAVE ? (i64)recurrences * WARPS * (H / 4) * 32 : 0);
-  const i64 end_x = end_b + (packed_x ? rows * 4 * KX : 0);
+  const i64 end_x = end_b + (packed_x ? rows * KX : 0);
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < end_x; i += (i64)gridDim.x * blockDim.x) {
     const int lane = i % 32, g = lane / 4, q = lane % 4;
     u32 v[4];
@@ -244,16 +244,19 @@ GLOBAL(256) pack_layer(Weights w, const void *x, uint4 *forward_u, uint4 *forwar
       }
       store_16(backward_u + (i - end_slot), make_uint4(v[0], v[1], v[2], v[3]));
     } else {
-      constexpr int QUARTERS = KX ? 4 * KX : 1;
-      const i64 n = i - end_b, row = n / QUARTERS;
-      float c[4];
+      // 16 columns at once: with fewer, a thread waits for memory as often for less
+      const i64 n = i - end_b, row = n / (KX ? KX : 1);
+      float c[16];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int from = n % QUARTERS * 4 + k;
+      for (int k = 0; k < 16; ++k) {
+        const int from = n % (KX ? KX : 1) * 16 + k;
         const bool is_one = ONES && from >= w.inputs && from < w.inputs + 2;
         c[k] = from < w.inputs ? load_x(x, row * w.inputs + from) : is_one ? 1.f : 0.f;
       }
-      store_8(packed_x + 4 * n, make_uint2(pack(c[0], c[1]), pack(c[2], c[3])));
+#pragma unroll
+      for (int k = 0; k < 16; k += 8)
+        store_16(packed_x + 16 * n + k, make_uint4(pack(c[k], c[k + 1]), pack(c[k + 2], c[k + 3]),
+                                                   pack(c[k + 4], c[k + 5]), pack(c[k + 6], c[k + 7])));
     }
   }
 }

@@ -404,7 +404,7 @@ def pack_layer(
     results = (forward_u, forward_v, bias, by_slot, backward_u, rows if is_packed else None)
     items = sum(
         result.numel() // per_item
-        for result, per_item in zip(results, (8, 8, 1, 1, 8, 4), strict=True)
+        for result, per_item in zip(results, (8, 8, 1, 1, 8, COLUMNS), strict=True)
         if result is not None
     )
     blocks = min(-(-items // PACK_THREADS), MAX_PACK_BLOCKS)
