@@ -332,7 +332,7 @@ template <int MORE> void await_copies() {
     for (const auto &copy : groups.front()) emulator::finish(copy);
 }
 
-#if BULK || TURNS
+#if BULK
 inline void start_bulk_barrier(u32 bar, int arrivals) {
   emulator::touch(bar, 8, true);
   emulator::bars[bar].needed = arrivals;
@@ -349,7 +349,6 @@ inline void expect_bytes(u32 at, int bytes) {
   ++me.clock[emulator::current];
   complete(bar);
 }
-inline void arrive(u32 at) { expect_bytes(at, 0); }
 inline void copy_bulk(u32 to, const void *from, int bytes, u32 at) {
   emulator::Bar &bar = emulator::bars.at(at);
   auto &me = emulator::fibers[emulator::current];

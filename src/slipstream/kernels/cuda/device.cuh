@@ -157,13 +157,10 @@ template <int MORE> DEVICE void await_copies() {  // all but the last MORE group
 
 // Bulk copies of rows, which complete on a barrier in shared memory (Hopper and later)
 
-#if BULK || TURNS
+#if BULK
 DEVICE void start_bulk_barrier(u32 bar, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-DEVICE void arrive(u32 bar) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 DEVICE void expect_bytes(u32 bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"

@@ -17,10 +17,6 @@
 // operand B then hold window n at two places of its row, each of which is right for one of two
 // instructions, with sums of their own: a read serves four instructions.
 //
-// NW = 16 has two groups of 8 columns. With TURNS each has a barrier of its own in shared memory, at
-// which a warp arrives after a group's gates and waits before its next products. So warps may be half
-// a step apart: the tensor cores multiply for one while another computes gates.
-//
 //     source    KX > 0: inputs in blocks of 16 columns, [K, T, B, 16 KX], which an instruction each
 //               multiplies by w_ih; with ONES, two columns after them are ones and carry the biases
 //               as a high and a low part. KX = 0: the products of x and w_ih, [K, T, B, W, H, 4]
@@ -76,9 +72,6 @@
 #endif
 #ifndef BULK
 #define BULK 0  // `backward` reads memory by bulk copies
-#endif
-#ifndef TURNS
-#define TURNS 0  // `forward` has a barrier for each group of columns
 #endif
 
 constexpr int WARPS = H / 16, THREADS = 32 * WARPS;
@@ -355,7 +348,6 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
   const u32 stages = keep(base + 2 * BUFFER + 16 * threadIdx.x);
   u32 to_stage = 0, of_stage = 0;
   auto next = [](u32 stage) { return stage + STAGE == AHEAD * STAGE ? 0 : stage + STAGE; };
-  const u32 bars = keep(base + 2 * BUFFER + (KX ? 0 : AHEAD * STAGE));
   auto read_x = [&](int set, bool more) {  // of the next step that was not read, if there is one
     if (KX) {
 #pragma unroll
@@ -377,38 +369,42 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
   };
 
   float sums[NT][4][3 - E][4];
-  auto start_sums = [&](int nt, int set) {  // of a step: a group's products with x
-    uint4 v[E];
-    if (!KX)
+  auto start_sums = [&](int set) {  // of a step: its products with x
 #pragma unroll
-      for (int e = 0; e < E; ++e) v[e] = read_16(stages + of_stage + (nt * E + e) * THREADS * 16);
+    for (int nt = 0; nt < NT; ++nt) {
+      uint4 v[E];
+      if (!KX)
 #pragma unroll
-    for (int tile = 0; tile < 4; ++tile) {
-      float(&a)[4] = sums[nt][tile][0];
-      a[0] = a[1] = offset[tile][0], a[2] = a[3] = offset[tile][1];
-      if (E == 1)
+        for (int e = 0; e < E; ++e) v[e] = read_16(stages + of_stage + (nt * E + e) * THREADS * 16);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) sums[nt][tile][2 - E][k] = E == 1 ? 0.f : a[k];
+      for (int tile = 0; tile < 4; ++tile) {
+        float(&a)[4] = sums[nt][tile][0];
+        a[0] = a[1] = offset[tile][0], a[2] = a[3] = offset[tile][1];
+        if (E == 1)
 #pragma unroll
-      for (int b = 0; b < KX; ++b) multiply(a, V[b][tile], X[set][nt][b].x, X[set][nt][b].y);
-      if (!KX) {
+          for (int k = 0; k < 4; ++k) sums[nt][tile][2 - E][k] = E == 1 ? 0.f : a[k];
 #pragma unroll
-        for (int e = 0; e < E; ++e)
+        for (int b = 0; b < KX; ++b) multiply(a, V[b][tile], X[set][nt][b].x, X[set][nt][b].y);
+        if (!KX) {
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const int slot = slot_of(tile, r), second = unit_of(tile, r);
-            const u32 early = second ? v[e].z : v[e].x, late = second ? v[e].w : v[e].y;
-            const u32 pair = slot < 2 ? early : late;
-            const float of_x = slot % 2 ? high(pair) : low(pair);
-            if (gate_of(slot, false) >= 0) a[2 * r + e] += (is_halved(slot) ? .5f : 1.f) * of_x;
-          }
+          for (int e = 0; e < E; ++e)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+              const int slot = slot_of(tile, r), second = unit_of(tile, r);
+              const u32 early = second ? v[e].z : v[e].x, late = second ? v[e].w : v[e].y;
+              const u32 pair = slot < 2 ? early : late;
+              const float of_x = slot % 2 ? high(pair) : low(pair);
+              if (gate_of(slot, false) >= 0) a[2 * r + e] += (is_halved(slot) ? .5f : 1.f) * of_x;
+            }
+        }
       }
     }
+    if (!KX) of_stage = next(of_stage);
   };
 
-  auto store = [&](int nt, bool any) {
+  auto store = [&](bool any) {
 #pragma unroll
-    for (int i = nt * E; i < (nt + 1) * E; ++i)
+    for (int i = 0; i < SETS; ++i)
       if (any && WINDOW(i) < left) {
         if (SAVE || !LAST) store_4(y_at + WINDOW(i) * AT, hs[i]);
         if (SAVE) store_16(s_at + 4 * WINDOW(i) * AT, ss[i]);
@@ -422,12 +418,7 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
     for (int k = 0; k < AHEAD; ++k) read_x(0, k < T);
     await_copies<AHEAD - 1>();
   }
-#pragma unroll
-  for (int nt = 0; nt < NT; ++nt) start_sums(nt, 0);
-  if (!KX) of_stage = next(of_stage);
-#if TURNS
-  if (threadIdx.x < NT) start_bulk_barrier(bars + 8 * threadIdx.x, WARPS);
-#endif
+  start_sums(0);
   await_block();
 
   for (int t0 = 0; t0 < T; t0 += 2)
@@ -435,75 +426,67 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
     for (int u = 0; u < 2; ++u) {
       const int t = t0 + u;
       if (u && t >= T) break;
+      uint4 v[READS][NT];
 #pragma unroll
-      for (int nt = 0; nt < NT; ++nt) {
-#if TURNS
-        if (t) await_bulk(bars + 8 * nt, u ^ 1);
-#endif
-        uint4 v[READS];
+      for (int b = 0; b < READS; ++b)
 #pragma unroll
-        for (int b = 0; b < READS; ++b)
-          v[b] = read_16(read_at + (u ^ 1) * BUFFER + nt * GROUP + 32 * LOADS * b);
+        for (int nt = 0; nt < NT; ++nt)
+          v[b][nt] = read_16(read_at + (u ^ 1) * BUFFER + nt * GROUP + 32 * LOADS * b);
 #pragma unroll
-        for (int b = 0; b < READS; ++b) {
-          if (b == READS / 2) {  // what is not in the chain of steps
-            store(nt, t > 0);
-            if (nt == 0) read_x(u, KX ? t + 2 < T : t + AHEAD < T);
-            await_warp();
-          }
+      for (int b = 0; b < READS; ++b) {
+        if (b == READS / 2) {  // what is not in the chain of steps
+          store(t > 0);
+          read_x(u, KX ? t + 2 < T : t + AHEAD < T);
+          await_warp();
+        }
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
           for (int k = 0; k < LOADS; ++k)
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile)
               if (LOADS * b + k < 2 * BLOCKS)
                 multiply(sums[nt][tile][E == 1 ? k / 2 : 0], U[tile][LOADS * b + k],
-                         k % 2 ? v[b].z : v[b].x, k % 2 ? v[b].w : v[b].y);
-        }
-#pragma unroll
-        for (int i = nt * E; i < (nt + 1) * E; ++i) {
-          const int e = i % E;
-          float h[2];
-          u32 s[2][2];
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            auto sum = [&](int slot) {
-              const int tile = GRU ? (slot == 0 ? 3 : slot == 3 ? 2 : j) : 2 * j + slot / 2;
-              const int r = GRU ? (slot == 0 || slot == 3 ? j : slot - 1) : slot % 2;
-              const float own = sums[nt][tile][0][2 * r + e];
-              return E == 2 || tile >= TILES ? own : own + sums[nt][tile][2 - E][2 * r + 1];
-            };
-            const float before = state[i][j];
-            if (GRU) {
-              const float tr = tanh_fast(sum(1)), tz = tanh_fast(sum(2)), from_h = sum(3);
-              const float n = tanh_fast(sum(0) + (.5f * tr + .5f) * from_h);
-              h[j] = state[i][j] = n + (.5f * tz + .5f) * (before - n);
-              s[j][0] = pack_half(n, tr), s[j][1] = pack_half(tz, from_h);
-            } else {
-              const float ti = tanh_fast(sum(0)), tf = tanh_fast(sum(1));
-              const float z = tanh_fast(sum(2)), to = tanh_fast(sum(3));
-              state[i][j] = (.5f * tf + .5f) * before + (.5f * ti + .5f) * z;
-              h[j] = (.5f * to + .5f) * tanh_fast(state[i][j]);
-              s[j][0] = pack_half(ti, tf), s[j][1] = pack_half(z, to);
-            }
-          }
-          if (!GRU) cs[i] = pack_half(state[i][0], state[i][1]);
-          hs[i] = pack(h[0], h[1]);
-          write_4((e ? other_at : write_at) + u * BUFFER + nt * GROUP, hs[i]);
-          ss[i] = make_uint4(s[0][0], s[0][1], s[1][0], s[1][1]);
-        }
-#if TURNS
-        await_warp();
-        if (lane == 0) arrive(bars + 8 * nt);
-#endif
-        if (!KX && nt == 0) await_copies<AHEAD - 1>();
-        start_sums(nt, u ^ 1);
+                         k % 2 ? v[b][nt].z : v[b][nt].x, k % 2 ? v[b][nt].w : v[b][nt].y);
       }
-      if (!KX) of_stage = next(of_stage);
-      y_at += stride, s_at += 4 * stride, c_at += stride;
-      if (!TURNS) await_block();
-    }
 #pragma unroll
-  for (int nt = 0; nt < NT; ++nt) store(nt, true);
+      for (int i = 0; i < SETS; ++i) {
+        const int nt = i / E, e = i % E;
+        float h[2];
+        u32 s[2][2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          auto sum = [&](int slot) {
+            const int tile = GRU ? (slot == 0 ? 3 : slot == 3 ? 2 : j) : 2 * j + slot / 2;
+            const int r = GRU ? (slot == 0 || slot == 3 ? j : slot - 1) : slot % 2;
+            const float own = sums[nt][tile][0][2 * r + e];
+            return E == 2 || tile >= TILES ? own : own + sums[nt][tile][2 - E][2 * r + 1];
+          };
+          const float before = state[i][j];
+          if (GRU) {
+            const float tr = tanh_fast(sum(1)), tz = tanh_fast(sum(2)), from_h = sum(3);
+            const float n = tanh_fast(sum(0) + (.5f * tr + .5f) * from_h);
+            h[j] = state[i][j] = n + (.5f * tz + .5f) * (before - n);
+            s[j][0] = pack_half(n, tr), s[j][1] = pack_half(tz, from_h);
+          } else {
+            const float ti = tanh_fast(sum(0)), tf = tanh_fast(sum(1));
+            const float z = tanh_fast(sum(2)), to = tanh_fast(sum(3));
+            state[i][j] = (.5f * tf + .5f) * before + (.5f * ti + .5f) * z;
+            h[j] = (.5f * to + .5f) * tanh_fast(state[i][j]);
+            s[j][0] = pack_half(ti, tf), s[j][1] = pack_half(z, to);
+          }
+        }
+        if (!GRU) cs[i] = pack_half(state[i][0], state[i][1]);
+        hs[i] = pack(h[0], h[1]);
+        write_4((e ? other_at : write_at) + u * BUFFER + nt * GROUP, hs[i]);
+        ss[i] = make_uint4(s[0][0], s[0][1], s[1][0], s[1][1]);
+      }
+      y_at += stride, s_at += 4 * stride, c_at += stride;
+      if (!KX) await_copies<AHEAD - 1>();
+      start_sums(u ^ 1);
+      await_block();
+    }
+  store(true);
 
 #if LAST || STATES
 #pragma unroll

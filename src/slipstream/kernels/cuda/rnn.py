@@ -120,18 +120,14 @@ class Tile(NamedTuple):
     """Of a block"""
     ahead: int
     bulk: bool
-    """`rnn_backward` reads memory by bulk copies"""
     shared: int
     """Bytes of shared memory"""
-    turns: bool = False
-    """`rnn_forward` has a barrier for each group of 8 windows"""
 
     def list_macros(self, shape: LayerShape) -> dict[str, int]:
         return {
             "NW": self.windows,
             "AHEAD": self.ahead,
             "BULK": int(self.bulk),
-            "TURNS": int(self.turns),
             "LAST": int(shape.last),
             "STATES": int(shape.states),
         }
@@ -153,7 +149,7 @@ def count_forward_bytes(shape: LayerShape, windows: int, ahead: int) -> int:
     blocks = -(-shape.units // 32)
     row = 32 * loads * -(-2 * blocks // loads) + pad
     stages = 0 if shape.blocks else ahead * per_thread * shape.threads * 16
-    return 2 * groups * rows * row + stages + 8 * groups
+    return 2 * groups * rows * row + stages
 
 
 def count_backward_bytes(shape: LayerShape, windows: int, ahead: int, *, bulk: bool) -> int:
@@ -216,14 +212,13 @@ def _fit_tile(shape: LayerShape, windows: int, gpu: GpuLimits, *, is_backward: b
     if not is_backward and windows > 8 and shape.blocks > 1:
         return None  # too many registers
     bulk = is_backward and gpu.architecture >= HOPPER and windows > 4
-    turns = not is_backward and gpu.architecture >= HOPPER and windows > 8
     for ahead in (AHEAD, AHEAD - 1, LEAST_AHEAD):
         if is_backward:
             shared = count_backward_bytes(shape, windows, ahead, bulk=bulk)
         else:
             shared = count_forward_bytes(shape, windows, ahead)
         if shared <= gpu.room:
-            return Tile(windows, ahead, bulk, shared, turns)
+            return Tile(windows, ahead, bulk, shared)
     return None
 
 
