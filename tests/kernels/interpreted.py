@@ -8,6 +8,7 @@ A process of its own: the interpreter is chosen when the kernels are imported.
 from __future__ import annotations
 
 import json
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ import numpy as np
 import torch
 from triton.runtime import interpreter
 
-from slipstream.kernels import adam, precompile
+from slipstream.engine import pack
+from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
+from slipstream.kernels import adam, gather, lane_step, precompile
 from slipstream.kernels.rnn import fused, stepwise, wide_kernels
 from slipstream.kernels.rnn import wide as split
 from slipstream.kernels.rnn.fused import FusedOptions, FusedTile
@@ -235,7 +238,74 @@ def rehearsed() -> bool:
     return unchanged and bool((first > 0).all())
 
 
+def settle_error(
+    *, scaled: bool, encoder: bool, clip: float = math.inf, width: int = 5000
+) -> float:
+    """Against the same in PyTorch: lanes that move, that overflow, whose scale grows, that are
+    frozen and that are not active."""
+    torch.manual_seed(0)
+    K, S = 6, 7
+    grads = torch.randn(K, width)
+    grads[1, 3], grads[2, -1] = torch.inf, torch.nan
+    active = torch.tensor([True, True, False, True, True, False])
+    frozen = torch.tensor([True, True, False, False, False, False])
+    state = {
+        "count": torch.arange(K).float(),
+        "cursor": torch.tensor([0, 1, 2, 6, 4, 5]),
+        "losses": torch.zeros(K, S),
+        "encoder_count": torch.arange(K).float() if encoder else None,
+        "scale": 2.0 ** torch.arange(K) if scaled else None,
+        "since_growth": torch.tensor([3, 4, 5, GROW_AFTER - 1, 0, 9]).int() if scaled else None,
+    }
+    mine = {name: None if t is None else t.clone() for name, t in state.items()}
+    fixed = {"clip": torch.full((K,), clip), "rates": torch.rand(K, S)}
+    fixed |= {"active": active, "frozen": frozen}
+    loss = torch.randn(K)
+    growth = GROWTH, BACKOFF, GROW_AFTER
+    found = lane_step.settle(grads, loss, **fixed, **mine, growth=growth)
+
+    divisor, overflow = pack.compute_divisor(grads, fixed["clip"], state["scale"])
+    moves = active if overflow is None else active & ~overflow
+    thawed = moves & ~frozen if encoder else moves
+    lr = fixed["rates"].gather(1, state["cursor"][:, None])[:, 0]
+    state["losses"].scatter_(1, state["cursor"][:, None], loss[:, None])
+    for name, change in (("count", moves), ("encoder_count", thawed), ("cursor", moves)):
+        if state[name] is not None:
+            state[name] += change
+    if overflow is not None:
+        pack.update_loss_scale(state["scale"], state["since_growth"], overflow, active)
+    same = [torch.equal(a, b) for a, b in zip(found[2:], (moves, thawed), strict=True)]
+    same += [torch.equal(mine[name], t) for name, t in state.items() if t is not None]
+    same += [
+        torch.equal(found[0], lr),
+        torch.equal(found[1][~moves].isnan(), divisor[~moves].isnan()),
+    ]
+    error = float((found[1] / divisor - 1).abs()[moves & divisor.isfinite()].max())
+    return error if all(same) else float("inf")
+
+
+def gather_is_exact(
+    lanes: tuple[int, ...], T: int, B: int, columns: tuple[int, int, int], H: int
+) -> bool:
+    """Whether windows are those of plain indexing; columns: of the table, inputs and targets."""
+    torch.manual_seed(0)
+    width, F, C = columns
+    table = torch.randn(97, width)
+    inputs, targets = table[:, :F], table[:, width - C :]
+    context_rows, target_rows = torch.arange(T)[:, None], T + 2 + torch.arange(H)
+    starts = torch.randint(0, 97 - T - 2 - H, (2, *lanes, B))[1]
+    found = gather.gather_windows(inputs, targets, starts, context_rows, target_rows)
+    wanted = inputs[starts[..., None, :] + context_rows], targets[starts[..., None] + target_rows]
+    return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
 def check_updates(_: int) -> Errors:
+    yield "windows", float(not gather_is_exact((), 5, 7, (3, 2, 1), 1))
+    yield "windows of lanes", float(not gather_is_exact((3,), 4, 300, (5, 4, 2), 3))
+    yield "windows of many targets", float(not gather_is_exact((2,), 1, 90, (6, 1, 6), 9))
+    yield "a step without a loss scale", settle_error(scaled=False, encoder=True, clip=2.0)
+    yield "a step with a loss scale", settle_error(scaled=True, encoder=True, clip=2.0)
+    yield "a step without clipping", settle_error(scaled=True, encoder=False, width=4097)
     yield "adam", adam_error(decoupled=False)
     yield "adamw", adam_error(decoupled=True)
     yield "adamw of some columns", adam_error(decoupled=True, columns=slice(8, 36))

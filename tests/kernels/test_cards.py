@@ -131,16 +131,24 @@ def test_a_layer_fits(card, kind, H, D):
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
 def test_weight_gradients_fit(card):
-    for H, D, of_x in ((128, 4, True), (128, 200, False), (64, 10, True)):
-        constants = {"H": H, "HP": gradients.round_up(H), "D": D, "DP": 16, "ROW": D, "LSTM": True}
+    columns = gradients.fit_columns(card.shared)
+    assert columns == (gradients.COLUMNS if card.shared > 150_000 else gradients.FEWER_COLUMNS)
+    for H, D, of_h, of_x in (
+        *((128, 4, True, True), (128, 200, True, False), (64, 10, True, True)),
+        (128, 256, False, True),
+    ):
+        wide = 16 if of_h else columns
+        constants = {"H": H, "HP": gradients.round_up(H), "D": D, "DP": wide, "ROW": D}
         constants |= {
-            "OF_H": True,
+            "LSTM": True,
+            "OF_H": of_h,
             "OF_X": of_x,
             "BR": gradients.ROWS,
             "BC": gradients.SLOT_COLUMNS,
         }
         constants |= COMMON
-        needs = compiled(weight_gradients.weight_gradients, card, constants, warps=8)
+        types = TYPES if of_h else TYPES | {"x": "*fp16"}  # of the layer below
+        needs = compiled(weight_gradients.weight_gradients, card, constants, warps=8, types=types)
         assert needs.shared <= card.shared
         assert needs.registers * 32 * 8 <= REGISTERS
         assert needs.stack <= MAX_SPILLED

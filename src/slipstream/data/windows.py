@@ -18,6 +18,7 @@ from torch import Tensor
 
 from slipstream.config import Signature
 from slipstream.data.scaler import SeriesScales
+from slipstream.kernels import should_use_triton
 
 
 class Batch(NamedTuple):
@@ -155,21 +156,32 @@ def gather(series: Series, starts: Tensor) -> Batch:
 
 def gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
     """Gather the model's inputs of the windows."""
-    return split_input_channels(*_gather_inputs(series, starts), series.sequences_per_window)
+    context, static = _take_context(series, starts), gather_static(series, starts)
+    return split_input_channels(context, static, series.sequences_per_window)
 
 
 def gather_raw(series: Series, starts: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Gather inputs [T, B, F], targets [B, H, C] and static [B, K], channels still together."""
-    inputs, static = _gather_inputs(series, starts)
-    targets = take_rows(series.targets, starts[..., None] + series.target_rows)
+    inputs, targets = _gather_windows(series, starts)
+    static = gather_static(series, starts)
     if series.has_unknown:  # a window that pads a batch may have any target, but a finite one
         targets = targets.nan_to_num(0.0)
     return inputs, targets, static
 
 
-def _gather_inputs(series: Series, starts: Tensor) -> tuple[Tensor, Tensor | None]:
-    inputs = take_rows(series.inputs, starts[..., None, :] + series.context_rows)
-    return inputs, gather_static(series, starts)
+def _gather_windows(series: Series, starts: Tensor) -> tuple[Tensor, Tensor]:
+    if should_use_triton(series.values):
+        from slipstream.kernels.gather import gather_windows
+
+        columns = series.inputs, series.targets
+        return gather_windows(*columns, starts, series.context_rows, series.target_rows)
+    return _take_context(series, starts), take_rows(
+        series.targets, starts[..., None] + series.target_rows
+    )
+
+
+def _take_context(series: Series, starts: Tensor) -> Tensor:
+    return take_rows(series.inputs, starts[..., None, :] + series.context_rows)
 
 
 def take_rows(values: Tensor, rows: Tensor) -> Tensor:

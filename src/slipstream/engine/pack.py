@@ -353,6 +353,8 @@ GRADIENTS: dict[LaneMode, Callable[[LaneContext, Tensor, Layout], LaneGradients]
 }
 
 
+ADAM = ("adam", "adamw")
+"""Optimizers that are one kernel on CUDA, whose update allocates nothing large"""
 ALPHA = 0.99
 """torch's default for rmsprop"""
 
@@ -392,6 +394,19 @@ class UpdateSettings(NamedTuple):
     """Whether the lane changes at all"""
 
 
+class LaneDecisions(NamedTuple):
+    """What a step does to each lane, each [K]."""
+
+    lr: Tensor
+    divisor: Tensor
+    moves: Tensor
+    thawed: Tensor
+    """Whether its encoder changes too"""
+    step_count: Tensor
+    """Steps so far, this one included"""
+    encoder_count: Tensor | None
+
+
 def prepare_update(
     optimizer: str, tensors: LaneTensors, settings: UpdateSettings
 ) -> Callable[[], None]:
@@ -401,7 +416,7 @@ def prepare_update(
     so that an update happens whole or not at all.
     """
     weights, grads, first, second = tensors
-    if weights.is_cuda and optimizer in ("adam", "adamw"):
+    if weights.is_cuda and optimizer in ADAM:
         from slipstream.kernels import adam  # Triton is installed where CUDA is
 
         rate, decay, _, count, divisor, moves = settings
@@ -742,6 +757,9 @@ class Pack(StepProgram):
         self._layout = build_layout(job.build())
         self._parts = build_slices(self._layout, capacity.config)
         self._allocate(num_places)
+        self._settles_at_once = should_use_triton(series.values) and {*capacity.optimizers} <= {
+            *ADAM
+        }
         self._passes = GRADIENTS[mode](job, self.live["weights"], self._layout)
         if mode == "together" and should_use_triton(series.values):
             with precompile():  # no lane is active yet, so this changes only losses
@@ -790,7 +808,6 @@ class Pack(StepProgram):
             "val_losses": zeros(capacity.val_steps),
         }
         self._val_cursor = torch.zeros(1, dtype=torch.int64, device=device)
-        self._index = torch.arange(K, device=device)
         self._ones = torch.ones(K, device=device)
 
     @property
@@ -1005,21 +1022,51 @@ class Pack(StepProgram):
         has_noise = self.capacity.drops or objective.uses_noise(self.capacity.config)
         noise = Noise(settings["seed"], settings["dropout"]) if has_noise else None
         loss, grads = self._passes.train(
-            tape["rows"][self._index, cursor],
-            tape["shares"][self._index, cursor],
+            take_step(tape["rows"], cursor),
+            take_step(tape["shares"], cursor),
             noise,
-            tape["before"] + cursor,
+            tape["before"] + cursor if has_noise else cursor,  # else nothing reads it
             self._ones if scale is None else scale,
         )
         for part in self._parts:
             if part.starts_frozen:
                 grads[:, part.columns].masked_fill_(tape["frozen"][:, None], 0.0)
+        if self._settles_at_once:
+            from slipstream.kernels import lane_step  # Triton is installed where CUDA is
+
+            encoder_count = live.get("encoder_count")
+            settled = lane_step.settle(
+                grads,
+                loss,
+                clip=settings["clip"],
+                active=tape["active"],
+                frozen=tape["frozen"],
+                rates=tape["rates"],
+                losses=tape["losses"],
+                cursor=cursor,
+                count=live["count"],
+                encoder_count=encoder_count,
+                scale=scale,
+                since_growth=live.get("since_growth"),
+                growth=(GROWTH, BACKOFF, GROW_AFTER),
+            )
+            decisions = LaneDecisions(*settled, live["count"], encoder_count)
+            for update in self._prepare_updates(grads, decisions):
+                update()
+            return
         divisor, overflow = compute_divisor(grads, settings["clip"], scale)
         moves = tape["active"] if overflow is None else tape["active"] & ~overflow
-        updates, counts = self._prepare_updates(grads, divisor, moves)
+        thawed, encoder_count = moves, live.get("encoder_count")
+        if encoder_count is not None:
+            thawed = moves & ~tape["frozen"]
+            encoder_count = encoder_count + thawed
+        lr = tape["rates"].gather(1, cursor[:, None])[:, 0]
+        decisions = LaneDecisions(lr, divisor, moves, thawed, live["count"] + moves, encoder_count)
+        updates = self._prepare_updates(grads, decisions)
         # from here on nothing large is allocated: the lanes change, or stay as they are
-        for name, count in counts.items():
-            live[name].copy_(count)
+        live["count"].copy_(decisions.step_count)
+        if encoder_count is not None:
+            live["encoder_count"].copy_(encoder_count)
         for update in updates:
             update()
         if scale is not None and overflow is not None:
@@ -1027,22 +1074,16 @@ class Pack(StepProgram):
         tape["losses"].scatter_(1, cursor[:, None], loss[:, None])
         cursor.add_(moves)  # the next step repeats what overflowed
 
-    def _prepare_updates(
-        self, grads: Tensor, divisor: Tensor, moves: Tensor
-    ) -> tuple[list[Program], dict[str, Tensor]]:
-        """Prepare the updates of each slice of weights by each optimizer, and the step counts."""
-        live, tape, settings = self.live, self.buffers, self.settings
-        counts, thawed = {"count": live["count"] + moves}, moves
-        if len(self._parts) > 1:
-            thawed = moves & ~tape["frozen"]
-            counts["encoder_count"] = live["encoder_count"] + thawed
-        lr = tape["rates"].gather(1, tape["cursor"][:, None])[:, 0]
-        optimizers = self.capacity.optimizers
+    def _prepare_updates(self, grads: Tensor, decisions: LaneDecisions) -> list[Program]:
+        """Prepare the updates of each slice of weights by each optimizer."""
+        live, settings, optimizers = self.live, self.settings, self.capacity.optimizers
+        lr, divisor, moves, thawed, step_count, encoder_count = decisions
         updates: list[Program] = []
         for part in self._parts:
-            moving, count = moves, counts["count"]
+            moving, count = moves, step_count
             if part.starts_frozen:
-                moving, count = thawed, counts["encoder_count"]
+                assert encoder_count is not None
+                moving, count = thawed, encoder_count
             whole = live["weights"], grads, live["first"], live["second"]
             tensors = LaneTensors(*(rows[:, part.columns] for rows in whole))
             rate = lr if part.lr_factor == 1.0 else lr * part.lr_factor
@@ -1053,7 +1094,7 @@ class Pack(StepProgram):
                     updated = moving & (settings["optimizer"] == code)
                 update_settings = UpdateSettings(*fixed, updated)
                 updates.append(prepare_update(optimizer, tensors, update_settings))
-        return updates, counts
+        return updates
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -1063,6 +1104,13 @@ class Pack(StepProgram):
         loss = self._passes.validate(rows, shares)
         self.buffers["val_losses"].index_copy_(1, self._val_cursor, loss[:, None])
         self._val_cursor.add_(1)
+
+
+def take_step(tape: Tensor, cursor: Tensor) -> Tensor:
+    """Return [K, A, B] of an epoch's tape [K, S, A, B]: of each lane its next step."""
+    by_step = tape.flatten(2)
+    index = cursor[:, None, None].expand(-1, 1, by_step.shape[2])
+    return by_step.gather(1, index).view(-1, *tape.shape[2:])
 
 
 def describe_capacity(capacity: PackCapacity) -> dict[str, Any]:

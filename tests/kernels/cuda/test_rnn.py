@@ -33,19 +33,36 @@ def poisoned():
 
 def choose(shape, given, dtype, limits, forward=None, backward=None):
     """The options of a layer, with so many windows to a block of each pass, or fewer if they do not
-    fit."""
+    fit; of a pair, one block has the first number and the others the second."""
     weights = LayerWeights(*given[1:5])
     states = shape.states
     options = rnn.choose_options(shape.kind, shape.last, given[0], weights, dtype, states=states)
     for name, windows in (("forward", forward), ("backward", backward)):
         if windows:
-            is_backward = name == "backward"
-            tiles = (
-                rnn._fit_tile(options.shape, fewer, limits, is_backward=is_backward)
-                for fewer in (windows, windows // 2, 4)
-            )
-            options = options._replace(**{name: next(filter(None, tiles))})
+            pair = windows if isinstance(windows, tuple) else (windows,)
+            tiles = [fit(options.shape, n, limits, is_backward=name == "backward") for n in pair]
+            launches = divide(given[0].shape[2], *tiles)
+            options = options._replace(**{name: launches})
     return options
+
+
+def fit(shape, windows, limits, *, is_backward):
+    tiles = (
+        rnn._fit_tile(shape, fewer, limits, is_backward=is_backward)
+        for fewer in (windows, windows // 2, 4)
+    )
+    return next(filter(None, tiles))
+
+
+def divide(num_windows, tile, other=None):
+    """One launch, or a first block and a second launch."""
+    if other is None or num_windows <= tile.windows:
+        return (rnn.Launch(tile, 0, -(-num_windows // tile.windows)),)
+    rest = num_windows - tile.windows
+    return (
+        rnn.Launch(tile, 0, 1),
+        rnn.Launch(other, tile.windows, -(-rest // other.windows)),
+    )
 
 
 def run(shape, dtype=torch.float16, limits=HOPPER, *, tiles=(None, None), **macros):
@@ -71,6 +88,14 @@ CASES = {
     "products of x": (Shape("gru", K=1, T=6, B=5, D=70, H=48), (4, 4)),
     "two blocks of inputs": (Shape("lstm", K=1, T=6, B=5, D=32, H=32, W=2), (8, 4)),
     "states": (Shape("gru", K=2, T=3, B=17, D=3, H=20, W=2, states=True), (16, 16)),
+    "two launches": (
+        Shape("lstm", K=2, T=3, B=13, D=3, H=20, W=2, states=True),
+        ((8, 4), (8, 4)),
+    ),
+    "two launches, products of x": (
+        Shape("gru", K=1, T=5, B=19, D=70, H=16, W=2, last=True),
+        ((16, 4), (4, 8)),
+    ),
     "the last output": (Shape("lstm", K=1, T=2, B=6, D=70, H=32, last=True, states=True), (8, 4)),
 }
 
@@ -185,17 +210,37 @@ def test_the_backward_pass_runs_once():
             out.backward()
 
 
-def test_a_block_has_more_windows_where_not_all_blocks_run_at_once():
-    def choose_windows(lanes, batch, hidden, *, is_backward):
-        shape = rnn.LayerShape("lstm", hidden, 1, 5, False, False, torch.float16)
-        tile = rnn.choose_tile(shape, lanes, batch, HOPPER, is_backward=is_backward)
-        return tile.windows
+def choose_division(lanes, batch, *, is_backward, num_steps=100):
+    """The windows of a block and the blocks of each launch."""
+    shape = rnn.LayerShape("lstm", 128, 1, 5, False, False, torch.float16)
+    sizes = lanes, batch, num_steps
+    launches = rnn.choose_launches(shape, *sizes, HOPPER, is_backward=is_backward)
+    return [(launch.tile.windows, launch.blocks) for launch in launches]
 
-    assert choose_windows(1, 256, 128, is_backward=False) == 4
-    assert choose_windows(1, 256, 128, is_backward=True) == 4
-    assert choose_windows(2, 512, 128, is_backward=False) == 8
-    assert choose_windows(16, 256, 128, is_backward=False) == 16
-    assert choose_windows(16, 256, 128, is_backward=True) == 8
+
+def test_a_block_has_more_windows_where_not_all_blocks_run_at_once():
+    assert choose_division(1, 256, is_backward=False) == [(4, 64)]
+    assert choose_division(1, 256, is_backward=True) == [(4, 64)]
+    assert choose_division(2, 512, is_backward=False) == [(8, 64)]
+    assert choose_division(16, 256, is_backward=False) == [(16, 16)]
+    assert choose_division(16, 256, is_backward=True) == [(8, 32)]
+
+
+def test_a_last_round_of_few_blocks_becomes_a_launch_with_a_smaller_tile():
+    assert choose_division(16, 200, is_backward=True) == [(8, 24), (4, 2)]
+    assert choose_division(16, 200, is_backward=True, num_steps=4) == [(8, 25)]
+
+
+@pytest.mark.parametrize("is_backward", [True, False])
+def test_launches_cover_every_window_once(is_backward):
+    shape = rnn.LayerShape("gru", 64, 2, 5, False, False, torch.float16)
+    for recurrences, batch in itertools.product((1, 16, 31, 400), (1, 8, 25, 200, 1031)):
+        sizes = recurrences, batch, 100
+        launches = rnn.choose_launches(shape, *sizes, HOPPER, is_backward=is_backward)
+        ends = [launch.begin + launch.blocks * launch.tile.windows for launch in launches]
+        assert [launch.begin for launch in launches] == [0, *ends[:-1]]
+        assert ends[-1] - launches[-1].tile.windows < batch <= ends[-1]
+        assert all(launch.blocks for launch in launches)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -204,9 +249,9 @@ def test_every_layer_fits_every_gpu(gpu, units):
     limits = GPUS[gpu]
     for D, is_backward, last in itertools.product((1, 40, 200), (True, False), (True, False)):
         shape = rnn.LayerShape("lstm", units, 2, D, last, False, torch.float16)
-        tile = rnn.choose_tile(shape, 64, 2000, limits, is_backward=is_backward)
-        assert tile is not None
-        assert tile.shared <= limits.room
+        launches = rnn.choose_launches(shape, 64, 2000, 100, limits, is_backward=is_backward)
+        assert launches
+        assert all(launch.tile.shared <= limits.room for launch in launches)
 
 
 needs_nvrtc = pytest.mark.skipif(

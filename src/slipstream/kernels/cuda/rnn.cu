@@ -30,8 +30,9 @@
 //     dy        [K, T, B, W, H], or LAST: [K, B, W, H] in fp32
 //     dh0, dc0  [K, W, B, H]       STATES: the gradients of the initial states, in fp32
 //
-// y, dy, source and gradients are of the operands' type: fp16 or BF16. Grid: (ceil(B / NW), K W), 2 H
-// threads; `rnn.py` has the bytes of shared memory. The steps of a direction run from its first.
+// y, dy, source and gradients are of the operands' type: fp16 or BF16. Grid: (blocks, K W), 2 H
+// threads; `rnn.py` has the bytes of shared memory. A launch begins at window `begin`, so that a pass
+// may be several launches with different NW. The steps of a direction run from its first.
 
 #ifndef KERNEL
 #define KERNEL 0  // compile 1: pack_layer, 2: rnn_forward, 3: rnn_backward, 0: all
@@ -182,7 +183,7 @@ GLOBAL(256) pack_layer(Weights w, const void *x, uint4 *forward_u, uint4 *forwar
   const i64 end_bias = end_v + (ONES ? 0 : (i64)recurrences * H * 4);
   const i64 end_slot = end_bias + (by_slot ? (i64)recurrences * H * 4 * w.inputs : 0);
   const i64 end_b = end_slot + (SAVE ? (i64)recurrences * WARPS * (H / 4) * 32 : 0);
-  const i64 end_x = end_b + (packed_x ? rows * 4 * KX : 0);
+  const i64 end_x = end_b + (packed_x ? rows * KX : 0);
   for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < end_x; i += (i64)gridDim.x * blockDim.x) {
     const int lane = i % 32, g = lane / 4, q = lane % 4;
     u32 v[4];
@@ -243,16 +244,19 @@ GLOBAL(256) pack_layer(Weights w, const void *x, uint4 *forward_u, uint4 *forwar
       }
       store_16(backward_u + (i - end_slot), make_uint4(v[0], v[1], v[2], v[3]));
     } else {
-      constexpr int QUARTERS = KX ? 4 * KX : 1;
-      const i64 n = i - end_b, row = n / QUARTERS;
-      float c[4];
+      // 16 columns at once: with fewer, a thread waits for memory as often for less
+      const i64 n = i - end_b, row = n / (KX ? KX : 1);
+      float c[16];
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const int from = n % QUARTERS * 4 + k;
+      for (int k = 0; k < 16; ++k) {
+        const int from = n % (KX ? KX : 1) * 16 + k;
         const bool is_one = ONES && from >= w.inputs && from < w.inputs + 2;
         c[k] = from < w.inputs ? load_x(x, row * w.inputs + from) : is_one ? 1.f : 0.f;
       }
-      store_8(packed_x + 4 * n, make_uint2(pack(c[0], c[1]), pack(c[2], c[3])));
+#pragma unroll
+      for (int k = 0; k < 16; k += 8)
+        store_16(packed_x + 16 * n + k, make_uint4(pack(c[k], c[k + 1]), pack(c[k + 2], c[k + 3]),
+                                                   pack(c[k + 4], c[k + 5]), pack(c[k + 6], c[k + 7])));
     }
   }
 }
@@ -267,7 +271,7 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
                             const float *__restrict__ h0, const float *__restrict__ c0,
                             u16 *__restrict__ y, u16 *__restrict__ slots, u16 *__restrict__ cells,
                             float *__restrict__ last, float *__restrict__ after_h,
-                            float *__restrict__ after_c, int T, int B) {
+                            float *__restrict__ after_c, int T, int B, int begin) {
   constexpr int ROW = 32 * LOADS * READS + PAD, GROUP = ROWS * ROW, BUFFER = NT * GROUP;
   constexpr int STAGE = SETS * THREADS * 16;  // products of one step, after both buffers (no KX)
   constexpr int AT = W * H;                   // elements from a window to the next one
@@ -305,7 +309,7 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
   const u32 read_at = keep(base + column_at<ROW>(g, q));
   const u32 write_at = keep(base + row_at<ROW>(2 * q) + 2 * unit);
   const u32 other_at = keep(base + row_at<ROW>(2 * q + 1) + 2 * unit);
-  const int window = blockIdx.x * NW + E * q, left = keep(B - window);
+  const int window = begin + blockIdx.x * NW + E * q, left = keep(B - window);
   const i64 step = direction ? -1 : 1, stride = step * B * AT;
   const int first = direction ? T - 1 : 0;
   const i64 start = (model * T + first) * B * AT + direction * H + unit + (i64)window * AT;
@@ -335,7 +339,7 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
 #endif
 
   uint2 X[2][NT][KX ? KX : 1];  // inputs of this thread's column of operand B
-  const int column = blockIdx.x * NW + (E == 2 ? g : g / 2), columns_left = keep(B - column);
+  const int column = begin + blockIdx.x * NW + (E == 2 ? g : g / 2), columns_left = keep(B - column);
   i64 x_at = ((model * T + first) * B + column) * 16 * KX + 4 * q, p_at = 4 * start;
 #pragma unroll
   for (int nt = 0; nt < NT; ++nt)
@@ -510,7 +514,8 @@ GLOBAL(THREADS) rnn_forward(const u16 *__restrict__ source, const uint4 *__restr
 GLOBAL(THREADS) rnn_backward(u16 *slots, const u16 *__restrict__ carry,
                              const uint4 *__restrict__ backward_u, const void *__restrict__ dy,
                              const float *__restrict__ h0, const float *__restrict__ c0,
-                             float *__restrict__ dh0, float *__restrict__ dc0, int T, int B) {
+                             float *__restrict__ dh0, float *__restrict__ dc0, int T, int B,
+                             int begin) {
   constexpr int ROW = 8 * H + PAD, GROUP = ROWS * ROW, BUFFER = NT * GROUP;
   constexpr int AT = W * H;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, q = lane % 4;
@@ -537,7 +542,7 @@ GLOBAL(THREADS) rnn_backward(u16 *slots, const u16 *__restrict__ carry,
   constexpr int EXCHANGE = KSPLIT == 2 ? NT * THREADS * 16 : 0;
   const u32 mine_at = keep(base + 2 * BUFFER + 16 * threadIdx.x);  // sums for the neighbour
   const u32 given_at = keep(base + 2 * BUFFER + 16 * (threadIdx.x ^ 32));
-  const int window = blockIdx.x * NW + E * q, left = keep(B - window);
+  const int window = begin + blockIdx.x * NW + E * q, left = keep(B - window);
   const int first = direction ? 0 : T - 1;
   const i64 step = direction ? 1 : -1, stride = step * B * AT;
   const i64 origin = (model * T + first) * B * AT + direction * H;
@@ -570,7 +575,7 @@ GLOBAL(THREADS) rnn_backward(u16 *slots, const u16 *__restrict__ carry,
   u32 to_stage = 0, of_stage = 0;
   auto next = [](u32 stage) { return stage + STAGE == AHEAD * STAGE ? 0 : stage + STAGE; };
 #if BULK
-  const int row_window = blockIdx.x * NW + warp;  // a warp copies the rows of some windows
+  const int row_window = begin + blockIdx.x * NW + warp;  // a warp copies the rows of some windows
   i64 row = origin + (i64)row_window * AT;
   u32 to_bar = 0, of_bar = 0, of_parity = 0;
   auto fetch = [&](bool more) {

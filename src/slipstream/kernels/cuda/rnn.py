@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,9 +34,11 @@ AHEAD, LEAST_AHEAD = 4, 2
 TURING, AMPERE, HOPPER = 75, 80, 90
 WINDOWS = (4, 8, 16)
 """The windows of a block that there are"""
-FORWARD_COSTS = {4: 0.5, 8: 0.68, 16: 1.28}
-BACKWARD_COSTS = {4: 0.5, 8: 0.83, 16: 2.0}
+FORWARD_COSTS = {4: 0.47, 8: 0.68, 16: 1.22}
+BACKWARD_COSTS = {4: 0.53, 8: 0.79, 16: 2.0}
 """Microseconds of a step by the windows of a block: 128 units on an H200"""
+LAUNCH_COST = 8.0
+"""Microseconds of a launch beside its steps: it reads the weights, and waits for the last block"""
 PACK_THREADS, MAX_PACK_BLOCKS = 256, 2048
 _X_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
@@ -112,7 +114,7 @@ class LayerShape:
 
 
 class Tile(NamedTuple):
-    """How a kernel's work is divided."""
+    """How the blocks of a launch work."""
 
     windows: int
     """Of a block"""
@@ -129,6 +131,16 @@ class Tile(NamedTuple):
             "LAST": int(shape.last),
             "STATES": int(shape.states),
         }
+
+
+class Launch(NamedTuple):
+    """A launch of a kernel for some of the windows."""
+
+    tile: Tile
+    begin: int
+    """Its first window"""
+    blocks: int
+    """Of each recurrence"""
 
 
 def count_forward_bytes(shape: LayerShape, windows: int, ahead: int) -> int:
@@ -159,20 +171,41 @@ def _divide_block(windows: int) -> tuple[int, int, int, int, int]:
     return (groups, 1, 4, 32, 4) if windows == 4 else (groups, 2 * groups, 8, 128, 2)
 
 
-def choose_tile(
-    shape: LayerShape, recurrences: int, num_windows: int, gpu: GpuLimits, *, is_backward: bool
-) -> Tile | None:
-    """Return the division of a pass: the fastest by the number of blocks that run one after the
-    other on each processor; None where none fits."""
+@lru_cache
+def choose_launches(
+    shape: LayerShape,
+    recurrences: int,
+    num_windows: int,
+    num_steps: int,
+    gpu: GpuLimits,
+    *,
+    is_backward: bool,
+) -> tuple[Launch, ...]:
+    """Return the launches of a pass that are the fastest by the number of blocks which run one
+    after the other on each processor: one, or where its last round would leave most processors
+    idle, one of all other rounds and one with another tile. () where none fits."""
     costs = BACKWARD_COSTS if is_backward else FORWARD_COSTS
     at_once = gpu.processors * max(1, MAX_UNITS // shape.units)
-    fitting: dict[Tile, float] = {}
-    for windows in WINDOWS:
-        tile = _fit_tile(shape, windows, gpu, is_backward=is_backward)
-        if tile is not None:
-            rounds = -(-(-(-num_windows // windows) * recurrences) // at_once)
-            fitting[tile] = rounds * costs[windows]
-    return min(fitting, key=lambda tile: fitting[tile], default=None)
+    tiles = [_fit_tile(shape, windows, gpu, is_backward=is_backward) for windows in WINDOWS]
+    fitting = [tile for tile in tiles if tile is not None]
+
+    def count_rounds(blocks: int) -> int:
+        return -(-blocks * recurrences // at_once)
+
+    def compute_cost(launches: tuple[Launch, ...]) -> float:
+        step = sum(count_rounds(blocks) * costs[tile.windows] for tile, _, blocks in launches)
+        return step * num_steps + LAUNCH_COST * len(launches)
+
+    choices: list[tuple[Launch, ...]] = []
+    for tile in fitting:
+        blocks = -(-num_windows // tile.windows)
+        choices.append((Launch(tile, 0, blocks),))
+        fewer = (count_rounds(blocks) - 1) * at_once // recurrences
+        begin = fewer * tile.windows
+        for other in fitting if fewer else ():
+            more = -(-(num_windows - begin) // other.windows)
+            choices.append((Launch(tile, 0, fewer), Launch(other, begin, more)))
+    return min(choices, key=compute_cost, default=())
 
 
 def _fit_tile(shape: LayerShape, windows: int, gpu: GpuLimits, *, is_backward: bool) -> Tile | None:
@@ -193,21 +226,27 @@ class LayerOptions(NamedTuple):
     """How a layer runs."""
 
     shape: LayerShape
-    forward: Tile
-    backward: Tile
+    forward: tuple[Launch, ...]
+    backward: tuple[Launch, ...]
 
-    def find_program(
-        self, kernel: str, device: torch.device, *, save: bool, x_type: torch.dtype | None = None
-    ) -> Any:
-        """Return the program that has a kernel; `pack_layer` depends on the type of x."""
-        macros = self.shape.list_macros(kernel, save=save)
-        if kernel == "pack_layer":
-            assert x_type is not None
-            macros |= {"X_TYPE": _X_TYPES[x_type]}
-        else:
-            tile = self.forward if kernel == "rnn_forward" else self.backward
-            macros |= tile.list_macros(self.shape)
+    def find_packing(self, x: Tensor, *, save: bool) -> Any:
+        """Return the program that has `pack_layer`."""
+        macros = self.shape.list_macros("pack_layer", save=save)
+        return programs.get_program(SOURCE, macros | {"X_TYPE": _X_TYPES[_get_x_type(x)]}, x.device)
+
+    def find_pass(self, kernel: str, tile: Tile, device: torch.device, *, save: bool) -> Any:
+        """Return the program that has `rnn_forward` or `rnn_backward` for a tile."""
+        macros = self.shape.list_macros(kernel, save=save) | tile.list_macros(self.shape)
         return programs.get_program(SOURCE, macros, device)
+
+    def run_pass(
+        self, kernel: str, recurrences: int, device: torch.device, *arguments: Any, save: bool
+    ) -> None:
+        """Run `rnn_forward` or `rnn_backward` for all windows."""
+        for tile, begin, blocks in self.forward if kernel == "rnn_forward" else self.backward:
+            program = self.find_pass(kernel, tile, device, save=save)
+            grid, threads = (blocks, recurrences), self.shape.threads
+            launch_program(program, kernel, grid, threads, tile.shared, *arguments, begin)
 
 
 def choose_options(
@@ -215,7 +254,7 @@ def choose_options(
 ) -> LayerOptions | None:
     """Return the options for a layer on the GPU that holds it, x [K, T, B, D]; None where these
     kernels do not fit."""
-    K, _, B, D = x.shape
+    K, T, B, D = x.shape
     W, H = weights.hh.shape[1], weights.hh.shape[3]
     gpu = get_limits(x.device)
     if explain_unusable(x.device) is not None:
@@ -228,11 +267,9 @@ def choose_options(
         return None
     units = -(-H // UNITS) * UNITS
     shape = LayerShape(kind, units, W, D, last, states, dtype)
-    forward = choose_tile(shape, K * W, B, gpu, is_backward=False)
-    backward = choose_tile(shape, K * W, B, gpu, is_backward=True)
-    if forward is None or backward is None:
-        return None
-    return LayerOptions(shape, forward, backward)
+    forward = choose_launches(shape, K * W, B, T, gpu, is_backward=False)
+    backward = choose_launches(shape, K * W, B, T, gpu, is_backward=True)
+    return LayerOptions(shape, forward, backward) if forward and backward else None
 
 
 _failures: dict[torch.device, str] = {}
@@ -255,10 +292,15 @@ def explain_unusable(device: torch.device) -> str | None:
 def prepare(options: LayerOptions, x: Tensor, *, save: bool) -> bool:
     """Compile and load what a layer of x needs, or while precompiling request it; return whether
     that worked."""
-    kernels = KERNELS if save else KERNELS[:2]
-    found = (options.find_program(k, x.device, save=save, x_type=_get_x_type(x)) for k in kernels)
+    passes = [("rnn_forward", launch.tile) for launch in options.forward]
+    passes += [("rnn_backward", launch.tile) for launch in options.backward if save]
     try:
-        load_programs(found)
+        load_programs(
+            [
+                options.find_packing(x, save=save),
+                *(options.find_pass(*which, x.device, save=save) for which in passes),
+            ]
+        )
     except programs.CudaProgramError as error:
         _failures[x.device] = str(error)
         return False
@@ -362,11 +404,11 @@ def pack_layer(
     results = (forward_u, forward_v, bias, by_slot, backward_u, rows if is_packed else None)
     items = sum(
         result.numel() // per_item
-        for result, per_item in zip(results, (8, 8, 1, 1, 8, 4), strict=True)
+        for result, per_item in zip(results, (8, 8, 1, 1, 8, COLUMNS), strict=True)
         if result is not None
     )
     blocks = min(-(-items // PACK_THREADS), MAX_PACK_BLOCKS)
-    chosen = options.find_program("pack_layer", x.device, save=save, x_type=x.dtype)
+    chosen = options.find_packing(x, save=save)
     num_rows = ctypes.c_longlong(K * T * B)
     arguments = described, x, *results, K, num_rows
     launch_program(chosen, "pack_layer", (blocks, 1), PACK_THREADS, 0, *arguments)
@@ -386,7 +428,7 @@ class _CudaLayer(torch.autograd.Function):
         h0: Tensor | None,
         c0: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        shape, tile = options.shape, options.forward
+        shape = options.shape
         (K, T, B, _), W, H = x.shape, shape.directions, shape.units
         save = any(ctx.needs_input_grad)
         x = x.contiguous()
@@ -406,15 +448,9 @@ class _CudaLayer(torch.autograd.Function):
         last = allocate(K, B, W, H, dtype=torch.float32) if shape.last else None
         states = K, W, B, H if shape.states else 0
         after_h, after_c = allocate(2, *states, dtype=torch.float32).unbind()
-        launch_program(
-            options.find_program("rnn_forward", x.device, save=save),
-            "rnn_forward",
-            (-(-B // tile.windows), K * W),
-            shape.threads,
-            tile.shared,
-            *(source, packed.forward_u, packed.forward_v, packed.bias, h0, c0),
-            *(y, slots, cells, last, after_h, after_c, T, B),
-        )
+        inputs = source, packed.forward_u, packed.forward_v, packed.bias, h0, c0
+        results = y, slots, cells, last, after_h, after_c
+        options.run_pass("rnn_forward", K * W, x.device, *inputs, *results, T, B, save=save)
         ctx.options = options
         ctx.save_for_backward(packed.x, packed.by_slot, packed.backward_u, h0, c0, y, slots, cells)
         ctx.sizes = x.shape, hh.shape, x.dtype
@@ -431,7 +467,7 @@ class _CudaLayer(torch.autograd.Function):
             raise RuntimeError(ONE_BACKWARD)
         ctx.options = None
         rows, by_slot, backward_u, h0, c0, y, slots, cells = ctx.saved_tensors
-        shape, tile = options.shape, options.backward
+        shape = options.shape
         x_shape, hh_shape, x_dtype = ctx.sizes
         K, T, B, D = x_shape
         W, H = shape.directions, shape.units
@@ -439,14 +475,8 @@ class _CudaLayer(torch.autograd.Function):
         dh0 = dc0 = None
         if shape.states:
             dh0, dc0 = torch.empty(2, K, W, B, H, device=dy.device).unbind()
-        launch_program(
-            options.find_program("rnn_backward", dy.device, save=True),
-            "rnn_backward",
-            (-(-B // tile.windows), K * W),
-            shape.threads,
-            tile.shared,
-            *(slots, y if cells is None else cells, backward_u, dy, h0, c0, dh0, dc0, T, B),
-        )
+        inputs = slots, y if cells is None else cells, backward_u, dy, h0, c0
+        options.run_pass("rnn_backward", K * W, dy.device, *inputs, dh0, dc0, T, B, save=True)
         dx = None
         if ctx.needs_input_grad[1]:
             dx = (slots.view(K, T * B, -1) @ by_slot).view(x_shape).to(x_dtype)

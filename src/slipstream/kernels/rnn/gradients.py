@@ -5,7 +5,8 @@ the kernels for all time steps leave: sums over steps and windows, in fp32.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +15,11 @@ from slipstream.kernels.launch import launch
 from slipstream.kernels.operands import multiply_in_fp32
 
 SLOTS = 4
-ROWS, SLOT_COLUMNS, COLUMNS = 64, 128, 128
-"""One step of a weight gradient: rows (half as many in fp32), columns of slots and of inputs"""
+ROWS, SLOT_COLUMNS = 64, 128
+"""One step of a weight gradient: rows (half as many in fp32), and columns of slots"""
+JOINT_COLUMNS, COLUMNS, FEWER_COLUMNS = 64, 256, 128
+"""Columns of inputs beside those of h; and alone, where wider blocks read the slots less often, and
+where these do not fit into shared memory"""
 WARPS, STAGES = 8, 3
 PROGRAMS = 264
 """The number of programs of a weight gradient: enough for two on each processor of a large GPU"""
@@ -73,6 +77,21 @@ def sum_weight_gradients(
     return found._replace(hh=found.hh + _sum_of_initial(slots, h0, gates))
 
 
+@cache
+def choose_columns(device: torch.device) -> int:
+    """Return the columns of inputs that a program multiplies by the slots alone on a device."""
+    if device.type != "cuda":
+        return COLUMNS
+    gpu: Any = torch.cuda.get_device_properties(device)
+    return fit_columns(gpu.shared_memory_per_block_optin)
+
+
+def fit_columns(room: int) -> int:
+    """Return as many of them as fit into so many bytes of shared memory."""
+    needed = STAGES * ROWS * 2 * (SLOT_COLUMNS + COLUMNS)  # of operands in half precision
+    return COLUMNS if room >= needed else FEWER_COLUMNS
+
+
 def _sum_by_kernel(
     slots: Tensor, x: Tensor, y: Tensor, *, gates: int, inputs: int, precision: str
 ) -> SlotSums:
@@ -114,11 +133,12 @@ def _sum_by_kernel(
             num_stages=STAGES,
         )
 
-    if D <= COLUMNS // 2:  # with room for a column of ones, but in the widest
-        add_up(1, min(round_up(D + 1), COLUMNS // 2), of_h=True, of_x=True)
+    if D <= JOINT_COLUMNS:  # with room for a column of ones, but in the widest
+        add_up(1, min(round_up(D + 1), JOINT_COLUMNS), of_h=True, of_x=True)
     else:
+        width = min(round_up(D), choose_columns(slots.device))
         add_up(1, 16, of_h=True, of_x=False)
-        add_up(-(-D // COLUMNS), COLUMNS, of_h=False, of_x=True)
+        add_up(-(-D // width), width, of_h=False, of_x=True)
     total = out[0] if parts == 1 else out.sum(0)
     return SlotSums(*(t.view(s) for t, s in zip(total.split(sizes), shapes, strict=True)))
 
