@@ -97,12 +97,29 @@ def test_a_class_without_training_windows_is_unlikely_and_no_error():
 
 def test_a_process_beside_the_training_fits_the_same_trees():
     tasks = [make_task(outputs=2), make_task(classes=3)]
-    found = trees.TreeProcess(tasks, 1).wait()
+    trees.prepare_process()
+    process = trees.take_process()
+    (another := trees.take_process()).close()  # one that is started now
+    assert another is not process
+    found = process.fit(tasks, 1)
     for task, fitted in zip(tasks, found, strict=True):
         wanted = trees.fit_trees(task, 1)
         assert fitted.keys() == wanted.keys()
         for name, values in wanted.items():
             assert np.array_equal(fitted[name], values), name
+
+
+def test_a_process_without_tasks_ends():
+    process = trees.TreeProcess()
+    process.close()
+    assert process._process.returncode == 0
+
+
+def test_a_process_that_has_failed_leaves_no_trees():
+    process = trees.TreeProcess()
+    process._process.kill()
+    process._process.wait()
+    assert process.fit([make_task()], 1) is None
 
 
 def test_few_windows_need_no_scikit_learn():

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
+MIN_CORES = 4
+"""From which on a process may be started that a command may not need"""
 NEED_TORCH = {"train", "pretrain", "tune", "evaluate", "predict", "ensemble", "export"}
 SERVER = "serve"
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg")
@@ -32,8 +34,11 @@ def begin(args: Sequence[str]) -> None:
         # the first to register is the last to run
         atexit.register(_leave)
         threading.Thread(target=_import_torch, daemon=True).start()
-        if any(map(os.path.exists, GPU_FILES)) and find_spec("triton"):
+        has_gpu = any(map(os.path.exists, GPU_FILES))
+        if has_gpu and find_spec("triton"):
             threading.Thread(target=_import_triton, daemon=True).start()
+        if has_gpu and args[0] == "train" and (os.cpu_count() or 1) >= MIN_CORES:
+            threading.Thread(target=_prepare_trees, daemon=True).start()
 
 
 def _import_torch() -> None:
@@ -45,6 +50,14 @@ def _import_triton() -> None:
     """Import Triton and have it read its own files, which a first kernel would wait for."""
     with suppress(Exception):
         importlib.import_module("triton.runtime.cache").triton_key()
+
+
+def _prepare_trees() -> None:
+    """Start the process that fits the trees of the gbm baseline beside a training on a GPU."""
+    with suppress(Exception):
+        from slipstream.scoring import trees
+
+        trees.prepare_process()
 
 
 def prepare_device(setting: str) -> None:

@@ -34,7 +34,7 @@ from slipstream.models.kinds.boosting import (
     TreeOptions,
 )
 from slipstream.scoring.batch import ChunkLoader
-from slipstream.scoring.trees import Array, TreeProcess, TreeTask, fit_trees
+from slipstream.scoring.trees import Array, TreeTask, fit_trees, take_process
 
 WORK_S, MAX_CORES = 1.5, 8
 """Seconds that fitting may take, on each of so many cores; where all windows would take longer, it
@@ -299,10 +299,14 @@ class BackgroundBoosting:
     def _fit(self, prepare: Callable[[], Sequence[PreparedBoosting]]) -> None:
         # the training's own thread is busy as well
         threads = min(max(machine.count_available_cores() - 1, 1), MAX_CORES)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            prepared = prepare()
-        trees = TreeProcess([fold.task for fold in prepared], threads).wait()
+        began, process = time.perf_counter(), take_process()
+        try:
+            with torch.inference_mode():
+                prepared = prepare()
+        except BaseException:
+            process.close()
+            raise
+        trees = process.fit([fold.task for fold in prepared], threads)
         self.seconds = time.perf_counter() - began
         if trees is not None:
             self._fitted = [

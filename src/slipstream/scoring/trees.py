@@ -6,11 +6,15 @@ windows and predicts with the trees. Shapes: N windows, D features, K outputs, M
 
 from __future__ import annotations
 
+import importlib
+import io
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -197,18 +201,11 @@ def _add_tree(arrays: Mapping[str, Array], nodes: Any) -> None:
 
 
 class TreeProcess:
-    """A process that fits trees, task after task, while this one does something else."""
+    """A process that fits trees, task after task, while this one does something else. It imports
+    scikit-learn, which takes a second or two, while it waits for the tasks."""
 
-    def __init__(self, tasks: Sequence[TreeTask], threads: int) -> None:
-        self._source: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        self._result: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        arrays: dict[str, Any] = {
-            f"{number}/{name}": array
-            for number, task in enumerate(tasks)
-            for name, array in task.to_arrays().items()
-        }
-        np.savez(self._source, **arrays)
-        self._source.seek(0)
+    def __init__(self) -> None:
+        self._result: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         paths = [str(Path(slipstream.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         changes = {
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -216,21 +213,53 @@ class TreeProcess:
         }
         self._process = subprocess.Popen(
             # -P: modules in the working directory are not imported
-            (sys.executable, "-P", "-m", "slipstream.scoring.trees", str(threads)),
-            stdin=self._source,
+            (sys.executable, "-P", "-m", "slipstream.scoring.trees"),
+            stdin=subprocess.PIPE,
             stdout=self._result,
             stderr=subprocess.DEVNULL,
             env=os.environ | changes,
             start_new_session=True,  # Ctrl-C is for the training; this ends by itself
         )
 
-    def wait(self) -> list[dict[str, Array]] | None:
-        """Return the trees of each task; None where the process has failed."""
-        with self._source, self._result:
+    def fit(self, tasks: Sequence[TreeTask], threads: int) -> list[dict[str, Array]] | None:
+        """Wait for the trees of each task; None where the process has failed."""
+        arrays: dict[str, Any] = {
+            f"{number}/{name}": array
+            for number, task in enumerate(tasks)
+            for name, array in task.to_arrays().items()
+        }
+        assert self._process.stdin is not None
+        with self._result:
+            try:
+                with self._process.stdin as source:
+                    np.savez(source, threads=threads, **arrays)
+            except BrokenPipeError:  # it has ended
+                pass
             if self._process.wait() != 0:
                 return None
             self._result.seek(0)
             return _split_tasks(np.load(self._result))
+
+    def close(self) -> None:
+        """End the process, which has no tasks."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._result.close()
+
+
+_prepared: list[TreeProcess] = []
+"""A process that was started before it is known whether there will be tasks"""
+
+
+def prepare_process() -> None:
+    """Start a process for the tasks that may come; `take_process` returns it."""
+    _prepared.append(TreeProcess())
+
+
+def take_process() -> TreeProcess:
+    """Return the process that was started before, or a new one."""
+    return _prepared.pop() if _prepared else TreeProcess()
 
 
 def _split_tasks(archive: Mapping[str, Array]) -> list[dict[str, Array]]:
@@ -243,11 +272,17 @@ def _split_tasks(archive: Mapping[str, Array]) -> list[dict[str, Array]]:
 
 
 def main() -> None:
-    """Read tasks from standard input and write their trees to standard output."""
-    import io
-
-    tasks = _split_tasks(np.load(io.BytesIO(sys.stdin.buffer.read())))
-    results = [fit_trees(TreeTask.from_arrays(task), int(sys.argv[1])) for task in tasks]
+    """Read tasks from standard input and write their trees to standard output; nothing without
+    tasks."""
+    importing = threading.Thread(target=_import_scikit_learn, daemon=True)
+    importing.start()
+    content = sys.stdin.buffer.read()
+    if not content:
+        os._exit(0)  # without waiting for the import
+    importing.join()
+    archive = dict(np.load(io.BytesIO(content)))
+    threads = int(archive.pop("threads"))
+    results = [fit_trees(TreeTask.from_arrays(task), threads) for task in _split_tasks(archive)]
     arrays: dict[str, Any] = {
         f"{number}/{name}": array
         for number, result in enumerate(results)
@@ -256,6 +291,12 @@ def main() -> None:
     written = io.BytesIO()
     np.savez(written, **arrays)
     sys.stdout.buffer.write(written.getvalue())
+
+
+def _import_scikit_learn() -> None:
+    with suppress(ImportError):  # who needs it raises it again
+        importlib.import_module("sklearn.ensemble")
+        importlib.import_module("threadpoolctl")
 
 
 if __name__ == "__main__":
