@@ -177,12 +177,17 @@ def write_job(folder: Path, *, small: bool, epochs: int) -> Path:
     """Write the data and the config of the case for a command."""
     windows, validation = (2_000, 400) if small else (WINDOWS, VALIDATION)
     rows = [windows + CONTEXT - 1, validation + CONTEXT - 1, CONTEXT]
-    pa.parquet.write_table(_simulate(4, sum(rows)), folder / "rows.parquet")
+    path = folder / "rows.parquet"
+    pa.parquet.write_table(_simulate(4, sum(rows)), path)
     config: Config = configs.load(
         {
             "name": "case-a",
             "out": str(folder / "runs"),
-            "data": {"path": "rows.parquet", "context": CONTEXT, "split": {"rows": rows}},
+            "data": {
+                "path": str(folder / "rows.parquet"),
+                "context": CONTEXT,
+                "split": {"rows": rows},
+            },
             "model": {"kind": "lstm", "hidden": 32 if small else 128, "layers": 2},
             "train": {"objective": "masked", "epochs": epochs, "batch": 512, "patience": "off"},
         }
