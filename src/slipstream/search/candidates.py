@@ -759,6 +759,7 @@ class BaselineFits:
         """Those of the split itself, by name"""
         facts, given = search.plan.facts, int(search.config.data.context)
         self.folds = list(self._list_folds(given))
+        """Those that trees are fitted to"""
         for fold in self.folds:
             self._fit(fold, without=("gbm",))
         longest = max(facts.contexts)
@@ -771,6 +772,8 @@ class BaselineFits:
             for rows in sorted({given, longest}):
                 for fold in self._list_folds(rows, is_own=True):
                     self._fit(fold, without=("gbm", "repeat", "seasonal"))
+        if context := find_useful_context(search.library, longest):
+            self.folds = list(self._list_folds(context))
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
         self._boosting, self._has_trees = BackgroundBoosting(lambda: prepared), False
 
