@@ -31,11 +31,18 @@ from slipstream.scoring.batch import (
     PredictionBatch,
     Predictor,
     TaskMetrics,
+    find_runs,
 )
 
 Part = TypeVar("Part")
-GPU_ROWS, MAX_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
-"""The number of context rows, and of windows, that a GPU predicts at a time"""
+FIRST_GPU_ROWS, FIRST_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
+"""The number of context rows, and of windows, that a GPU predicts in its first two passes"""
+MAX_GPU_WINDOWS = 1 << 20
+MAX_PASS_BYTES = 1 << 32
+"""What a pass may take on a GPU: no tensor of 16 bits has more numbers then than kernels count with
+32 bits"""
+MAX_PASS_SHARE = 0.5
+"""Of the GPU's free memory, for a pass: what it takes is extrapolated from a smaller one"""
 
 
 def get_task_metrics(dataset: Dataset) -> TaskMetrics:
@@ -87,13 +94,53 @@ def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator
         yield from split_if_full(compute, half)
 
 
-def count_per_pass(series: Series) -> int:
-    """Return the number of windows to predict at a time: more on a GPU, where each pass costs a
-    wait."""
-    if not series.values.is_cuda:
-        return EVAL_BATCH
-    rows = len(series.context_rows) * series.sequences_per_window
-    return max(EVAL_BATCH, min(GPU_ROWS // rows, MAX_GPU_WINDOWS))
+def choose_pass_size(num_windows: int, peak_bytes: int, free_bytes: int) -> int:
+    """Return how many windows a GPU should predict at a time, where a pass of `num_windows` took
+    `peak_bytes`: a power of two, so that runs with a little more or less free memory agree."""
+    limit_bytes = min(MAX_PASS_BYTES, MAX_PASS_SHARE * free_bytes)
+    fitting = min(num_windows * limit_bytes / max(peak_bytes, 1), MAX_GPU_WINDOWS)
+    return max(1 << (int(fitting).bit_length() - 1) if fitting >= 1 else 0, num_windows)
+
+
+class PassSizes:
+    """The numbers of windows to predict at a time. On a GPU each pass costs hundreds of launches,
+    so that passes should be large: the first two are small, and the memory that the second takes,
+    when everything is loaded, decides the size of the others."""
+
+    MEASURED = 2
+    """The number of the pass whose memory is measured, from 1"""
+
+    def __init__(self, series: Series) -> None:
+        self._device = series.values.device
+        self.size = EVAL_BATCH
+        if self._device.type == "cuda":
+            rows = len(series.context_rows) * series.sequences_per_window
+            self.size = max(EVAL_BATCH, min(FIRST_GPU_ROWS // rows, FIRST_GPU_WINDOWS))
+        self._number = 0
+        self._before_bytes = 0
+
+    def begin(self) -> None:
+        """Begin a pass, with all that is done with its predictions."""
+        self._number += 1
+        if self._device.type == "cuda" and self._number == self.MEASURED:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before_bytes = torch.cuda.memory_allocated(self._device)
+
+    def end(self, num_windows: int) -> None:
+        """End a pass of so many windows."""
+        if self._device.type != "cuda" or self._number != self.MEASURED:
+            return
+        peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before_bytes
+        unused_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
+            self._device
+        )
+        free_bytes = torch.cuda.mem_get_info(self._device)[0] + unused_bytes
+        self.size = choose_pass_size(num_windows, peak_bytes, free_bytes)
+
+    def halve(self, num_windows: int) -> None:
+        """Take at most half as many windows from now on, since so many did not fit."""
+        self.size = max(num_windows // 2, 1)
+        self._number = self.MEASURED
 
 
 def predict_batches(
@@ -115,24 +162,45 @@ def _predict_rows(
     predictors: Sequence[Predictor], chunks: Iterable[WindowChunk], *, truth: bool
 ) -> Iterator[list[PredictionBatch]]:
     for chunk in chunks:
-        series = chunk.series
-        for part in chunk.starts.split(count_per_pass(series)):
-            starts, known = part.to(series.values.device), None
-            scales = series.find_target_scales(starts)
-            if truth:
-                known = windows.take_rows(series.targets, starts[:, None] + series.target_rows)
-                known = known if scales is None else known * scales[0] + scales[1]
-            row = []
-            for predict in predictors:
-                raw = predict(series, starts)
-                known = None if known is None else known.to(raw.device)
-                prediction = windows.merge_channels(raw, series.sequences_per_window)
-                factor = None
-                if scales is not None:
-                    factor, offset = scales.to(raw.device)
-                    prediction = prediction * factor[..., None] + offset[..., None]
-                row.append(PredictionBatch(chunk, starts, prediction, known, factor))
+        passes, first = PassSizes(chunk.series), 0
+        while first < len(chunk.starts):
+            part, row = chunk.starts[first : first + passes.size], None
+            passes.begin()
+            try:
+                row = _predict_row(predictors, chunk, part, truth=truth)
+            except recovery.MEMORY_ERRORS as error:
+                if len(part) == 1 or not recovery.is_out_of_memory(error):
+                    raise
+            if row is None:  # past the except block, whose traceback would pin the memory
+                recovery.free_memory()
+                passes.halve(len(part))
+                continue
             yield row
+            passes.end(len(part))
+            first += len(part)
+
+
+def _predict_row(
+    predictors: Sequence[Predictor], chunk: WindowChunk, part: Tensor, *, truth: bool
+) -> list[PredictionBatch]:
+    """Return a batch of each predictor, of the windows with these first rows within the chunk."""
+    series = chunk.series
+    starts, known, runs = part.to(series.values.device), None, find_runs(chunk, part)
+    scales = series.find_target_scales(starts)
+    if truth:
+        known = windows.take_rows(series.targets, starts[:, None] + series.target_rows)
+        known = known if scales is None else known * scales[0] + scales[1]
+    row = []
+    for predict in predictors:
+        raw = predict(series, starts)
+        known = None if known is None else known.to(raw.device)
+        prediction = windows.merge_channels(raw, series.sequences_per_window)
+        factor = None
+        if scales is not None:
+            factor, offset = scales.to(raw.device)
+            prediction = prediction * factor[..., None] + offset[..., None]
+        row.append(PredictionBatch(chunk, starts, prediction, known, factor, runs))
+    return row
 
 
 def accumulate(batches: Iterable[PredictionBatch], dataset: Dataset) -> Any:
