@@ -344,3 +344,15 @@ def test_sums_by_group_are_the_same_each_time():
         found.append(torch.zeros(15, 4, device="cuda").double())
         batches.add_by_group(found[-1], keys, values)
     assert all(torch.equal(sums, found[0]) for sums in found)
+
+
+def test_tables_of_a_large_pass_are_groups_of_whole_windows(monkeypatch):
+    monkeypatch.setattr(score, "TABLE_ROWS", 50)
+    _, dataset, predict = made()
+    (batch,) = score.predict_batches(
+        predict, chunk_of(dataset, dataset.memory.starts["test"][:100])
+    )
+    whole, parts = score.build_table(batch, dataset), list(score.build_tables(batch, dataset))
+    assert [part.num_rows for part in parts] == [48] * 8 + [16]
+    assert all(part["step"][0].as_py() == 1 for part in parts)
+    assert pa.concat_tables(parts).equals(whole)

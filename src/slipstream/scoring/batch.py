@@ -3,6 +3,8 @@
 Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -42,6 +44,13 @@ class PredictionBatch(NamedTuple):
         device = self.prediction.device
         local = self.chunk.series.find_series(self.starts)
         return self.chunk.series_ids.to(device)[local.to(device)]
+
+    def select(self, rows: slice) -> PredictionBatch:
+        """Return the predictions for some of the windows."""
+        truth = None if self.truth is None else self.truth[rows]
+        factor = None if self.factor is None else self.factor[rows]
+        starts, prediction = self.starts[rows], self.prediction[rows]
+        return PredictionBatch(self.chunk, starts, prediction, truth, factor)
 
     def errors(self, quantiles: tuple[float, ...]) -> Tensor:
         """Return point prediction - truth, [B, H, C]; with `factor`, in the units of each series:

@@ -41,6 +41,8 @@ MAX_GPU_WINDOWS = 1 << 20
 MAX_PASS_BYTES = 1 << 32
 """What a pass may take on a GPU: no tensor of 16 bits has more numbers then than kernels count with
 32 bits"""
+TABLE_ROWS = 1 << 16
+"""Rows of a table of predictions, unless one window has more"""
 MAX_PASS_SHARE = 0.5
 """Of the GPU's free memory, for a pass: what it takes is extrapolated from a smaller one"""
 
@@ -235,6 +237,16 @@ def build_table(
     )
     columns = get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
     return build_prediction_table(positions, columns)
+
+
+def build_tables(
+    batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of `build_table` in tables of whole windows, each a group of rows in a file:
+    readers sample the groups, and a pass of a GPU has very many windows."""
+    size = max(TABLE_ROWS // dataset.signature.steps_out, 1)
+    for first in range(0, len(batch.starts), size):
+        yield build_table(batch.select(slice(first, first + size)), dataset, half_widths)
 
 
 MIN_PROBABILITY = 1e-30
