@@ -40,10 +40,13 @@ class PredictionBatch(NamedTuple):
     """The numbers of consecutive windows of one series; None where they are many or not known"""
 
     def find_series(self) -> Tensor:
-        """Return the number of each window's series among all series, [B]."""
+        """Return the number of each window's series among all series, [B]; never waits."""
         device = self.prediction.device
+        if len(self.chunk.series_ids) == 1:
+            only = int(self.chunk.series_ids)
+            return torch.full((len(self.starts),), only, dtype=torch.int64, device=device)
         local = self.chunk.series.find_series(self.starts)
-        return self.chunk.series_ids.to(device)[local.to(device)]
+        return self.chunk.series_ids.to(device, non_blocking=True)[local.to(device)]
 
     def select(self, rows: slice) -> PredictionBatch:
         """Return the predictions for some of the windows."""

@@ -165,29 +165,35 @@ def _predict_rows(
 ) -> Iterator[list[PredictionBatch]]:
     for chunk in chunks:
         passes, first = PassSizes(chunk.series), 0
-        while first < len(chunk.starts):
-            part, row = chunk.starts[first : first + passes.size], None
+        all_starts = chunk.starts.to(chunk.series.values.device)  # at once: each copy is a wait
+        while first < len(all_starts):
+            place, row = slice(first, first + passes.size), None
+            starts, runs = all_starts[place], find_runs(chunk, chunk.starts[place])
             passes.begin()
             try:
-                row = _predict_row(predictors, chunk, part, truth=truth)
+                row = _predict_row(predictors, chunk, starts, runs, truth=truth)
             except recovery.MEMORY_ERRORS as error:
-                if len(part) == 1 or not recovery.is_out_of_memory(error):
+                if len(starts) == 1 or not recovery.is_out_of_memory(error):
                     raise
             if row is None:  # past the except block, whose traceback would pin the memory
                 recovery.free_memory()
-                passes.halve(len(part))
+                passes.halve(len(starts))
                 continue
             yield row
-            passes.end(len(part))
-            first += len(part)
+            passes.end(len(starts))
+            first += len(starts)
 
 
 def _predict_row(
-    predictors: Sequence[Predictor], chunk: WindowChunk, part: Tensor, *, truth: bool
+    predictors: Sequence[Predictor],
+    chunk: WindowChunk,
+    starts: Tensor,
+    runs: tuple[int, ...] | None,
+    *,
+    truth: bool,
 ) -> list[PredictionBatch]:
     """Return a batch of each predictor, of the windows with these first rows within the chunk."""
-    series = chunk.series
-    starts, known, runs = part.to(series.values.device), None, find_runs(chunk, part)
+    series, known = chunk.series, None
     scales = series.find_target_scales(starts)
     if truth:
         known = windows.take_rows(series.targets, starts[:, None] + series.target_rows)

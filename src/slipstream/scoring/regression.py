@@ -107,6 +107,9 @@ class RegressionSums:
     """[C]: pinball loss, averaged over the quantiles; a point prediction counts as each of them"""
     shift: Tensor
     """[C]: the physical value of a scaled zero"""
+    units: Tensor
+    """[3, C]: `size`, `shift`, and the standard deviations in one scaled unit, on the device, since
+    a copy of them for each batch would wait"""
     relative: Tensor
     """[2, S, C]: |error| / (|prediction| + |truth|), and |truth|, in physical units"""
     naive: Tensor | None
@@ -132,15 +135,18 @@ class RegressionSums:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, len(columns), dtype=torch.float64, device=device)
 
+        size, deviation, shift = (
+            torch.tensor([by_column[name] for name in columns], dtype=torch.float64)
+            for by_column in (scaler.size, scaler.deviation, scaler.shift)
+        )
         return cls(
             columns=tuple(columns),
             series=tuple(series),
             quantiles=quantiles,
-            size=torch.tensor([scaler.size[name] for name in columns], dtype=torch.float64),
-            deviation=torch.tensor(
-                [scaler.deviation[name] for name in columns], dtype=torch.float64
-            ),
-            shift=torch.tensor([scaler.shift[name] for name in columns], dtype=torch.float64),
+            size=size,
+            deviation=deviation,
+            shift=shift,
+            units=torch.stack([size, shift, size / deviation]).to(device),
             relative=zeros(2, len(series)),
             naive=naive,
             by_step=zeros(6, steps),
@@ -203,8 +209,7 @@ class RegressionSums:
             series = select_firsts(series, runs)
         rows = series[:, None].expand(-1, error.shape[2])
         self.max_by_series.scatter_reduce_(0, rows, largest, "amax")
-        size = self.size.to(error.device)
-        spread = size / self.deviation.to(error.device)
+        size, _, spread = self.units
         _, absolute, squared, _, _ = by_window / steps
         errors = [
             error.mean(dim=1)
@@ -216,7 +221,7 @@ class RegressionSums:
 
     def _compare_sizes(self, point: Tensor, truth: Tensor) -> Tensor:
         """Return what windows add to `relative`, [2, B, C]."""
-        size, shift = self.size.to(truth.device), self.shift.to(truth.device)
+        size, shift, _ = self.units
         known, predicted = (values.double() * size + shift for values in (truth, point))
         total = predicted.abs() + known.abs()
         shares = (predicted - known).abs() / torch.where(total > 0, total, 1.0)
