@@ -304,32 +304,40 @@ def test_a_single_window_that_does_not_fit_raises_the_error():
         list(score.predict_batches(predict, chunk_of(dataset, dataset.memory.starts["test"])))
 
 
-@given(windows=st.integers(1, 8192), peak=st.integers(0, 2**33), free=st.integers(0, 140 * 2**30))
-def test_passes_on_a_gpu_fit_into_its_free_memory(windows, peak, free):
-    size = score.choose_pass_size(windows, peak, free)
-    assert windows <= size <= score.MAX_GPU_WINDOWS
+@given(
+    windows=st.integers(1, 8192),
+    each=st.integers(1, 2**20),
+    constant=st.integers(0, 2**30),
+    free=st.integers(0, 140 * 2**30),
+)
+def test_passes_on_a_gpu_fit_into_its_free_memory(windows, each, constant, free):
+    passes = [score.MeasuredPass(n, constant + n * each) for n in (windows, 4 * windows)]
+    size = score.choose_pass_size(*passes, free)
+    assert size & (size - 1) == 0
+    assert 2 * size > windows
     if size > windows:
-        assert size & (size - 1) == 0
-        assert size * peak / windows <= min(free / 2, 2**32)
+        assert size <= score.MAX_GPU_WINDOWS
+        assert constant + size * each <= min(free / 2, 2**32)
 
 
 def test_windows_of_few_numbers_are_predicted_by_the_hundred_thousand():
-    per_window = 48 * 5 * 40
-    assert score.choose_pass_size(8192, 8192 * per_window, 130 * 2**30) == 2**18
-    assert score.choose_pass_size(8192, 8192 * per_window, 6 * 2**30) == 2**18
-    assert score.choose_pass_size(8192, 8192 * per_window, 2**30) == 2**15
+    each, trees = 48 * 5 * 40, 300 * 2**20  # what trees take does not grow
+    passes = [score.MeasuredPass(n, trees + n * each) for n in (8192, 32768)]
+    assert score.choose_pass_size(*passes, 130 * 2**30) == 2**18
+    assert score.choose_pass_size(*passes, 6 * 2**30) == 2**18
+    assert score.choose_pass_size(*passes, 2**30) == 2**14
 
 
 @pytest.mark.gpu
 def test_large_passes_give_the_same_metrics(monkeypatch):
-    _, dataset, _ = made(hourly(waves(60_000)), engine={"device": "cuda"})
+    _, dataset, _ = made(hourly(waves(200_000)), engine={"device": "cuda"})
     (chunk,) = dataset.iter_chunks("train", None, rows=1)
     chunk = chunk._replace(series=chunk.series.to(torch.device("cuda")))
     fitted = baselines.fit_baselines(dataset, lambda _: [chunk], without=("gbm",))
     predict = fitted["ridge"].predict
     large = list(score.predict_batches(predict, [chunk]))
     assert max(len(batch.starts) for batch in large) > score.FIRST_GPU_WINDOWS
-    monkeypatch.setattr(score, "choose_pass_size", lambda count, *_: count)
+    monkeypatch.setattr(score, "choose_pass_size", lambda small, *_: small.num_windows)
     small = list(score.predict_batches(predict, [chunk]))
     figures = [score.accumulate(many, dataset).compute()["overall"] for many in (large, small)]
     assert figures[0] == pytest.approx(figures[1], rel=1e-6)

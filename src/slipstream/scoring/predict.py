@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,8 @@ from slipstream.scoring.batch import (
 Part = TypeVar("Part")
 FIRST_GPU_ROWS, FIRST_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
 """The number of context rows, and of windows, that a GPU predicts in its first two passes"""
+MEASURED_RATIO = 4
+"""How many times as many it predicts in the third"""
 MAX_GPU_WINDOWS = 1 << 20
 MAX_PASS_BYTES = 1 << 32
 """What a pass may take on a GPU: no tensor of 16 bits has more numbers then than kernels count with
@@ -44,7 +46,7 @@ MAX_PASS_BYTES = 1 << 32
 TABLE_ROWS = 1 << 16
 """Rows of a table of predictions, unless one window has more"""
 MAX_PASS_SHARE = 0.5
-"""Of the GPU's free memory, for a pass: what it takes is extrapolated from a smaller one"""
+"""Of the GPU's free memory, for a pass: what it takes is extrapolated from smaller ones"""
 
 
 def get_task_metrics(dataset: Dataset) -> TaskMetrics:
@@ -96,21 +98,30 @@ def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator
         yield from split_if_full(compute, half)
 
 
-def choose_pass_size(num_windows: int, peak_bytes: int, free_bytes: int) -> int:
-    """Return how many windows a GPU should predict at a time, where a pass of `num_windows` took
-    `peak_bytes`: a power of two, so that runs with a little more or less free memory agree."""
+class MeasuredPass(NamedTuple):
+    """The memory that a pass of so many windows took."""
+
+    num_windows: int
+    peak_bytes: int
+
+
+def choose_pass_size(small: MeasuredPass, large: MeasuredPass, free_bytes: int) -> int:
+    """Return how many windows a GPU should predict at a time, from two passes: a power of two, so
+    that runs with a little more or less free memory agree."""
     limit_bytes = min(MAX_PASS_BYTES, MAX_PASS_SHARE * free_bytes)
-    fitting = min(num_windows * limit_bytes / max(peak_bytes, 1), MAX_GPU_WINDOWS)
-    return max(1 << (int(fitting).bit_length() - 1) if fitting >= 1 else 0, num_windows)
+    more = large.num_windows - small.num_windows, large.peak_bytes - small.peak_bytes
+    # trees take the same memory for any number of windows, but not all that does not grow is that
+    least_bytes = large.peak_bytes / large.num_windows / 4
+    each_bytes = max(more[1] / more[0], least_bytes, 1.0)
+    left_bytes = limit_bytes - large.peak_bytes
+    fitting = min(large.num_windows + left_bytes / each_bytes, MAX_GPU_WINDOWS)
+    return 1 << max(int(fitting), small.num_windows, 1).bit_length() - 1
 
 
 class PassSizes:
     """The numbers of windows to predict at a time. On a GPU each pass costs hundreds of launches,
-    so that passes should be large: the first two are small, and the memory that the second takes,
-    when everything is loaded, decides the size of the others."""
-
-    MEASURED = 2
-    """The number of the pass whose memory is measured, from 1"""
+    so that passes should be large: after a first one, when everything is loaded, the memory of two
+    small ones is measured, which decides the size of the others."""
 
     def __init__(self, series: Series) -> None:
         self._device = series.values.device
@@ -118,31 +129,40 @@ class PassSizes:
         if self._device.type == "cuda":
             rows = len(series.context_rows) * series.sequences_per_window
             self.size = max(EVAL_BATCH, min(FIRST_GPU_ROWS // rows, FIRST_GPU_WINDOWS))
-        self._number = 0
+        self._is_settled = self._device.type != "cuda"
+        self._is_loaded = False
         self._before_bytes = 0
+        self._measured: list[MeasuredPass] = []
 
     def begin(self) -> None:
         """Begin a pass, with all that is done with its predictions."""
-        self._number += 1
-        if self._device.type == "cuda" and self._number == self.MEASURED:
+        if not self._is_settled:
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before_bytes = torch.cuda.memory_allocated(self._device)
 
     def end(self, num_windows: int) -> None:
         """End a pass of so many windows."""
-        if self._device.type != "cuda" or self._number != self.MEASURED:
+        if self._is_settled or num_windows < self.size:
+            return
+        if not self._is_loaded:
+            self._is_loaded = True
             return
         peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before_bytes
-        unused_bytes = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(
-            self._device
+        self._measured.append(MeasuredPass(num_windows, peak_bytes))
+        if len(self._measured) == 1:
+            self.size = MEASURED_RATIO * num_windows
+            return
+        taken_bytes, reserved_bytes = (
+            torch.cuda.memory_allocated(self._device),
+            torch.cuda.memory_reserved(self._device),
         )
-        free_bytes = torch.cuda.mem_get_info(self._device)[0] + unused_bytes
-        self.size = choose_pass_size(num_windows, peak_bytes, free_bytes)
+        free_bytes = torch.cuda.mem_get_info(self._device)[0] + reserved_bytes - taken_bytes
+        small, large = self._measured
+        self.size, self._is_settled = choose_pass_size(small, large, free_bytes), True
 
     def halve(self, num_windows: int) -> None:
         """Take at most half as many windows from now on, since so many did not fit."""
-        self.size = max(num_windows // 2, 1)
-        self._number = self.MEASURED
+        self.size, self._is_settled = max(num_windows // 2, 1), True
 
 
 def predict_batches(
