@@ -273,6 +273,20 @@ def test_batches_say_how_many_windows_follow_each_other_in_a_series(series):
     assert sums["overall"] == pytest.approx(unknown["overall"])
 
 
+def test_a_network_reads_a_large_pass_in_parts(monkeypatch):
+    config, dataset, _ = made()
+    (chunk,) = dataset.iter_chunks("train", None, rows=1)
+    model, sizes = build(config.model, dataset.signature).eval(), []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[1]))
+    how = model, make_plan(config, data_bytes=0), dataset.signature, dataset.scaler
+    whole = score.make_predictor(*how)(chunk.series, chunk.starts[:700])
+    monkeypatch.setattr(score, "MAX_SEQUENCES", 256)
+    monkeypatch.setattr(score, "EVAL_BATCH", 64)
+    parts = score.make_predictor(*how)(chunk.series, chunk.starts[:700])
+    assert sizes == [700, 256, 256, 188]
+    torch.testing.assert_close(parts, whole)
+
+
 def test_where_memory_runs_out_all_predictors_get_fewer_windows():
     _, dataset, predict = made()
     sizes = []

@@ -37,6 +37,8 @@ from slipstream.scoring.batch import (
 Part = TypeVar("Part")
 FIRST_GPU_ROWS, FIRST_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
 """The number of context rows, and of windows, that a GPU predicts in its first two passes"""
+MAX_SEQUENCES = 1 << 15
+"""The number of sequences that a network reads at a time: some kernels take fewer than 2^16"""
 MEASURED_RATIO = 4
 """How many times as many it predicts in the third"""
 MAX_GPU_WINDOWS = 1 << 20
@@ -78,8 +80,14 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
         merged = windows.merge_channels(raw, num_channels).clamp(*limits)
         return windows.separate_channels(merged, num_channels)
 
+    size = max(MAX_SEQUENCES // signature.sequences_per_window, EVAL_BATCH)
+
     def predict(series: Series, starts: Tensor) -> Tensor:
-        parts = list(split_if_full(lambda part: predict_part(series, part), starts))
+        parts = [
+            predicted
+            for some in starts.split(size)
+            for predicted in split_if_full(lambda part: predict_part(series, part), some)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return predict
