@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from slipstream import UserError
 from slipstream import config as configs
@@ -170,3 +171,29 @@ def test_the_fingerprint_of_data_stays_so_that_earlier_runs_can_be_resumed():
     config = configs.load({"data": {"context": 6, "horizon": 2, "targets": ["a"], "split": split}})
     wanted = "b2b2b70219ab7f8d20729fb35c39eed1f05aa445a3f7d510fe2a994b7e02e94a"
     assert datasets.load_dataset(config, table).compute_fingerprint() == wanted
+
+
+@pytest.mark.parametrize("few", [0, 4096])  # stretches are marked one by one, or counted
+@pytest.mark.parametrize("season", [1, 7])
+def test_naive_errors_are_those_of_the_row_a_season_before(season, few, monkeypatch):
+    monkeypatch.setattr(datasets, "FEW_STRETCHES", few)
+    table = waves(900).append_column("unit", [[f"u{i // 300}" for i in range(900)]])
+    missing = np.random.default_rng(0).random(900) < 0.03
+    table = table.set_column(2, "b", pa.array(np.where(missing, np.nan, table["b"])))
+    table = table.filter(pa.array([i % 97 != 5 for i in range(900)]))  # gaps
+    config = small_config(
+        data={"id": "unit", "inputs": ["a"], "targets": ["a", "b"], "period": season}
+    )
+    dataset = small_dataset(config, table)
+    series, signature = dataset.memory.series, dataset.signature
+    starts = dataset.memory.starts["train"].tolist()
+    used = {s + signature.lead + h for s in starts for h in range(signature.steps_out)}
+    values, pieces = series.targets.double().numpy(), series.segments.numpy()
+    errors = {(owner, target): [] for owner in range(3) for target in range(2)}
+    for row in used:
+        owner = int(series.find_series(torch.tensor([row])))
+        if row - season >= pieces[pieces <= row].max():
+            for target in range(2):
+                errors[owner, target].append(abs(values[row] - values[row - season])[target])
+    for (owner, target), found in errors.items():
+        assert float(dataset.naive_errors[owner, target]) == pytest.approx(np.nanmean(found))

@@ -11,6 +11,7 @@ import pytest
 import slipstream
 from slipstream import UserError, runs
 from slipstream.config import load, replace_settings
+from slipstream.data import defaults
 from slipstream.data.defaults import list_unset, resolve
 from slipstream.events import Start
 from slipstream.reporting.terminal.progress import describe_plan
@@ -61,6 +62,21 @@ def test_several_columns_that_are_all_predicted_are_channels_of_their_own():
 
 def test_values_that_wander_are_forecast_from_the_last_row():
     assert resolved(walk())[0].model.normalize == "last"
+
+
+@pytest.mark.parametrize(("table", "normalize"), [(hourly(20_000), "window"), (walk(), "last")])
+def test_drift_is_measured_in_a_part_of_very_many_rows(table, normalize, monkeypatch):
+    monkeypatch.setattr(defaults, "MAX_DRIFT_WINDOWS", 480)
+    assert resolved(table)[0].model.normalize == normalize
+
+
+def test_a_sample_of_rows_has_every_phase_of_a_season(monkeypatch):
+    monkeypatch.setattr(defaults, "MAX_DRIFT_WINDOWS", 480)
+    rows = defaults._sample(np.arange(480 * 24))
+    assert len(np.unique(rows)) == len(rows) == 480
+    assert (np.diff(rows) > 0).all()
+    assert np.bincount(rows % 24, minlength=24).min() > 10
+    assert defaults._sample(np.arange(480)).tolist() == list(range(480))
 
 
 def test_a_target_that_is_no_input_is_not_normalized():

@@ -6,6 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream.data.predictions import (
@@ -122,6 +124,19 @@ def test_many_rows_are_sampled_by_groups(tmp_path):
 def test_windows_end_to_end_do_not_overlap():
     assert chain_windows(np.array([0, 1, 3, 4, 6, 10]), 3) == [0, 3, 6, 10]
     assert chain_windows(np.array([4, 5, 9]), 3, 2.0) == [5, 9]
+    assert chain_windows(np.array([], dtype=int), 3) == []
+
+
+@given(
+    st.lists(st.integers(0, 60), max_size=40), st.integers(1, 6), st.sampled_from([-np.inf, 0, 7])
+)
+def test_chained_windows_are_those_of_a_walk_from_the_first(numbers, length, last):
+    firsts, wanted, end = np.array(sorted(numbers), dtype=np.int64), [], last + length
+    for first in firsts.tolist():
+        if first >= end:
+            wanted.append(first)
+            end = first + length
+    assert chain_windows(firsts, length, last) == wanted
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path):

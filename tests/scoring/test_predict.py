@@ -242,6 +242,121 @@ def test_sums_of_runs_are_the_sums_of_their_groups(groups, seed):
     torch.testing.assert_close(found, plain, equal_nan=True)
 
 
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=70), st.integers(0, 2**16))
+def test_sums_of_runs_whose_lengths_are_known_are_the_sums_of_their_groups(groups, seed):
+    keys = torch.tensor(sorted(groups))
+    values = torch.randn(len(keys), 2, 3, generator=torch.Generator().manual_seed(seed)).double()
+    values[keys == 3] = torch.nan
+    lengths = torch.unique_consecutive(keys, return_counts=True)[1].tolist()
+    found, plain = (torch.zeros(5, 2, 3).double() for _ in range(2))
+    batches.add_by_group(plain, keys, values)
+    batches.add_by_group(found, keys, values, lengths)
+    torch.testing.assert_close(found, plain, equal_nan=True)
+
+
+@pytest.mark.parametrize("series", [1, 3, batches.MAX_RUNS + 1])
+def test_batches_say_how_many_windows_follow_each_other_in_a_series(series):
+    table = waves(100 * series)
+    table = table.append_column("unit", [[f"u{i // 100:02}" for i in range(100 * series)]])
+    _, dataset, predict = made(table, data={"id": "unit"})
+    starts = dataset.memory.starts["train"]
+    (batch,) = score.predict_batches(predict, chunk_of(dataset, starts))
+    if series > batches.MAX_RUNS:
+        assert batch.runs is None
+        return
+    counts = torch.bincount(batch.find_series(), minlength=series)
+    assert batch.runs == tuple(counts.tolist())
+    sums = score.accumulate([batch], dataset).compute()
+    unknown = score.accumulate([batch._replace(runs=None)], dataset).compute()
+    for name, figures in sums["per_series"].items():
+        assert figures == pytest.approx(unknown["per_series"][name])
+    assert sums["overall"] == pytest.approx(unknown["overall"])
+
+
+def test_a_network_reads_a_large_pass_in_parts(monkeypatch):
+    config, dataset, _ = made()
+    (chunk,) = dataset.iter_chunks("train", None, rows=1)
+    model, sizes = build(config.model, dataset.signature).eval(), []
+    model.register_forward_pre_hook(lambda _, args: sizes.append(args[0].shape[1]))
+    how = model, make_plan(config, data_bytes=0), dataset.signature, dataset.scaler
+    whole = score.make_predictor(*how)(chunk.series, chunk.starts[:700])
+    monkeypatch.setattr(score, "MAX_SEQUENCES", 256)
+    monkeypatch.setattr(score, "EVAL_BATCH", 64)
+    parts = score.make_predictor(*how)(chunk.series, chunk.starts[:700])
+    assert sizes == [700, 256, 256, 188]
+    torch.testing.assert_close(parts, whole)
+
+
+def test_where_memory_runs_out_all_predictors_get_fewer_windows():
+    _, dataset, predict = made()
+    sizes = []
+
+    def predict_few(series, starts):
+        sizes.append(len(starts))
+        if len(starts) > 300:
+            raise MemoryError("out of memory")
+        return predict(series, starts)
+
+    starts = dataset.memory.starts["train"]
+    chunks = chunk_of(dataset, starts)
+    rows = list(score.predict_side_by_side([predict, predict_few], lambda _: chunks, "train"))
+    assert torch.equal(torch.cat([row[1].starts for row in rows]), starts)
+    assert all(len(row[0].starts) == len(row[1].starts) <= 300 for row in rows)
+    assert sum(size > 300 for size in sizes) < 4  # later passes are as small as the first that fits
+    wanted = list(score.predict_batches(predict, chunks))
+    together = [torch.cat([b.prediction for b in many]) for many in ([r[1] for r in rows], wanted)]
+    torch.testing.assert_close(*together)
+
+
+def test_a_single_window_that_does_not_fit_raises_the_error():
+    _, dataset, _ = made()
+
+    def predict(*_):
+        raise MemoryError("out of memory")
+
+    with pytest.raises(MemoryError):
+        list(score.predict_batches(predict, chunk_of(dataset, dataset.memory.starts["test"])))
+
+
+@given(
+    windows=st.integers(1, 8192),
+    each=st.integers(1, 2**20),
+    constant=st.integers(0, 2**30),
+    free=st.integers(0, 140 * 2**30),
+)
+def test_passes_on_a_gpu_fit_into_its_free_memory(windows, each, constant, free):
+    passes = [score.MeasuredPass(n, constant + n * each) for n in (windows, 4 * windows)]
+    size = score.choose_pass_size(*passes, free)
+    assert size & (size - 1) == 0
+    assert 2 * size > windows
+    if size > windows:
+        assert size <= score.MAX_GPU_WINDOWS
+        assert constant + size * each <= min(free / 2, 2**32)
+
+
+def test_windows_of_few_numbers_are_predicted_by_the_hundred_thousand():
+    each, trees = 48 * 5 * 40, 300 * 2**20  # what trees take does not grow
+    passes = [score.MeasuredPass(n, trees + n * each) for n in (8192, 32768)]
+    assert score.choose_pass_size(*passes, 130 * 2**30) == 2**18
+    assert score.choose_pass_size(*passes, 6 * 2**30) == 2**18
+    assert score.choose_pass_size(*passes, 2**30) == 2**14
+
+
+@pytest.mark.gpu
+def test_large_passes_give_the_same_metrics(monkeypatch):
+    _, dataset, _ = made(hourly(waves(200_000)), engine={"device": "cuda"})
+    (chunk,) = dataset.iter_chunks("train", None, rows=1)
+    chunk = chunk._replace(series=chunk.series.to(torch.device("cuda")))
+    fitted = baselines.fit_baselines(dataset, lambda _: [chunk], without=("gbm",))
+    predict = fitted["ridge"].predict
+    large = list(score.predict_batches(predict, [chunk]))
+    assert max(len(batch.starts) for batch in large) > score.FIRST_GPU_WINDOWS
+    monkeypatch.setattr(score, "choose_pass_size", lambda small, *_: small.num_windows)
+    small = list(score.predict_batches(predict, [chunk]))
+    figures = [score.accumulate(many, dataset).compute()["overall"] for many in (large, small)]
+    assert figures[0] == pytest.approx(figures[1], rel=1e-6)
+
+
 @pytest.mark.gpu
 def test_sums_by_group_are_the_same_each_time():
     keys = torch.arange(10_000, device="cuda") // 700
@@ -251,3 +366,15 @@ def test_sums_by_group_are_the_same_each_time():
         found.append(torch.zeros(15, 4, device="cuda").double())
         batches.add_by_group(found[-1], keys, values)
     assert all(torch.equal(sums, found[0]) for sums in found)
+
+
+def test_tables_of_a_large_pass_are_groups_of_whole_windows(monkeypatch):
+    monkeypatch.setattr(score, "TABLE_ROWS", 50)
+    _, dataset, predict = made()
+    (batch,) = score.predict_batches(
+        predict, chunk_of(dataset, dataset.memory.starts["test"][:100])
+    )
+    whole, parts = score.build_table(batch, dataset), list(score.build_tables(batch, dataset))
+    assert [part.num_rows for part in parts] == [48] * 8 + [16]
+    assert all(part["step"][0].as_py() == 1 for part in parts)
+    assert pa.concat_tables(parts).equals(whole)

@@ -237,7 +237,7 @@ def train_windows(config, dataset):
     plan, fingerprint = make_plan(config, data_bytes=0), dataset.compute_fingerprint()
     files = {"config.toml": runs.format_config(config)}
     with runs.create_locked(config.name, out=config.out, files=files) as run:
-        context = RunContext(run, config, dataset, plan, fingerprint=fingerprint)
+        context = RunContext(run, config, dataset, plan, content=fingerprint)
         return train_run(context).summary
 
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from slipstream.training.overview import MAX_SERIES, summarize_data
@@ -63,3 +65,17 @@ def test_missing_values_are_counted_before_they_are_filled(policy):
     table["b"][50] = table["b"][51] = table["c"][200] = None
     found = overview(table, data={"targets": ["c"], "inputs": ["a", "b"], "missing": policy})
     assert [found["columns"][name]["missing"] for name in "abc"] == [0, 2, 1]
+
+
+def test_ranges_are_of_all_rows_and_missing_values_are_counted():
+    table = waves(5003)
+    values = table["b"].to_numpy().copy()
+    values[[3, 70, 5001]] = np.nan
+    values[[5002, 2500]] = [99.0, -99.0]
+    table = table.set_column(2, "b", pa.array(values))
+    columns = overview(table, data={"inputs": ["a", "c"], "targets": ["a", "b"]})["columns"]
+    assert columns["b"]["range"] == pytest.approx([-99, 99], rel=1e-5)
+    assert {name: column["missing"] for name, column in columns.items()} == {"a": 0, "b": 3, "c": 0}
+    for name in ("a", "c"):
+        wanted = [table[name].to_numpy().min(), table[name].to_numpy().max()]
+        assert columns[name]["range"] == pytest.approx(wanted, rel=1e-5)

@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 import slipstream
 from slipstream import config as configs
 from slipstream import runs, training
+from slipstream.base.phases import PhaseTimer
 from slipstream.config import Config
 from slipstream.data import dataset as datasets
 from slipstream.reporting.wording import describe_verdict
 from slipstream.scoring import baselines, predict
+from slipstream.training import fitting
 from tests.conftest import KINDS, close, mostly_slow, real_file, slow, small_config, waves
 from tests.limits import hooked_models, run_out_of_memory, run_within
 from tests.logs import read_lines
@@ -396,3 +398,10 @@ def test_an_inner_run_of_other_settings_is_not_taken_for_this_one(tmp_path):
     )
     assert other["metrics"] != first["metrics"]
     assert runs.load_config(runs.open_run(folder)).train.lr == 0.05
+
+
+def test_a_run_knows_the_fingerprint_of_its_data():
+    context = fitting.load_context(small_config(), waves(), PhaseTimer())
+    assert (
+        context.fingerprint == datasets.load_dataset(small_config(), waves()).compute_fingerprint()
+    )

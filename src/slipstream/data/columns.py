@@ -420,8 +420,8 @@ def read_numbers(table: DataTable, name: str, setting: str) -> npt.NDArray[np.fl
     if values.type != pa.float64() or table.row_groups:
         del values
         release_memory()
-    wild = np.flatnonzero(np.abs(result) > LARGEST)
-    if len(wild):
+    if max(np.fmax.reduce(result, initial=0.0), -np.fmin.reduce(result, initial=0.0)) > LARGEST:
+        wild = np.flatnonzero(np.abs(result) > LARGEST)
         value = "infinite" if np.isinf(result[wild[0]]) else result[wild[0]]
         raise UserError(
             f"{table.locate_cell(int(wild[0]), name)}: is {value} "

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -47,6 +48,9 @@ from slipstream.data.windows import Series, WindowChunk
 
 COUNT_ROWS = 1_000_000
 """The number of target rows whose classes are counted at a time, to limit memory"""
+FEW_STRETCHES = 4096
+"""Stretches of rows that are marked one after the other, which is faster than counting how many
+each row is in"""
 MAX_FILES = 100
 """The number of files that a summary describes one by one"""
 
@@ -144,23 +148,22 @@ class Dataset:
         set_name = "train" if "train" in self.num_windows else next(iter(self.num_windows))
         lead, steps = self.signature.lead, self.signature.steps_out
         for chunk in self.iter_chunks(set_name, None, rows=COUNT_ROWS):
-            series, rows = chunk.series, torch.arange(len(chunk.series.values))
-            columns = slice(series.values.shape[1] - series.num_targets, None)
-            values = series.to_table_scale(series.targets.double(), rows, columns)
-            borders = series.offsets[:-1] if series.segments is None else series.segments
-            piece = torch.bucketize(rows, borders, right=True) - 1
-            later = rows[(piece >= 0) & (rows - season >= borders[piece.clamp(min=0)])]
-            errors = (values[later] - values[later - season]).abs()
-            ends = torch.zeros(len(rows) + 1, dtype=torch.int64)
-            ones = torch.ones_like(chunk.starts)
-            ends.index_add_(0, chunk.starts + lead, ones)
-            ends.index_add_(0, (chunk.starts + lead + steps).clamp(max=len(rows)), -ones)
-            is_target = ends.cumsum(dim=0)[later] > 0
-            owners = chunk.series_ids[series.find_series(later)]
-            known = ~errors.isnan()
-            for sums, used in ((over_training, known & is_target[:, None]), (over_all, known)):
-                terms = torch.stack([torch.where(used, errors, 0.0), used.double()])
-                sums.index_add_(1, owners, terms)
+            series, num_rows = chunk.series, len(chunk.series.values)
+            offsets = series.offsets.numpy()
+            borders = offsets[:-1] if series.segments is None else series.segments.numpy()
+            is_target = _mark_targets(chunk.starts.numpy() + lead, steps, num_rows)
+            has_earlier = ~_mark_stretches(borders, borders + season, num_rows)
+            has_earlier[: borders[0]] = False
+            has_rows = np.diff(offsets) > 0
+            owners, begins = chunk.series_ids[torch.from_numpy(has_rows)], offsets[:-1][has_rows]
+            for target in range(series.num_targets):  # one by one, which bounds the memory
+                errors = series.compute_differences(target, season)
+                known = torch.from_numpy(has_earlier) & ~errors.isnan()
+                used = known & torch.from_numpy(is_target)
+                for sums, mask in ((over_training, used), (over_all, known)):
+                    terms = torch.where(mask, errors, 0.0), mask.double()
+                    added = np.stack([np.add.reduceat(term.numpy(), begins) for term in terms])
+                    sums[:, :, target].index_add_(1, owners, torch.from_numpy(added))
         total, count = over_training
         return torch.where(count > 0, total / count, over_all[0] / over_all[1])
 
@@ -174,6 +177,28 @@ class Dataset:
         assert self.memory is not None
         memory, ids = self.memory, torch.arange(len(self.index.series_names))
         yield WindowChunk(series or memory.series, memory.starts[set_name], 0, ids, memory.time)
+
+
+def _mark_targets(firsts: Ints, steps: int, num_rows: int) -> npt.NDArray[np.bool_]:
+    """Return which rows are in any stretch of `steps` rows from one of `firsts`."""
+    # those of windows that follow each other are one stretch
+    is_break = np.diff(firsts) != 1
+    begins = firsts[np.concatenate([[True], is_break])[: len(firsts)]]
+    lasts = firsts[np.concatenate([is_break, [True]])[: len(firsts)]]
+    return _mark_stretches(begins, lasts + steps, num_rows)
+
+
+def _mark_stretches(begins: Ints, ends: Ints, num_rows: int) -> npt.NDArray[np.bool_]:
+    """Return which rows are in any of the stretches."""
+    if len(begins) <= FEW_STRETCHES:
+        marks = np.zeros(num_rows, dtype=bool)
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            marks[begin:end] = True
+        return marks
+    changes = np.zeros(num_rows + 1, dtype=np.int32)
+    np.add.at(changes, np.minimum(begins, num_rows), 1)
+    np.add.at(changes, np.minimum(ends, num_rows), -1)
+    return np.asarray(np.cumsum(changes[:-1], dtype=np.int32) > 0)
 
 
 @dataclass(frozen=True)

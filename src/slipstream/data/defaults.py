@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.base.text import format_count
 from slipstream.config import ALL_ROWS, Config, Range, Train, replace_settings
@@ -52,6 +53,8 @@ MAX_DRIFT = 0.8
 """The drift up to which forecasts are relative to the last row"""
 NUM_STEPS = 7
 """Steps ahead at which drift is measured: not all multiples of a season"""
+MAX_DRIFT_WINDOWS, GOLDEN_RATIO = 1_000_000, (5**0.5 - 1) / 2
+"""Windows and rows that drift is measured in; of more, so many that are spread over all"""
 MIN_STEPS = 32
 """Steps of an epoch, where there are enough windows"""
 MIN_BATCH, MAX_BATCH = 16, 256
@@ -216,26 +219,37 @@ def _measure_drift(
     if "context" not in config.data.model_fields_set:
         wanted, _ = _choose_span(horizon, series.period)
         context = min(wanted, _limit_context(config, series))
-    piece = np.searchsorted(index.segments, np.arange(index.num_rows), side="right")
-    last = np.arange(context - 1, index.num_rows - horizon)
+    last = _sample(np.arange(context - 1, index.num_rows - horizon))
     first, ahead = last - context + 1, last + horizon
-    last = last[(piece[first] == piece[ahead]) & training[ahead] & training[first]]
+    pieces = (np.searchsorted(index.segments, rows, side="right") for rows in (first, ahead))
+    last = last[np.equal(*pieces) & training[ahead] & training[first]]
     if not len(last):
         return math.nan
     owners = np.searchsorted(index.offsets, last, side="right") - 1
     by_last, by_mean = 0.0, 0.0
     for values in columns:
-        centred = values - np.nanmean(values)
+        centred = values - np.nanmean(_sample(values))
         # of many series of different size, each counts the same
-        sizes = np.array([np.nanvar(part) for part in np.split(centred, index.offsets[1:-1])])
+        parts = np.split(centred, index.offsets[1:-1])
+        sizes = np.array([np.nanvar(_sample(part)) for part in parts])
         weights = 1.0 / np.where(sizes > 0, sizes, math.inf)[owners]
-        sums = np.concatenate([[0.0], np.cumsum(np.nan_to_num(centred))])
+        sums = np.zeros(len(centred) + 1)
+        np.cumsum(np.where(np.isnan(centred), 0.0, centred), out=sums[1:])
         mean = (sums[last + 1] - sums[last + 1 - context]) / context
         for steps in np.unique(np.linspace(1, horizon, NUM_STEPS).astype(np.int64)):
             future = centred[last + steps]
             by_last += float(np.nanmean(weights * (future - centred[last]) ** 2))
             by_mean += float(np.nanmean(weights * (future - mean) ** 2))
     return by_last / by_mean if by_mean else math.nan
+
+
+def _sample(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the values, in order; of very many, some at irrational distances, so that no phase of
+    a season is left out."""
+    if len(values) <= MAX_DRIFT_WINDOWS:
+        return values
+    places = np.sort(np.arange(MAX_DRIFT_WINDOWS) * GOLDEN_RATIO % 1.0)
+    return np.asarray(values[(places * len(values)).astype(np.int64)])
 
 
 def _choose_channels(config: Config, facts: DataFacts) -> Choice | None:

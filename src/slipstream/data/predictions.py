@@ -545,12 +545,15 @@ def _index_series(
 def chain_windows(firsts: Array, length: int, last: float = -np.inf) -> list[int]:
     """Return the first rows, out of ascending ones, that are at least `length` rows apart, the
     earliest first; `last` is the first row of a window before them."""
-    chosen, end = list[int](), last + length
-    for first in firsts.tolist():
-        if first >= end:
-            chosen.append(first)
-            end = first + length
-    return chosen
+    firsts = firsts[firsts >= last + length]
+    if not bool((np.diff(firsts) < length).any()):  # as windows of one row, of which are millions
+        return list(firsts.tolist())
+    following = np.searchsorted(firsts, firsts + length).tolist()
+    chosen, place = list[int](), 0
+    while place < len(firsts):
+        chosen.append(place)
+        place = following[place]
+    return list(firsts[chosen].tolist())
 
 
 @contextmanager

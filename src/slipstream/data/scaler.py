@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -128,9 +129,12 @@ def write_scaled(name: str, column: Floats, out: Values, shift: Floats, size: Fl
     for begin in range(0, len(column), BLOCK_ROWS):
         block = slice(begin, begin + BLOCK_ROWS)
         by = (shift, size) if not shift.ndim else (shift[block], size[block])
+        scaled = column[block] - by[0]
+        scaled /= by[1]
         with np.errstate(over="ignore"):
-            out[block] = (column[block] - by[0]) / by[1]
-        if np.isinf(out[block]).any():
+            single = scaled.astype(np.float32)
+        out[block] = single
+        if np.isinf(single).any():
             raise UserError(
                 f'column "{name}" has a value so far from the training rows that it cannot be '
                 "scaled; correct it, or leave it empty and set data.missing"
@@ -180,24 +184,29 @@ def fit_scaler(
     fit = None
     if data.scale_by != "global":
         fit = SeriesFit(raw.index, signature, data.scale, trained, known)
-    for i, name in enumerate(order_columns(signature)):
-        column = raw.read_column(name)
-        by_series = fit is not None and name in fit.columns
-        if name == label:
-            part = make_identity(name, high=len(signature.classes) - 1.0)
-        elif known is not None and name in known.shift:
-            part = known.select((name,))
-        else:
-            part = fit_column(name, column, training, kind=data.scale, check=not by_series)
-        if fit is not None and by_series:
-            fit.add(name, column, training)
-            part = fit.finish(name, part, data.scale_by, known)
-        if by_series and fit is not None and data.scale_by == "series":
-            fit.apply(name, column, values[:, i])
-        else:
-            part.apply(name, column, values[:, i])
-        parts.append(part)
-        del column  # before the next one is read
+    names = order_columns(signature)
+    with ThreadPoolExecutor(1) as reader:  # the next column is read while one is in use
+        reading = reader.submit(raw.read_column, names[0])
+        for i, name in enumerate(names):
+            column = reading.result()
+            if name != names[-1]:
+                reading = reader.submit(raw.read_column, names[i + 1])
+            by_series = fit is not None and name in fit.columns
+            if name == label:
+                part = make_identity(name, high=len(signature.classes) - 1.0)
+            elif known is not None and name in known.shift:
+                part = known.select((name,))
+            else:
+                part = fit_column(name, column, training, kind=data.scale, check=not by_series)
+            if fit is not None and by_series:
+                fit.add(name, column, training)
+                part = fit.finish(name, part, data.scale_by, known)
+            if by_series and fit is not None and data.scale_by == "series":
+                fit.apply(name, column, values[:, i])
+            else:
+                part.apply(name, column, values[:, i])
+            parts.append(part)
+            del column  # before the one after the next is read
     parts += _fit_static(raw.static, signature, trained, data.scale)
     scaler = merge_scalers(data.scale, parts)
     scales = None
@@ -263,7 +272,8 @@ def fit_column(name: str, column: Floats, rows: Flags, *, kind: str, check: bool
     statistics = RunningStatistics()
     for begin in range(0, len(column), BLOCK_ROWS):
         block = slice(begin, begin + BLOCK_ROWS)
-        statistics.add(name, column[block][rows[block]])
+        values, used = column[block], rows[block]
+        statistics.add(name, values if used.all() else values[used])
     scaler = statistics.to_scaler(kind)
     if not check:
         return scaler

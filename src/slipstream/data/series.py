@@ -585,7 +585,7 @@ def make_unique(names: list[str]) -> tuple[str, ...]:
 
 def _read_numbers(table: DataTable, name: str, setting: str) -> Floats:
     column = read_numbers(table, name, setting)
-    if np.isnan(column).all():
+    if np.isnan(column[:1]).all() and np.isnan(column).all():
         raise UserError(f'{table.name}: column "{name}" ({setting}) has no values')
     return column
 

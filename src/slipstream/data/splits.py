@@ -321,6 +321,9 @@ class WindowRanges:
 
     def list_starts(self) -> Ints:
         """Return the first row of every window."""
+        if len(self.first) == 1:
+            begin, count = int(self.first[0]), int(self.count[0])
+            return np.arange(begin, begin + count * self.stride, self.stride)
         before = np.cumsum(self.count) - self.count
         within = np.arange(len(self)) - np.repeat(before, self.count)
         return np.repeat(self.first, self.count) + within * self.stride

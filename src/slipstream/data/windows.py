@@ -89,6 +89,20 @@ class Series:
         scaled: Tensor = values * factor + offset
         return scaled
 
+    def compute_differences(self, target: int, distance: int) -> Tensor:
+        """Return the absolute difference of each row's target, given by its number, from that of
+        the row `distance` rows before, [rows] float64 in the scale of the whole table; 0 for rows
+        without such a row."""
+        place = self.values.shape[1] - self.num_targets + target
+        values = self.values[:, place].double()
+        if self.scales is not None:
+            owners = self.find_series(torch.arange(len(values), device=values.device))
+            factor, offset = self.scales[:, owners, place]
+            values = values * factor + offset
+        errors = torch.zeros_like(values)
+        errors[distance:] = (values[distance:] - values[:-distance]).abs_()
+        return errors
+
     def find_target_scales(self, starts: Tensor) -> Tensor | None:
         """Return the factor and the offset of each window's targets, [2, B, 1, C] (see `scales`);
         None where all series have one scale."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -68,8 +69,8 @@ class RunContext:
     """The config before the model was built"""
     is_plan_final: bool = False
     """Whether the plan is taken as it is, not as rules of thumb to measure from"""
-    fingerprint: str = ""
-    """Of the data's content"""
+    content: str | Future[str] = ""
+    """The data's fingerprint, or where it is being computed"""
     init: EncoderMatch | None = None
     """The encoder that `train.init_from` names"""
     checkpoint: Checkpoint | None = None
@@ -101,6 +102,11 @@ class RunContext:
     def model(self) -> nn.Module:
         assert self.network is not None, "the model is not built yet"
         return self.network
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of the data's content; waits for it."""
+        return self.content if isinstance(self.content, str) else self.content.result()
 
     @property
     def init_weights(self) -> Mapping[str, Tensor]:

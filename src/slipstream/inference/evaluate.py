@@ -50,7 +50,7 @@ from slipstream.scoring.ensemble import (
 from slipstream.scoring.predict import (
     WindowFilter,
     accumulate_side_by_side,
-    build_table,
+    build_tables,
     get_task_metrics,
     make_predictor,
     make_window_filter,
@@ -334,7 +334,8 @@ def _score_fold(fold: _Fold, set_name: str) -> list[Any]:
                 row[position] = running_filter.apply(row[position])
             fold.intervals.add(row[0])
             if fold.write:
-                fold.write(build_table(row[0], fold.dataset, fold.model.half_widths))
+                for table in build_tables(row[0], fold.dataset, fold.model.half_widths):
+                    fold.write(table)
             yield [*row, *raw]
 
     return accumulate_side_by_side(score_rows(), fold.dataset)

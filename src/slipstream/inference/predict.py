@@ -96,7 +96,7 @@ def _filter_batches(
         elif (where := torch.isin(batch.starts.cpu(), selected)).any():
             values = batch.prediction[where.to(batch.prediction.device)]
             starts = batch.starts[where.to(batch.starts.device)]
-            yield batch._replace(starts=starts, prediction=values)
+            yield batch._replace(starts=starts, prediction=values, runs=None)
 
 
 def write_predictions(table: pa.Table, path: Path) -> None:

@@ -49,6 +49,9 @@ LOGISTIC_WORK, LOGISTIC_PASSES = 2e11, 2000
 weight and window; where all windows would take more, it is fitted to fewer windows."""
 LOGISTIC_NUMBERS = 2e7
 """The number of features that the logistic regression may hold at once"""
+RIDGE_NUMBERS = 1 << 22
+"""The number of features that the ridge is fitted to at a time on a GPU, which few of them leave
+idle"""
 MIN_PROBABILITY = 1e-7
 """The probability that the majority baseline gives to a class without training windows"""
 MAX_FEATURES = 2048
@@ -326,7 +329,8 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
     stride = -(-num_windows // max_windows)
 
     def load(series: Series, starts: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        for batch_starts in starts.split(EVAL_BATCH):
+        size = max(RIDGE_NUMBERS // features, EVAL_BATCH) if series.values.is_cuda else EVAL_BATCH
+        for batch_starts in starts.split(size):
             batch = windows.gather(series, batch_starts.to(series.values.device))
             _, ahead = split_static(batch.static, signature.future_shape)
             yield (batch.inputs, batch.targets, *(() if ahead is None else (ahead,)))

@@ -3,7 +3,9 @@
 Shapes: B windows, H predicted rows, C targets, Q quantiles or classes.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +17,8 @@ from slipstream.data.dataset import Dataset
 from slipstream.data.windows import Series, WindowChunk
 from slipstream.models.losses import select_point
 
+MAX_RUNS = 16
+"""Runs of one series in a batch up to which each is summed by itself"""
 HalfWidths = dict[str, Tensor]
 """The half-width of the interval around a prediction, by level: [H, C], scaled"""
 
@@ -32,12 +36,24 @@ class PredictionBatch(NamedTuple):
     factor: Tensor | None = None
     """[B, 1, C]: the size of each window's series, relative to that of the whole table, with
     `data.scale_by = "series"`"""
+    runs: tuple[int, ...] | None = None
+    """The numbers of consecutive windows of one series; None where they are many or not known"""
 
     def find_series(self) -> Tensor:
-        """Return the number of each window's series among all series, [B]."""
+        """Return the number of each window's series among all series, [B]; never waits."""
         device = self.prediction.device
+        if len(self.chunk.series_ids) == 1:
+            only = int(self.chunk.series_ids)
+            return torch.full((len(self.starts),), only, dtype=torch.int64, device=device)
         local = self.chunk.series.find_series(self.starts)
-        return self.chunk.series_ids.to(device)[local.to(device)]
+        return self.chunk.series_ids.to(device, non_blocking=True)[local.to(device)]
+
+    def select(self, rows: slice) -> PredictionBatch:
+        """Return the predictions for some of the windows."""
+        truth = None if self.truth is None else self.truth[rows]
+        factor = None if self.factor is None else self.factor[rows]
+        starts, prediction = self.starts[rows], self.prediction[rows]
+        return PredictionBatch(self.chunk, starts, prediction, truth, factor)
 
     def errors(self, quantiles: tuple[float, ...]) -> Tensor:
         """Return point prediction - truth, [B, H, C]; with `factor`, in the units of each series:
@@ -97,17 +113,45 @@ class TaskMetrics(Protocol):
         model and of the references over the test set."""
 
 
-def add_by_group(sums: Tensor, groups: Tensor, values: Tensor) -> None:
+def add_by_group(
+    sums: Tensor, groups: Tensor, values: Tensor, runs: Sequence[int] | None = None
+) -> None:
     """Add values [B, ...] to the sums [groups, ...] of their groups [B], which come in runs; never
-    waits, and gives the same bits each time."""
-    if values.is_cuda:
-        values = _sum_runs(values, groups)
-    sums.index_add_(0, groups, values)
+    waits, and gives the same bits each time. `runs` has the lengths of the runs, where they are
+    few and the host knows them."""
+    sums.index_add_(0, *sum_by_group(groups, values, runs))
+
+
+def sum_by_group(
+    groups: Tensor, values: Tensor, runs: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return groups and sums of values to add to them: one row of each run where `runs` has their
+    lengths. On a GPU no group has two rows that are not zero, as `add_by_group` needs it."""
+    if runs is not None:
+        totals = [part.sum(dim=0) for part in values.split(list(runs))]
+        return select_firsts(groups, runs), torch.stack(totals)
+    return groups, _sum_runs(values, groups) if values.is_cuda else values
+
+
+def select_firsts(values: Tensor, runs: Sequence[int]) -> Tensor:
+    """Return the first value of each run."""
+    return torch.stack([part[0] for part in values.split(list(runs))])
+
+
+def find_runs(chunk: WindowChunk, starts: Tensor) -> tuple[int, ...] | None:
+    """Return the numbers of consecutive windows of one series, from first rows within the chunk;
+    None where there are more than `MAX_RUNS`."""
+    if len(chunk.series_ids) == 1 or not len(starts):
+        return (len(starts),)
+    local = torch.bucketize(starts.cpu().contiguous(), chunk.series.offsets.cpu(), right=True)
+    lengths = torch.unique_consecutive(local, return_counts=True)[1]
+    return tuple(lengths.tolist()) if len(lengths) <= MAX_RUNS else None
 
 
 def _sum_runs(values: Tensor, groups: Tensor) -> Tensor:
     """Return the sum of each run of equal groups in its last row, and zeros in the others: a GPU
-    adds rows of one group in any order, and only zeros make no difference then."""
+    adds rows of one group in any order, and only zeros make no difference then. It takes some
+    70 launches, and the runs need not be known."""
     shape, is_last = (-1, *[1] * (values.dim() - 1)), torch.ones_like(groups, dtype=torch.bool)
     is_last[:-1] = groups[1:] != groups[:-1]
     distance = 1

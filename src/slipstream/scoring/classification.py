@@ -89,10 +89,19 @@ class ClassCounts:
         assert batch.truth is not None
         series = batch.find_series()
         starts = batch.starts.to(series.device) + batch.chunk.first_row
-        self.add(batch.prediction[:, :, 0], batch.truth[..., 0].long(), starts, series)
+        logits, labels = batch.prediction[:, :, 0], batch.truth[..., 0].long()
+        self.add(logits, labels, starts, series, batch.runs)
 
-    def add(self, logits: Tensor, labels: Tensor, starts: Tensor, series: Tensor) -> None:
-        """Add logits [B, H, Q], labels [B, H], and the windows' first rows and series, [B]."""
+    def add(
+        self,
+        logits: Tensor,
+        labels: Tensor,
+        starts: Tensor,
+        series: Tensor,
+        runs: Sequence[int] | None = None,
+    ) -> None:
+        """Add logits [B, H, Q], labels [B, H], and the windows' first rows and series, [B], which
+        come in `runs`."""
         log_probs = torch.log_softmax(logits.float(), dim=-1)
         guess, size = log_probs.argmax(dim=-1), log_probs.shape[-1]
         loss = -log_probs.gather(-1, labels[..., None])[..., 0].double()
@@ -105,7 +114,7 @@ class ClassCounts:
             flat.index_add_(0, (first + LABELS * size + labels).flatten(), unit.flatten())
             flat.index_add_(0, (first + GUESSES * size + guess).flatten(), unit.flatten())
         self.loss_by_step.add_(loss.sum(dim=0))
-        add_by_group(self.loss_by_series, series, loss.sum(dim=1))
+        add_by_group(self.loss_by_series, series, loss.sum(dim=1), runs)
         tensors = (log_probs, labels, starts, series)
         self.retained.append(ClassAnswers(*(t[:: self.stride].cpu().numpy() for t in tensors)))
 

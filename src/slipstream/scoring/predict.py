@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,11 +31,24 @@ from slipstream.scoring.batch import (
     PredictionBatch,
     Predictor,
     TaskMetrics,
+    find_runs,
 )
 
 Part = TypeVar("Part")
-GPU_ROWS, MAX_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
-"""The number of context rows, and of windows, that a GPU predicts at a time"""
+FIRST_GPU_ROWS, FIRST_GPU_WINDOWS = 1 << 19, 8 * EVAL_BATCH
+"""The number of context rows, and of windows, that a GPU predicts in its first two passes"""
+MAX_SEQUENCES = 1 << 15
+"""The number of sequences that a network reads at a time: some kernels take fewer than 2^16"""
+MEASURED_RATIO = 4
+"""How many times as many it predicts in the third"""
+MAX_GPU_WINDOWS = 1 << 20
+MAX_PASS_BYTES = 1 << 32
+"""What a pass may take on a GPU: no tensor of 16 bits has more numbers then than kernels count with
+32 bits"""
+TABLE_ROWS = 1 << 16
+"""Rows of a table of predictions, unless one window has more"""
+MAX_PASS_SHARE = 0.5
+"""Of the GPU's free memory, for a pass: what it takes is extrapolated from smaller ones"""
 
 
 def get_task_metrics(dataset: Dataset) -> TaskMetrics:
@@ -67,8 +80,14 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
         merged = windows.merge_channels(raw, num_channels).clamp(*limits)
         return windows.separate_channels(merged, num_channels)
 
+    size = max(MAX_SEQUENCES // signature.sequences_per_window, EVAL_BATCH)
+
     def predict(series: Series, starts: Tensor) -> Tensor:
-        parts = list(split_if_full(lambda part: predict_part(series, part), starts))
+        parts = [
+            predicted
+            for some in starts.split(size)
+            for predicted in split_if_full(lambda part: predict_part(series, part), some)
+        ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     return predict
@@ -87,13 +106,71 @@ def split_if_full(compute: Callable[[Tensor], Part], starts: Tensor) -> Iterator
         yield from split_if_full(compute, half)
 
 
-def count_per_pass(series: Series) -> int:
-    """Return the number of windows to predict at a time: more on a GPU, where each pass costs a
-    wait."""
-    if not series.values.is_cuda:
-        return EVAL_BATCH
-    rows = len(series.context_rows) * series.sequences_per_window
-    return max(EVAL_BATCH, min(GPU_ROWS // rows, MAX_GPU_WINDOWS))
+class MeasuredPass(NamedTuple):
+    """The memory that a pass of so many windows took."""
+
+    num_windows: int
+    peak_bytes: int
+
+
+def choose_pass_size(small: MeasuredPass, large: MeasuredPass, free_bytes: int) -> int:
+    """Return how many windows a GPU should predict at a time, from two passes: a power of two, so
+    that runs with a little more or less free memory agree."""
+    limit_bytes = min(MAX_PASS_BYTES, MAX_PASS_SHARE * free_bytes)
+    more = large.num_windows - small.num_windows, large.peak_bytes - small.peak_bytes
+    # trees take the same memory for any number of windows, but not all that does not grow is that
+    least_bytes = large.peak_bytes / large.num_windows / 4
+    each_bytes = max(more[1] / more[0], least_bytes, 1.0)
+    left_bytes = limit_bytes - large.peak_bytes
+    fitting = min(large.num_windows + left_bytes / each_bytes, MAX_GPU_WINDOWS)
+    return 1 << max(int(fitting), small.num_windows, 1).bit_length() - 1
+
+
+class PassSizes:
+    """The numbers of windows to predict at a time. On a GPU each pass costs hundreds of launches,
+    so that passes should be large: after a first one, when everything is loaded, the memory of two
+    small ones is measured, which decides the size of the others."""
+
+    def __init__(self, series: Series) -> None:
+        self._device = series.values.device
+        self.size = EVAL_BATCH
+        if self._device.type == "cuda":
+            rows = len(series.context_rows) * series.sequences_per_window
+            self.size = max(EVAL_BATCH, min(FIRST_GPU_ROWS // rows, FIRST_GPU_WINDOWS))
+        self._is_settled = self._device.type != "cuda"
+        self._is_loaded = False
+        self._before_bytes = 0
+        self._measured: list[MeasuredPass] = []
+
+    def begin(self) -> None:
+        """Begin a pass, with all that is done with its predictions."""
+        if not self._is_settled:
+            torch.cuda.reset_peak_memory_stats(self._device)
+            self._before_bytes = torch.cuda.memory_allocated(self._device)
+
+    def end(self, num_windows: int) -> None:
+        """End a pass of so many windows."""
+        if self._is_settled or num_windows < self.size:
+            return
+        if not self._is_loaded:
+            self._is_loaded = True
+            return
+        peak_bytes = torch.cuda.max_memory_allocated(self._device) - self._before_bytes
+        self._measured.append(MeasuredPass(num_windows, peak_bytes))
+        if len(self._measured) == 1:
+            self.size = MEASURED_RATIO * num_windows
+            return
+        taken_bytes, reserved_bytes = (
+            torch.cuda.memory_allocated(self._device),
+            torch.cuda.memory_reserved(self._device),
+        )
+        free_bytes = torch.cuda.mem_get_info(self._device)[0] + reserved_bytes - taken_bytes
+        small, large = self._measured
+        self.size, self._is_settled = choose_pass_size(small, large, free_bytes), True
+
+    def halve(self, num_windows: int) -> None:
+        """Take at most half as many windows from now on, since so many did not fit."""
+        self.size, self._is_settled = max(num_windows // 2, 1), True
 
 
 def predict_batches(
@@ -115,24 +192,51 @@ def _predict_rows(
     predictors: Sequence[Predictor], chunks: Iterable[WindowChunk], *, truth: bool
 ) -> Iterator[list[PredictionBatch]]:
     for chunk in chunks:
-        series = chunk.series
-        for part in chunk.starts.split(count_per_pass(series)):
-            starts, known = part.to(series.values.device), None
-            scales = series.find_target_scales(starts)
-            if truth:
-                known = windows.take_rows(series.targets, starts[:, None] + series.target_rows)
-                known = known if scales is None else known * scales[0] + scales[1]
-            row = []
-            for predict in predictors:
-                raw = predict(series, starts)
-                known = None if known is None else known.to(raw.device)
-                prediction = windows.merge_channels(raw, series.sequences_per_window)
-                factor = None
-                if scales is not None:
-                    factor, offset = scales.to(raw.device)
-                    prediction = prediction * factor[..., None] + offset[..., None]
-                row.append(PredictionBatch(chunk, starts, prediction, known, factor))
+        passes, first = PassSizes(chunk.series), 0
+        all_starts = chunk.starts.to(chunk.series.values.device)  # at once: each copy is a wait
+        while first < len(all_starts):
+            place, row = slice(first, first + passes.size), None
+            starts, runs = all_starts[place], find_runs(chunk, chunk.starts[place])
+            passes.begin()
+            try:
+                row = _predict_row(predictors, chunk, starts, runs, truth=truth)
+            except recovery.MEMORY_ERRORS as error:
+                if len(starts) == 1 or not recovery.is_out_of_memory(error):
+                    raise
+            if row is None:  # past the except block, whose traceback would pin the memory
+                recovery.free_memory()
+                passes.halve(len(starts))
+                continue
             yield row
+            passes.end(len(starts))
+            first += len(starts)
+
+
+def _predict_row(
+    predictors: Sequence[Predictor],
+    chunk: WindowChunk,
+    starts: Tensor,
+    runs: tuple[int, ...] | None,
+    *,
+    truth: bool,
+) -> list[PredictionBatch]:
+    """Return a batch of each predictor, of the windows with these first rows within the chunk."""
+    series, known = chunk.series, None
+    scales = series.find_target_scales(starts)
+    if truth:
+        known = windows.take_rows(series.targets, starts[:, None] + series.target_rows)
+        known = known if scales is None else known * scales[0] + scales[1]
+    row = []
+    for predict in predictors:
+        raw = predict(series, starts)
+        known = None if known is None else known.to(raw.device)
+        prediction = windows.merge_channels(raw, series.sequences_per_window)
+        factor = None
+        if scales is not None:
+            factor, offset = scales.to(raw.device)
+            prediction = prediction * factor[..., None] + offset[..., None]
+        row.append(PredictionBatch(chunk, starts, prediction, known, factor, runs))
+    return row
 
 
 def accumulate(batches: Iterable[PredictionBatch], dataset: Dataset) -> Any:
@@ -167,6 +271,16 @@ def build_table(
     )
     columns = get_task_metrics(dataset).build_columns(batch, dataset, half_widths)
     return build_prediction_table(positions, columns)
+
+
+def build_tables(
+    batch: PredictionBatch, dataset: Dataset, half_widths: HalfWidths | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of `build_table` in tables of whole windows, each a group of rows in a file:
+    readers sample the groups, and a pass of a GPU has very many windows."""
+    size = max(TABLE_ROWS // dataset.signature.steps_out, 1)
+    for first in range(0, len(batch.starts), size):
+        yield build_table(batch.select(slice(first, first + size)), dataset, half_widths)
 
 
 MIN_PROBABILITY = 1e-30

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from slipstream.base.statistics import PairedComparison, WindowUnits, compare_predictors
 from slipstream.data.dataset import Dataset
@@ -22,7 +23,7 @@ from slipstream.data.predictions import list_number_columns, to_physical
 from slipstream.data.scaler import Scaler
 from slipstream.models.losses import select_point
 from slipstream.runs.summary import ClassComparison, SetDetail
-from slipstream.scoring.batch import HalfWidths, PredictionBatch, add_by_group
+from slipstream.scoring.batch import HalfWidths, PredictionBatch, select_firsts, sum_by_group
 
 Array = npt.NDArray[Any]
 
@@ -54,8 +55,10 @@ class WindowSums:
         count = len(starts)
         while self._count + count > MAX_UNITS * self._joined:
             self._join()
-        number = self._count + torch.arange(count, device=values.device)
-        add_by_group(self._sums, number // self._joined, values)
+        first, before = divmod(self._count, self._joined)
+        padding = (0, 0, before, -(before + count) % self._joined)
+        units = functional.pad(values, padding).view(-1, self._joined, values.shape[1]).sum(dim=1)
+        self._sums[first : first + len(units)] += units
         begin = -self._count % self._joined
         firsts = starts[begin :: self._joined]
         unit = (self._count + begin) // self._joined
@@ -104,6 +107,9 @@ class RegressionSums:
     """[C]: pinball loss, averaged over the quantiles; a point prediction counts as each of them"""
     shift: Tensor
     """[C]: the physical value of a scaled zero"""
+    units: Tensor
+    """[3, C]: `size`, `shift`, and the standard deviations in one scaled unit, on the device, since
+    a copy of them for each batch would wait"""
     relative: Tensor
     """[2, S, C]: |error| / (|prediction| + |truth|), and |truth|, in physical units"""
     naive: Tensor | None
@@ -129,15 +135,18 @@ class RegressionSums:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, len(columns), dtype=torch.float64, device=device)
 
+        size, deviation, shift = (
+            torch.tensor([by_column[name] for name in columns], dtype=torch.float64)
+            for by_column in (scaler.size, scaler.deviation, scaler.shift)
+        )
         return cls(
             columns=tuple(columns),
             series=tuple(series),
             quantiles=quantiles,
-            size=torch.tensor([scaler.size[name] for name in columns], dtype=torch.float64),
-            deviation=torch.tensor(
-                [scaler.deviation[name] for name in columns], dtype=torch.float64
-            ),
-            shift=torch.tensor([scaler.shift[name] for name in columns], dtype=torch.float64),
+            size=size,
+            deviation=deviation,
+            shift=shift,
+            units=torch.stack([size, shift, size / deviation]).to(device),
             relative=zeros(2, len(series)),
             naive=naive,
             by_step=zeros(6, steps),
@@ -157,7 +166,7 @@ class RegressionSums:
         quantiles = self.quantiles if has_quantiles else ()
         series = batch.find_series()
         starts = batch.starts.to(series.device) + batch.chunk.first_row
-        self.add(select_point(values, quantiles), truth, starts, series)
+        self.add(select_point(values, quantiles), truth, starts, series, batch.runs)
         if has_quantiles and len(quantiles) > 1:
             inside = (values[..., 0] <= truth) & (truth <= values[..., -1])
             width = (values[..., -1] - values[..., 0]).double()
@@ -170,9 +179,16 @@ class RegressionSums:
                 sum_pinball(dict(zip(self.quantiles, each, strict=True)), truth, equal)
             )
 
-    def add(self, point: Tensor, truth: Tensor, starts: Tensor, series: Tensor) -> None:
+    def add(
+        self,
+        point: Tensor,
+        truth: Tensor,
+        starts: Tensor,
+        series: Tensor,
+        runs: Sequence[int] | None = None,
+    ) -> None:
         """Add predictions and truths [B, H, C], scaled, of windows that begin with these rows [B]
-        of all, and their series [B]."""
+        of all, and their series [B], which come in `runs`."""
         error = point - truth
         absolute, truth = error.abs(), truth.double()  # R² of a constant needs every digit
         terms = (error, absolute, error.square(), truth, truth.square())
@@ -182,17 +198,18 @@ class RegressionSums:
         self.by_step[0] += num_windows
         self.by_step[1:] += by_step
         counts = torch.full_like(by_window[:1], steps)
-        for sums, terms_by_window in (
-            (self.by_series, torch.cat([counts, by_window])),
-            (self.relative, self._compare_sizes(point, truth)),
-        ):
-            add_by_group(sums.transpose(0, 1), series, terms_by_window.transpose(0, 1))
-        largest = absolute.double()
-        torch.maximum(self.max_by_step, largest.amax(dim=0), out=self.max_by_step)
+        by_owner = torch.cat([counts, by_window, self._compare_sizes(point, truth)])
+        owners, totals = sum_by_group(series, by_owner.transpose(0, 1), runs)
+        self.by_series.index_add_(1, owners, totals[:, :-2].transpose(0, 1))
+        self.relative.index_add_(1, owners, totals[:, -2:].transpose(0, 1))
+        torch.maximum(self.max_by_step, absolute.amax(dim=0).double(), out=self.max_by_step)
+        largest = absolute.amax(dim=1).double()
+        if runs is not None:
+            largest = torch.stack([part.amax(dim=0) for part in largest.split(list(runs))])
+            series = select_firsts(series, runs)
         rows = series[:, None].expand(-1, error.shape[2])
-        self.max_by_series.scatter_reduce_(0, rows, largest.amax(dim=1), "amax")
-        size = self.size.to(error.device)
-        spread = size / self.deviation.to(error.device)
+        self.max_by_series.scatter_reduce_(0, rows, largest, "amax")
+        size, _, spread = self.units
         _, absolute, squared, _, _ = by_window / steps
         errors = [
             error.mean(dim=1)
@@ -204,7 +221,7 @@ class RegressionSums:
 
     def _compare_sizes(self, point: Tensor, truth: Tensor) -> Tensor:
         """Return what windows add to `relative`, [2, B, C]."""
-        size, shift = self.size.to(truth.device), self.shift.to(truth.device)
+        size, shift, _ = self.units
         known, predicted = (values.double() * size + shift for values in (truth, point))
         total = predicted.abs() + known.abs()
         shares = (predicted - known).abs() / torch.where(total > 0, total, 1.0)

@@ -55,7 +55,7 @@ from slipstream.scoring.ensemble import FoldRecord, IntervalSums
 from slipstream.scoring.predict import (
     WindowFilter,
     accumulate_side_by_side,
-    build_table,
+    build_tables,
     get_task_metrics,
     make_predictor,
     make_window_filter,
@@ -354,11 +354,11 @@ def _score_fold(
     positions = {MODEL: best} | ({ENSEMBLE: len(fits)} if len(fits) > 1 else {})
 
     def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
-        table = build_table(row[best], dataset, half_widths.get(MODEL))
-        if group.fold is not None:
-            numbers = pa.array([group.number] * table.num_rows, pa.int32())
-            table = table.add_column(1, predictions.FOLD, numbers)
-        write(table)
+        for table in build_tables(row[best], dataset, half_widths.get(MODEL)):
+            if group.fold is not None:
+                numbers = pa.array([group.number] * table.num_rows, pa.int32())
+                table = table.add_column(1, predictions.FOLD, numbers)
+            write(table)
 
     window_filter = make_window_filter(context.config, dataset)
     mixing = ensemble.Mixing(filter=window_filter)

@@ -66,7 +66,7 @@ from slipstream.scoring.batch import Baseline, ChunkLoader, HalfWidths, Predicti
 from slipstream.scoring.ensemble import MeanScores
 from slipstream.scoring.predict import (
     accumulate_side_by_side,
-    build_table,
+    build_tables,
     make_window_filter,
     predict_side_by_side,
 )
@@ -326,11 +326,11 @@ def _score_fold(
     positions = {MODEL: best, ENSEMBLE: len(predictors) if len(predictors) > 1 else 0}
 
     def write_row(row: list[PredictionBatch], half_widths: dict[str, HalfWidths]) -> None:
-        table = build_table(row[-1], dataset, half_widths[ENSEMBLE])
-        if numbered:
-            numbers = pa.array([fold.number] * table.num_rows, pa.int32())
-            table = table.add_column(1, predictions.FOLD, numbers)
-        write(table)
+        for table in build_tables(row[-1], dataset, half_widths[ENSEMBLE]):
+            if numbered:
+                numbers = pa.array([fold.number] * table.num_rows, pa.int32())
+                table = table.add_column(1, predictions.FOLD, numbers)
+            write(table)
 
     mixing = ensembles.Mixing(weights, window_filter)
     scores = ensembles.score_with_mean(

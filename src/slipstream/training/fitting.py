@@ -7,6 +7,7 @@ import math
 import operator
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,11 +63,13 @@ def load_context(
     timer.end("start-up")
     with timer.time("data"):
         init, dataset = load_dataset(config, data)
-        fingerprint = dataset.compute_fingerprint()
+    hashing = ThreadPoolExecutor(1)  # beside the set-up: a GB takes a second or two
+    content = hashing.submit(dataset.compute_fingerprint)
+    hashing.shutdown(wait=False)
     streamed = dataset.stream is not None
     with timer.time("plan"):
         plan = planning.make_plan(config, data_bytes=dataset.data_bytes, streamed=streamed)
-    return RunContext(run, config, dataset, plan, fingerprint=fingerprint, init=init, timer=timer)
+    return RunContext(run, config, dataset, plan, content=content, init=init, timer=timer)
 
 
 @recovery.explain_out_of_memory()

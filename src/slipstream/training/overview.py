@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from slipstream.config import Config
@@ -18,6 +19,8 @@ from slipstream.data.splits import SplitAssignment
 from slipstream.runs.summary import ColumnSummary, DataSummary, Timeline
 
 MAX_SERIES, MAX_PARTS = 12, 60
+JOINED_ROWS = 64
+"""Rows of a table that are compared at once with as many others"""
 SETS = (*splits.SETS, "unused")
 
 
@@ -75,10 +78,9 @@ def _summarize_columns(dataset: Dataset) -> dict[str, ColumnSummary]:
         series = dataset.memory.series
         rows = torch.arange(len(series.values))
         values = series.to_table_scale(series.values, rows, slice(None)).numpy()
-        lows, highs = (
-            reduce(values, axis=0).tolist() for reduce in (np.fmin.reduce, np.fmax.reduce)
-        )
-        missing = np.isnan(values).sum(axis=0).tolist()
+        lows, highs = (_reduce_rows(find, values).tolist() for find in (np.fmin, np.fmax))
+        has_missing = bool(np.isnan(values).any())
+        missing = np.isnan(values).sum(axis=0).tolist() if has_missing else [0] * len(names)
     units = {name: unit for file in dataset.files for name, unit in file.units.items()}
     columns = {}
     for name, low, high, count in zip(names, lows, highs, missing, strict=True):
@@ -97,6 +99,17 @@ def _summarize_columns(dataset: Dataset) -> dict[str, ColumnSummary]:
             column["training_range"] = [scaler.low[name], scaler.high[name]]
         columns[name] = column
     return columns
+
+
+def _reduce_rows(find: np.ufunc, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return `find.reduce` over the rows of a table of few columns. Many rows side by side take
+    a tenth of the time of rows of five numbers."""
+    columns, joined = values.shape[1], len(values) // JOINED_ROWS * JOINED_ROWS
+    rest = values[joined:]
+    if joined:
+        wide = find.reduce(values[:joined].reshape(-1, JOINED_ROWS * columns), axis=0)
+        rest = np.concatenate([wide.reshape(JOINED_ROWS, columns), rest])
+    return np.asarray(find.reduce(rest, axis=0))
 
 
 def _round(value: float, largest: float) -> float:

@@ -427,7 +427,7 @@ def finish_trained(
             data.dataset,
             Plan.from_dict(saved.metadata["plan"]),
             is_plan_final=True,
-            fingerprint=data.fingerprint,
+            content=data.fingerprint,
             init=data.init,
             checkpoint=saved,
             started_at=began,

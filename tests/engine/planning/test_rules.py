@@ -6,7 +6,12 @@ import torch
 from slipstream import UserError
 from slipstream.base import machine
 from slipstream.config import Config, Engine
-from slipstream.engine.planning import _refuse_own_kernels, is_half_faster, make_plan
+from slipstream.engine.planning import (
+    _refuse_own_kernels,
+    does_building_pay,
+    is_half_faster,
+    make_plan,
+)
 
 
 def test_a_cpu_plan_explains_itself():
@@ -90,3 +95,11 @@ def test_our_own_kernels_are_refused_where_there_are_none():
 def test_a_cpu_has_its_own_recurrent_layers_whatever_rnn_is_set_to():
     config = Config(model={"hidden": 200}, engine=Engine(device="cpu", rnn="slipstream"))
     assert make_plan(config, data_bytes=0).device.type == "cpu"
+
+
+def test_own_kernels_are_built_for_shorter_runs_of_large_steps():
+    assert not does_building_pay(1.6, windows=256, is_quick=False)
+    assert does_building_pay(1.6, windows=4096, is_quick=False)
+    assert does_building_pay(1.6, windows=256, is_quick=True)
+    assert does_building_pay(0.6, windows=4096, is_quick=True)
+    assert not does_building_pay(0.1, windows=4096, is_quick=True)

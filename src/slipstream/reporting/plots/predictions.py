@@ -124,7 +124,8 @@ def _draw_series(
     total = int((predictions.codes[windows[:-1]] == choice.number).sum())
     picked = lay_end_to_end(predictions, windows, choice.number)
     lengths = np.diff(windows)[picked]
-    rows = np.concatenate([np.arange(windows[n], windows[n + 1]) for n in picked])
+    before = np.cumsum(lengths) - lengths
+    rows = np.repeat(windows[picked] - before, lengths) + np.arange(lengths.sum())
     owner = np.repeat(np.arange(len(picked)), lengths)
     x = predictions.read_x()[rows]
     order = np.argsort(x, kind="stable")
