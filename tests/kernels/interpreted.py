@@ -20,11 +20,12 @@ from triton.runtime import interpreter
 
 from slipstream.engine import pack
 from slipstream.engine.optim import BACKOFF, GROW_AFTER, GROWTH
-from slipstream.kernels import adam, gather, lane_step, precompile
+from slipstream.kernels import adam, boosted_trees, gather, lane_step, precompile
 from slipstream.kernels.rnn import fused, stepwise, wide_kernels
 from slipstream.kernels.rnn import wide as split
 from slipstream.kernels.rnn.fused import FusedOptions, FusedTile
 from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
+from slipstream.models.boosting import Boosting
 from tests.kernels.layers import (
     Attention,
     Shape,
@@ -38,6 +39,7 @@ from tests.kernels.layers import (
     norm_error,
     with_gaps,
 )
+from tests.kernels.trees import draw_features, draw_trees
 
 Errors = Iterator[tuple[str, float]]
 """The relative error of each check, by its name"""
@@ -299,7 +301,21 @@ def gather_is_exact(
     return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def trees_are_exact(num_trees: int, num_sums: int, windows: int) -> bool:
+    """Whether the sums are those of a window after the other."""
+    generator = np.random.default_rng(num_trees)
+    trees = draw_trees(generator, num_trees, num_sums, 5)
+    features = draw_features(generator, windows, trees)
+    found = boosted_trees.add_leaves(features, trees, trees["level"])
+    eye = torch.eye(num_sums)
+    network = Boosting((), torch.arange(0), (0.0,) * 4, 0, 0, eye, eye[0] * 0, trees)
+    return torch.equal(found, network.predict_outputs(features))
+
+
 def check_updates(_: int) -> Errors:
+    yield "trees of a sum", float(not trees_are_exact(9, 1, 300))
+    yield "trees of three sums", float(not trees_are_exact(20, 3, 257))
+    yield "no trees", float(not trees_are_exact(0, 2, 5))
     yield "windows", float(not gather_is_exact((), 5, 7, (3, 2, 1), 1))
     yield "windows of lanes", float(not gather_is_exact((3,), 4, 300, (5, 4, 2), 3))
     yield "windows of many targets", float(not gather_is_exact((2,), 1, 90, (6, 1, 6), 9))

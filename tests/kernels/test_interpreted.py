@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 @pytest.mark.parametrize(
     ("area", "drawn", "checks"),
     [
-        slow("updates", 0, 26),
+        slow("updates", 0, 29),
         slow("attention", 1, 12),
         slow("fused", 0, 16),
         slow("stepwise", 0, 16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -11,6 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 from slipstream.kernels import attention, layer_norm, precompile
 from slipstream.kernels.rnn import dispatch, fused, stepwise, wide
 from slipstream.kernels.rnn.weights import LayerWeights, StepwiseOptions
+from slipstream.models.boosting import Boosting
 from tests.kernels.layers import (
     Attention,
     Shape,
@@ -23,6 +25,7 @@ from tests.kernels.layers import (
     draws_agree,
     norm_error,
 )
+from tests.kernels.trees import draw_features, draw_trees
 
 knobs = pytest.importorskip("triton").knobs
 
@@ -432,3 +435,17 @@ def test_short_sequences_take_one_kernel_each_way(tokens, lanes):
         assert not any("at::native" in name for name in names)  # no copies
     else:
         assert not ours
+
+
+@pytest.mark.parametrize(
+    ("num_trees", "num_sums", "windows"), [(300, 8, 5000), (7, 1, 3), (0, 2, 9)]
+)
+def test_trees_have_the_sums_of_a_cpu(num_trees, num_sums, windows):
+    generator = np.random.default_rng(num_trees)
+    trees = draw_trees(generator, num_trees, num_sums, 5)
+    features = draw_features(generator, windows, trees)
+    eye = torch.eye(num_sums)
+    network = Boosting((), torch.arange(0), (0.0,) * 4, 0, 0, eye, eye[0] * 0, trees)
+    wanted = network.predict_outputs(features)
+    found = network.to(torch.device("cuda")).predict_outputs(features.cuda())
+    assert torch.equal(found.cpu(), wanted)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.config import Model
-from slipstream.kernels import native_trees
+from slipstream.kernels import native_trees, should_use_triton
 from slipstream.models.kinds.boosting import (
     FEATURES,
     MAX_FEATURES,
@@ -29,8 +29,6 @@ from slipstream.models.layers import NO_FUTURE
 from slipstream.models.noise import Noise
 
 MEAN = FEATURES.index("mean")
-GPU_NUMBERS = 1 << 24
-"""Leaves of trees times windows that are decided at once on a GPU, to fill it"""
 
 
 @dataclass(frozen=True)
@@ -133,13 +131,16 @@ class Boosting:
         """Return the sums of the trees, [B, D] to [B, K] float64; of classes [B, K * Q]."""
         if native_trees.is_supported(features, self.trees):
             return native_trees.add_leaves(features, self.trees, self.trees["level"])
+        if should_use_triton(features) and not torch._C._functorch.is_functorch_wrapped_tensor(
+            features
+        ):
+            from slipstream.kernels import boosted_trees  # Triton is installed where CUDA is
+
+            return boosted_trees.add_leaves(features, self.trees, self.trees["level"])
         outputs = self.trees["level"].double().expand(features.shape[0], -1)
         by_feature = features.T.contiguous()
-        size = TREES_AT_ONCE
-        if features.is_cuda:
-            size = max(GPU_NUMBERS // (features.shape[0] * self.trees["value"].shape[1]), 1)
-        for first in range(0, len(self.trees["output"]), size):
-            block = slice(first, first + size)
+        for first in range(0, len(self.trees["output"]), TREES_AT_ONCE):
+            block = slice(first, first + TREES_AT_ONCE)
             # A leaf is reached where all splits on its path go to its side: as a product of
             # matrices that is faster than going down the trees by indices.
             values = by_feature[self.trees["feature"][block].long()]  # [M, S, B]

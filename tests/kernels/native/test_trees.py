@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from slipstream.kernels import find_compiler
 from slipstream.kernels.native import library, trees
 from slipstream.models.boosting import Boosting
-from slipstream.scoring.trees import MAX_LEAVES, TreeTask, fit_trees
+from slipstream.scoring.trees import TreeTask, fit_trees
+from tests.kernels.trees import draw_features, draw_trees
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,30 +24,6 @@ def compiled(native_folder):
         assert library.build_library("trees")
         yield
     library.find_library.cache_clear()
-
-
-def draw_trees(generator, num_trees, num_sums, num_features):
-    """Trees of any shape, some without a split, as `fit_trees` has them."""
-    splits = MAX_LEAVES - 1
-    drawn = {
-        "feature": generator.integers(0, num_features, (num_trees, splits)).astype(np.int32),
-        "threshold": generator.standard_normal((num_trees, splits)).astype(np.float32),
-        "path": np.zeros((num_trees, splits, MAX_LEAVES), np.int8),
-        "lefts": np.full((num_trees, MAX_LEAVES), -1, np.int8),
-        "value": generator.standard_normal((num_trees, MAX_LEAVES)).astype(np.float32),
-        "output": generator.integers(0, num_sums, num_trees),
-        "level": generator.standard_normal(num_sums),
-    }
-    for number in range(num_trees):
-        paths = [[]]
-        for split in range(int(generator.integers(0, splits + 1))):
-            path = paths.pop(int(generator.integers(len(paths))))
-            paths += [[*path, (split, 1)], [*path, (split, -1)]]
-        for leaf, path in enumerate(paths):
-            for split, side in path:
-                drawn["path"][number, split, leaf] = side
-            drawn["lefts"][number, leaf] = sum(side > 0 for _, side in path)
-    return {name: torch.from_numpy(values) for name, values in drawn.items()}
 
 
 def predict_by_products(features, found, monkeypatch):
@@ -67,9 +44,7 @@ def predict_by_products(features, found, monkeypatch):
 def test_leaves_are_those_of_the_products(seed, num_trees, num_sums, windows):
     generator = np.random.default_rng(seed)
     found = draw_trees(generator, num_trees, num_sums, 5)
-    features = torch.from_numpy(generator.standard_normal((windows, 5)).astype(np.float32))
-    features[::7, 0], features[::11, 2] = torch.nan, torch.inf
-    features[::3, 1] = found["threshold"][0, 0] if num_trees else 0.0  # at a threshold: left
+    features = draw_features(generator, windows, found)
     with pytest.MonkeyPatch.context() as patch:
         wanted = predict_by_products(features, found, patch)
     assert torch.equal(trees.add_leaves(features, found, found["level"]), wanted)
