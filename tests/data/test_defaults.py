@@ -72,11 +72,11 @@ def test_drift_is_measured_in_a_part_of_very_many_rows(table, normalize, monkeyp
 
 def test_a_sample_of_rows_has_every_phase_of_a_season(monkeypatch):
     monkeypatch.setattr(defaults, "MAX_DRIFT_WINDOWS", 480)
-    rows = defaults._sample(np.arange(480 * 24))
+    rows = defaults._sample_places(480 * 24)
     assert len(np.unique(rows)) == len(rows) == 480
     assert (np.diff(rows) > 0).all()
     assert np.bincount(rows % 24, minlength=24).min() > 10
-    assert defaults._sample(np.arange(480)).tolist() == list(range(480))
+    assert defaults._sample_places(480).tolist() == list(range(480))
 
 
 def test_a_target_that_is_no_input_is_not_normalized():

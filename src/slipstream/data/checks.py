@@ -65,8 +65,9 @@ def _sample(dataset: Dataset, rows: Ints | None = None) -> Values:
     assert dataset.memory is not None
     values: Values = dataset.memory.series.values.numpy()
     limit = min(MAX_ROWS, max(MAX_VALUES // values.shape[1], 1))
-    rows = np.arange(len(values)) if rows is None else rows
-    rows = rows[:: max(-(-len(rows) // limit), 1)]
+    count = len(values) if rows is None else len(rows)
+    stride = max(-(-count // limit), 1)
+    rows = np.arange(0, count, stride) if rows is None else rows[::stride]
     sample = torch.from_numpy(values[rows])
     series = dataset.memory.series
     scaled: Values = series.to_table_scale(sample, torch.from_numpy(rows), slice(None)).numpy()

@@ -219,7 +219,7 @@ def _measure_drift(
     if "context" not in config.data.model_fields_set:
         wanted, _ = _choose_span(horizon, series.period)
         context = min(wanted, _limit_context(config, series))
-    last = _sample(np.arange(context - 1, index.num_rows - horizon))
+    last = context - 1 + _sample_places(max(index.num_rows - horizon - context + 1, 0))
     first, ahead = last - context + 1, last + horizon
     pieces = (np.searchsorted(index.segments, rows, side="right") for rows in (first, ahead))
     last = last[np.equal(*pieces) & training[ahead] & training[first]]
@@ -228,28 +228,30 @@ def _measure_drift(
     owners = np.searchsorted(index.offsets, last, side="right") - 1
     by_last, by_mean = 0.0, 0.0
     for values in columns:
-        centred = values - np.nanmean(_sample(values))
+        centre = np.nanmean(values[_sample_places(len(values))])
         # of many series of different size, each counts the same
-        parts = np.split(centred, index.offsets[1:-1])
-        sizes = np.array([np.nanvar(_sample(part)) for part in parts])
+        parts = np.split(values, index.offsets[1:-1])
+        sizes = np.array([np.nanvar(part[_sample_places(len(part))]) for part in parts])
         weights = 1.0 / np.where(sizes > 0, sizes, math.inf)[owners]
-        sums = np.zeros(len(centred) + 1)
-        np.cumsum(np.where(np.isnan(centred), 0.0, centred), out=sums[1:])
-        mean = (sums[last + 1] - sums[last + 1 - context]) / context
+        sums = np.zeros(len(values) + 1)
+        np.subtract(values, centre, out=sums[1:])  # sums of small numbers lose no digits
+        np.nan_to_num(sums, copy=False)
+        np.cumsum(sums, out=sums)
+        mean = centre + (sums[last + 1] - sums[last + 1 - context]) / context
         for steps in np.unique(np.linspace(1, horizon, NUM_STEPS).astype(np.int64)):
-            future = centred[last + steps]
-            by_last += float(np.nanmean(weights * (future - centred[last]) ** 2))
+            future = values[last + steps]
+            by_last += float(np.nanmean(weights * (future - values[last]) ** 2))
             by_mean += float(np.nanmean(weights * (future - mean) ** 2))
     return by_last / by_mean if by_mean else math.nan
 
 
-def _sample(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the values, in order; of very many, some at irrational distances, so that no phase of
-    a season is left out."""
-    if len(values) <= MAX_DRIFT_WINDOWS:
-        return values
+def _sample_places(count: int) -> npt.NDArray[np.int64]:
+    """Return the places of so many values; of very many, some at irrational distances, in order, so
+    that no phase of a season is left out."""
+    if count <= MAX_DRIFT_WINDOWS:
+        return np.arange(count)
     places = np.sort(np.arange(MAX_DRIFT_WINDOWS) * GOLDEN_RATIO % 1.0)
-    return np.asarray(values[(places * len(values)).astype(np.int64)])
+    return (places * count).astype(np.int64)
 
 
 def _choose_channels(config: Config, facts: DataFacts) -> Choice | None:
