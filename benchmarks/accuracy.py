@@ -544,7 +544,7 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
         notes.append(f"{options.jobs} measurements ran at a time, each on its own cores.")
     if options.overrides:
         notes.append(f"Slipstream was run with {' '.join(options.overrides)}.")
-    notes = [note for note in notes if note]
+    notes = [note for note in [*notes, *options.note] if note]
     tables = build_tables(rows, sets, tools)
     headline = write_headline(rows, max(minutes, default=options.minutes))
     result = BenchResult("accuracy", headline, rows, tables, settings, seconds, notes, hardware)
@@ -572,6 +572,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="SECTION.KEY=VALUE"
     )
+    parser.add_argument("--note", action="append", default=[], help="a remark for the summary")
     parser.add_argument("--worker", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--on-cores", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

@@ -141,7 +141,7 @@ def test_smaller_packs_are_made_on_the_way(tmp_path):
     sizes = {}
 
     def note(name, result):
-        if name == "gather":  # once in a step of a pack
+        if name == "scatter_":  # once in a step of a pack
             sizes[len(result)] = sizes.get(len(result), 0) + 1
 
     dataset = small_dataset(configured())

@@ -332,7 +332,7 @@ def test_twenty_kills_on_the_gpu():
 
 
 def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
-    from slipstream.kernels.rnn import fused  # needs Triton
+    from slipstream.kernels.cuda import rnn
 
     config = cuda_config(
         tmp_path, model={"kind": "lstm", "hidden": 32}, engine={"precision": "fp16"}
@@ -346,7 +346,7 @@ def test_kernels_of_ours_that_fail_are_left_for_cudnn(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise ValueError("out of resource: shared memory")
 
-    monkeypatch.setattr(fused, "launch", refuse)
+    monkeypatch.setattr(rnn, "launch_program", refuse)
     result = loop.fit_single(task, plan)
     assert result.plan.rnn == ("cudnn",) * len(plan.rnn)
     assert "shared memory" in result.plan.reasons["rnn"]

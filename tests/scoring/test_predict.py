@@ -354,7 +354,7 @@ def test_large_passes_give_the_same_metrics(monkeypatch):
     monkeypatch.setattr(score, "choose_pass_size", lambda small, *_: small.num_windows)
     small = list(score.predict_batches(predict, [chunk]))
     figures = [score.accumulate(many, dataset).compute()["overall"] for many in (large, small)]
-    assert figures[0] == pytest.approx(figures[1], rel=1e-6)
+    assert figures[0] == pytest.approx(figures[1], rel=1e-5)  # fp32 products of other sizes
 
 
 @pytest.mark.gpu

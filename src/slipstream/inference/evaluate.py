@@ -511,19 +511,12 @@ def _score_regime(
     for raw in predict_batches(predict, [chunk._replace(starts=starts)]):
         batch = running_filter.apply(raw) if running_filter else raw
         errors.append(compute_row_errors(batch, dataset))
-        is_window = ~torch.isin(batch.starts.cpu(), early).to(device)
+        is_window = ~torch.isin(batch.starts.cpu(), early)
         if is_window.any():
-            sums.update(_select_windows(batch, is_window))
+            sums.update(batch.select(is_window))
             if unfiltered:
-                unfiltered.update(_select_windows(raw, is_window))
+                unfiltered.update(raw.select(is_window))
     return RegimeSums(sums, unfiltered, join_errors(errors))
-
-
-def _select_windows(batch: PredictionBatch, mask: torch.Tensor) -> PredictionBatch:
-    assert batch.truth is not None
-    return batch._replace(
-        starts=batch.starts[mask], prediction=batch.prediction[mask], truth=batch.truth[mask]
-    )
 
 
 def _select_rows(errors: RowErrors, rows: Any) -> RowErrors:

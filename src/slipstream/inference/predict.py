@@ -94,9 +94,7 @@ def _filter_batches(
         if selected is None:
             yield batch
         elif (where := torch.isin(batch.starts.cpu(), selected)).any():
-            values = batch.prediction[where.to(batch.prediction.device)]
-            starts = batch.starts[where.to(batch.starts.device)]
-            yield batch._replace(starts=starts, prediction=values, runs=None)
+            yield batch.select(where)
 
 
 def write_predictions(table: pa.Table, path: Path) -> None:

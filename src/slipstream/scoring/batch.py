@@ -48,11 +48,16 @@ class PredictionBatch(NamedTuple):
         local = self.chunk.series.find_series(self.starts)
         return self.chunk.series_ids.to(device, non_blocking=True)[local.to(device)]
 
-    def select(self, rows: slice) -> PredictionBatch:
-        """Return the predictions for some of the windows."""
-        truth = None if self.truth is None else self.truth[rows]
-        factor = None if self.factor is None else self.factor[rows]
-        starts, prediction = self.starts[rows], self.prediction[rows]
+    def select(self, rows: slice | Tensor) -> PredictionBatch:
+        """Return the predictions for some of the windows, a range of them or those that are
+        marked."""
+
+        def take(values: Tensor) -> Tensor:
+            return values[rows.to(values.device) if isinstance(rows, Tensor) else rows]
+
+        truth = None if self.truth is None else take(self.truth)
+        factor = None if self.factor is None else take(self.factor)
+        starts, prediction = take(self.starts), take(self.prediction)
         return PredictionBatch(self.chunk, starts, prediction, truth, factor)
 
     def errors(self, quantiles: tuple[float, ...]) -> Tensor:
