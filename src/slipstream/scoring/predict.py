@@ -85,8 +85,8 @@ def make_predictor(model: nn.Module, plan: Plan, signature: Signature, scaler: S
     def predict(series: Series, starts: Tensor) -> Tensor:
         parts = [
             predicted
-            for some in starts.split(size)
-            for predicted in split_if_full(lambda part: predict_part(series, part), some)
+            for piece in starts.split(size)
+            for predicted in split_if_full(lambda part: predict_part(series, part), piece)
         ]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
