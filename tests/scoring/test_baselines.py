@@ -59,7 +59,7 @@ def test_ridge_solves_the_normal_equations(relative):
     x = torch.randn(4, 300, 2, generator=generator)
     y = torch.randn(300, 3, 2, generator=generator) + x[-1][:, None]
     parts = list(zip(x.split(77, dim=1), y.split(77), strict=True))
-    fitted = baselines.fit_ridge(parts, parts, context=4, inputs=2, relative=relative)
+    fitted = baselines.fit_ridge(parts, parts, baselines.WindowShape(4, 2, 2), [relative])
     rows = (x - x[-1] if relative else x).transpose(0, 1).flatten(1).double().numpy()
     rows = np.concatenate([rows, np.ones((300, 1))], axis=1)
     wanted = (y - x[-1][:, None] if relative else y).flatten(1).double().numpy()
@@ -71,16 +71,47 @@ def test_ridge_solves_the_normal_equations(relative):
     close(found, (rows @ weights).reshape(300, 3, 2) + level, rel=1e-5)
 
 
+@pytest.mark.parametrize("future", [0, 1])
+@pytest.mark.parametrize("context", [4, 2500])
+def test_sums_relative_to_the_last_row_follow_from_those_of_the_rows(context, future):
+    x = torch.randn(context, 60, 3, generator=generator).double() + 5
+    ahead = [torch.randn(60, 7, 1, generator=generator).double()] if future else []
+    batches = [(x, torch.randn(60, 7, 2, generator=generator).double() + 5, *ahead)]
+    shape = baselines.WindowShape(context, 3, 2, (7, 1) if future else (0, 0))
+    wanted = baselines.RidgeMoments.sum(batches, shape.choose_features(relative=True))
+    found = baselines.RidgeMoments.sum(batches, shape.choose_features()).subtract_last(shape)
+    assert found.num_windows == wanted.num_windows
+    for name in ("xx", "xy", "yy"):
+        close(getattr(found, name), getattr(wanted, name), rel=1e-9)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("drift", [0.0, 3.0])
+def test_rows_are_relative_to_the_last_one_where_the_level_moves(monkeypatch, drift, wide):
+    """Noise about a mean returns to it; a walk stays where it is."""
+    if wide:
+        monkeypatch.setattr(baselines, "WIDE_INPUTS", 1)
+
+    def draw(count):
+        noise = torch.randn(count, 12, generator=generator)
+        series = noise.cumsum(dim=1) + drift * torch.arange(count)[:, None] if drift else noise
+        return series[:, :8].T[..., None], series[:, 8:, None]
+
+    shape = baselines.WindowShape(8, 1, 1)
+    fitted = baselines.fit_ridge([draw(200)], [draw(40)], shape)
+    assert fitted.features.relative == bool(drift)
+
+
 @pytest.mark.parametrize("relative", [False, True])
 def test_wide_tables_have_the_same_solution(monkeypatch, relative):
     x = torch.randn(4, 90, 40, generator=generator)
     y = torch.randn(90, 3, 2, generator=generator) + x[-1][:, None, -2:] + 7
     new = torch.randn(4, 20, 40, generator=generator)
     parts = list(zip(x.split(27, dim=1), y.split(27), strict=True))
-    asked = {"context": 4, "inputs": 40, "relative": relative}
-    narrow = baselines.fit_ridge(parts, parts[:2], **asked)
+    asked = (baselines.WindowShape(4, 40, 2), [relative])
+    narrow = baselines.fit_ridge(parts, parts[:2], *asked)
     monkeypatch.setattr(baselines, "WIDE_INPUTS", 40)
-    wide = baselines.fit_ridge(parts, parts[:2], **asked)
+    wide = baselines.fit_ridge(parts, parts[:2], *asked)
     assert narrow.basis is None
     assert wide.basis is not None
     assert wide.penalty == narrow.penalty
@@ -92,9 +123,8 @@ def test_features_never_outgrow_the_windows_of_a_wide_table():
     fitted = baselines.fit_ridge(
         [(x, x[-1:, :, :5].transpose(0, 1))] * 2,
         [(x, x[-1:, :, :5].transpose(0, 1))],
-        context=8,
-        inputs=3000,
-        relative=False,
+        baselines.WindowShape(8, 3000, 5),
+        [False],
     )
     assert fitted.weights.shape == (61, 5)
     close(fitted.predict(x, 1)[:, 0], x[-1, :, :5], rel=1e-2)
@@ -106,12 +136,13 @@ def test_the_penalty_is_the_best_on_the_validation_set(monkeypatch):
         return x, (x[0, :, :1] + noise * torch.randn(count, 1, generator=generator))[:, None]
 
     few, many = batch(45, 3.0), batch(3000, 0.0)
-    chosen = baselines.fit_ridge([few], [many], context=1, inputs=40, relative=False)
+    asked = (baselines.WindowShape(1, 40, 1), [False])
+    chosen = baselines.fit_ridge([few], [many], *asked)
 
     def error(penalty):
         with monkeypatch.context() as patch:
             patch.setattr(baselines, "RIDGE_PENALTIES", (penalty,))
-            one = baselines.fit_ridge([few], [many], context=1, inputs=40, relative=False)
+            one = baselines.fit_ridge([few], [many], *asked)
         return float((one.predict(many[0], 1) - many[1]).square().mean())
 
     errors = {penalty: error(penalty) for penalty in baselines.RIDGE_PENALTIES}
@@ -121,7 +152,7 @@ def test_the_penalty_is_the_best_on_the_validation_set(monkeypatch):
 def test_many_features_are_pooled_and_the_last_row_kept():
     x = torch.randn(5000, 60, 1, generator=generator)
     y = x[-1][:, None]
-    fitted = baselines.fit_ridge([(x, y)], [(x, y)], context=5000, inputs=1, relative=False)
+    fitted = baselines.fit_ridge([(x, y)], [(x, y)], baselines.WindowShape(5000, 1, 1), [False])
     assert fitted.features.pooled == 3
     assert len(fitted.weights) <= baselines.MAX_FEATURES + 3
     assert float((fitted.predict(x, 1) - y).abs().max()) < 0.2

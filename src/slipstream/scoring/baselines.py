@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -57,6 +58,11 @@ MIN_PROBABILITY = 1e-7
 MAX_FEATURES = 2048
 WIDE_INPUTS = MAX_FEATURES // 2
 """With this many inputs or more, there are too many features even if rows are pooled"""
+RELATIVE = (False, True)
+"""Whether a ridge is on rows relative to the last one: which is better differs"""
+MIN_ABSOLUTE_GAIN = 0.03
+"""By how much the rows themselves have to be better in validation, since a later level may be one
+that no training window has"""
 RIDGE_PENALTIES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Ridge penalties to choose from, per training window"""
 LOGISTIC_VALUES, MIN_LOGISTIC_VALUES = 256, 4
@@ -319,11 +325,12 @@ def _measure_error(baseline: Baseline, load_chunks: ChunkLoader) -> float:
 
 def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None) -> Baseline:
     signature = dataset.signature
-    rows, columns = signature.future_shape
-    features = min(signature.context * signature.model_inputs + rows * columns, MAX_FEATURES)
+    shape = WindowShape(
+        signature.context, signature.model_inputs, signature.model_targets, signature.future_shape
+    )
+    features = min(shape.count_numbers(), MAX_FEATURES)
     max_windows = max(int(RIDGE_WORK / (features**2 * signature.sequences_per_window)), EVAL_BATCH)
-    is_wide = signature.model_inputs >= WIDE_INPUTS
-    if is_wide:  # each window is compared with each other
+    if shape.is_wide:  # each window is compared with each other
         max_windows = MAX_FEATURES
     num_windows = dataset.num_windows["train"] if work is None else work.max_windows
     stride = -(-num_windows // max_windows)
@@ -339,26 +346,21 @@ def _fit_ridge(dataset: Dataset, load_chunks: ChunkLoader, work: FoldWork | None
         for chunk in load_chunks(set_name):
             yield from load(chunk.series, chunk.starts[::stride])
 
-    shape = choose_features(
-        signature.context * signature.model_inputs + rows * columns,
-        relative=signature.model_shared == signature.model_targets,
-        future=columns,
-    )
-    if is_wide:
-        ridge = _fit_wide(load_set("train"), load_set("val"), shape)
-    elif work is None:
-        train = RidgeMoments.sum(load_set("train"), shape)
-        ridge = solve_ridge(train, RidgeMoments.sum(load_set("val"), shape), shape)
+    choices = RELATIVE if signature.model_shared == signature.model_targets else (False,)
+    if work is None or shape.is_wide:
+        ridge = fit_ridge(load_set("train"), load_set("val"), shape, choices)
     else:
         (chunk,) = load_chunks("train")
         starts = chunk.starts[torch.isin(chunk.starts, work.train[::stride])]
-        sums = functools.partial(RidgeMoments.sum, features=shape)
+        sums = functools.partial(RidgeMoments.sum, features=shape.choose_features())
         work.moments = _move_moments(
             work.moments, starts, lambda moved: sums(load(chunk.series, moved))
         )
-        ridge = solve_ridge(work.moments, sums(load_set("val")), shape)
-    rows_read = "the window's rows and those known ahead" if rows else "the window's rows"
-    description = f"least squares on {rows_read}, from {_describe(stride)}"
+        ridge = solve_ridge(work.moments, sums(load_set("val")), shape, choices)
+    rows_read = "the window's rows"
+    rows_read += " and those known ahead" if signature.future else ""
+    level = ", relative to the last one" if ridge.features.relative else ""
+    description = f"least squares on {rows_read}{level}, from {_describe(stride)}"
     return restore_baseline("ridge", description, ridge.to_state(), signature)
 
 
@@ -516,6 +518,28 @@ def _describe(stride: int) -> str:
 
 def _to_tensors(numbers: Mapping[str, float]) -> dict[str, Tensor]:
     return {name: torch.tensor(n, dtype=torch.float64) for name, n in numbers.items()}
+
+
+class WindowShape(NamedTuple):
+    """What the features of a ridge depend on."""
+
+    context: int
+    inputs: int
+    targets: int
+    future: tuple[int, int] = (0, 0)
+    """The rows and columns that are known ahead"""
+
+    @property
+    def is_wide(self) -> bool:
+        return self.inputs >= WIDE_INPUTS
+
+    def count_numbers(self) -> int:
+        return self.context * self.inputs + self.future[0] * self.future[1]
+
+    def choose_features(self, *, relative: bool = False) -> RidgeFeatures:
+        """Return the conversion of windows that gives few enough features."""
+        pooled = -(-self.count_numbers() // MAX_FEATURES)
+        return RidgeFeatures(pooled, relative, self.future[1])
 
 
 class RidgeFeatures(NamedTuple):
@@ -695,7 +719,8 @@ class RidgeMoments(NamedTuple):
 
     @classmethod
     def sum(cls, batches: Batches, features: RidgeFeatures) -> RidgeMoments:
-        """Return the sums over every window of the batches."""
+        """Return the sums over every window of the batches; of absolute features, those of relative
+        ones follow."""
         xx = xy = yy = torch.zeros((), dtype=torch.float64)
         num_windows = 0
         for x, y in features.build_pairs(batches):
@@ -712,80 +737,106 @@ class RidgeMoments(NamedTuple):
             self.num_windows + times * added.num_windows,
         )
 
-
-def choose_features(numbers: int, *, relative: bool, future: int) -> RidgeFeatures:
-    """Return the conversion of windows that gives few enough features."""
-    return RidgeFeatures(-(-numbers // MAX_FEATURES), relative, future)
+    def subtract_last(self, shape: WindowShape) -> RidgeMoments:
+        """Return the sums of rows and targets relative to the last row of each window."""
+        pooled, inputs = shape.choose_features().pooled, shape.inputs
+        last = inputs * (shape.context // pooled - (pooled == 1))
+        moved = torch.arange(last + inputs, device=self.xx.device)
+        moved = moved[moved % inputs >= shape.future[1]]
+        by = last + moved % inputs
+        xx = self.xx.clone()
+        xx[:, moved] -= self.xx[:, by]
+        xx[moved] -= xx[by]
+        outputs = torch.arange(self.xy.shape[1], device=self.xx.device)
+        levels = last + inputs - shape.targets + outputs % shape.targets
+        xy = self.xy - self.xx[:, levels]
+        yy = self.yy - (self.xy[levels, outputs] + xy[levels, outputs]).sum()
+        xy[moved] -= xy[by]
+        return self._replace(xx=xx, xy=xy, yy=yy)
 
 
 def fit_ridge(
-    train: Batches,
-    val: Batches,
-    *,
-    context: int,
-    inputs: int,
-    relative: bool,
-    future: tuple[int, int] = (0, 0),
+    train: Batches, val: Batches, shape: WindowShape, choices: Sequence[bool] = RELATIVE
 ) -> Ridge:
-    """Solve in closed form; `future` has the rows and columns that are known ahead."""
-    numbers = context * inputs + future[0] * future[1]
-    features = choose_features(numbers, relative=relative, future=future[1])
-    if inputs >= WIDE_INPUTS:
-        return _fit_wide(train, val, features)
-    sums = functools.partial(RidgeMoments.sum, features=features)
-    return solve_ridge(sums(train), sums(val), features)
+    """Solve in closed form, with `choices` of `RidgeFeatures.relative`."""
+    if shape.is_wide:
+        return _fit_wide(train, val, shape, choices)
+    sums = functools.partial(RidgeMoments.sum, features=shape.choose_features())
+    return solve_ridge(sums(train), sums(val), shape, choices)
 
 
-def solve_ridge(train: RidgeMoments, val: RidgeMoments, features: RidgeFeatures) -> Ridge:
-    """Return the weights of the penalty with the lowest error on the validation set."""
-    penalized = torch.ones_like(train.xx[0])
-    penalized[-1] = 1e-9  # the constant is free; what is left keeps the system regular
+def solve_ridge(
+    train: RidgeMoments, val: RidgeMoments, shape: WindowShape, choices: Sequence[bool]
+) -> Ridge:
+    """Return the ridge with the lowest error on the validation set."""
 
-    def solve(penalty: float) -> tuple[float, Tensor]:
-        matrix = train.xx + torch.diag(penalty * train.num_windows * penalized)
-        factor, problem = torch.linalg.cholesky_ex(matrix)
-        if int(problem):  # by rounding
-            weights = torch.linalg.solve(matrix, train.xy)
-        else:
-            weights = torch.cholesky_solve(train.xy, factor)
-        explained = 2 * (weights * val.xy).sum() - (weights * (val.xx @ weights)).sum()
-        return float(val.yy - explained), weights
+    def solve(relative: bool) -> tuple[float, Ridge]:
+        x, y = (part.subtract_last(shape) if relative else part for part in (train, val))
+        penalized = torch.ones_like(x.xx[0])
+        penalized[-1] = 1e-9  # the constant is free; what is left keeps the system regular
 
-    weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve)
-    return Ridge(weights, penalty, features)
+        def solve_with(penalty: float) -> tuple[float, Tensor]:
+            matrix = x.xx + torch.diag(penalty * x.num_windows * penalized)
+            factor, problem = torch.linalg.cholesky_ex(matrix)
+            if int(problem):  # by rounding
+                weights = torch.linalg.solve(matrix, x.xy)
+            else:
+                weights = torch.cholesky_solve(x.xy, factor)
+            explained = 2 * (weights * y.xy).sum() - (weights * (y.xx @ weights)).sum()
+            return float(y.yy - explained), weights
+
+        error, weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve_with)
+        return error, Ridge(weights, penalty, shape.choose_features(relative=relative))
+
+    return _choose_relative({relative: solve(relative) for relative in choices})
 
 
-def _fit_wide(train: Batches, val: Batches, features: RidgeFeatures) -> Ridge:
+def _fit_wide(train: Batches, val: Batches, shape: WindowShape, choices: Sequence[bool]) -> Ridge:
     """Find the same solution from the products of windows with each other, where there are fewer
     windows than features."""
-    x, y = _join(features.build_pairs(train))
-    val_x, val_y = _join(features.build_pairs(val))
-    mean, level = x.mean(dim=0), y.mean(dim=0)
-    centred = x - mean  # without the constant, which is then free of penalty
-    basis = torch.zeros(x.shape[1], len(x) + 1, dtype=x.dtype, device=x.device)
-    basis[:, :-1] = centred.T
-    basis[-1, :-1] = -(centred @ mean)
-    basis[-1, -1] = 1.0
-    sizes, vectors = torch.linalg.eigh(centred @ centred.T)
-    rotated = vectors.T @ (y - level)
-    val_x = val_x @ basis
+    train, val = list(train), list(val)
 
-    def solve(penalty: float) -> tuple[float, Tensor]:
-        solved = vectors @ (rotated / (sizes.clamp(min=0.0) + penalty * len(x))[:, None])
-        weights = torch.cat([solved, level[None]])
-        return float((val_x @ weights - val_y).square().sum()), weights
+    def solve(relative: bool) -> tuple[float, Ridge]:
+        features = shape.choose_features(relative=relative)
+        x, y = _join(features.build_pairs(train))
+        val_x, val_y = _join(features.build_pairs(val))
+        mean, level = x.mean(dim=0), y.mean(dim=0)
+        centred = x - mean  # without the constant, which is then free of penalty
+        basis = torch.zeros(x.shape[1], len(x) + 1, dtype=x.dtype, device=x.device)
+        basis[:, :-1] = centred.T
+        basis[-1, :-1] = -(centred @ mean)
+        basis[-1, -1] = 1.0
+        sizes, vectors = torch.linalg.eigh(centred @ centred.T)
+        rotated = vectors.T @ (y - level)
+        val_x = val_x @ basis
 
-    weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve)
-    return Ridge(weights, penalty, features, basis)
+        def solve_with(penalty: float) -> tuple[float, Tensor]:
+            solved = vectors @ (rotated / (sizes.clamp(min=0.0) + penalty * len(x))[:, None])
+            weights = torch.cat([solved, level[None]])
+            return float((val_x @ weights - val_y).square().sum()), weights
+
+        error, weights, penalty = _choose_penalty(RIDGE_PENALTIES, solve_with)
+        return error, Ridge(weights, penalty, features, basis)
+
+    return _choose_relative({relative: solve(relative) for relative in choices})
+
+
+def _choose_relative(solved: Mapping[bool, tuple[float, Ridge]]) -> Ridge:
+    """Return the ridge relative to the last row, unless that on the rows themselves is clearly
+    better in validation."""
+    errors = {relative: error for relative, (error, _) in solved.items()}
+    is_relative = errors.get(True, math.inf) * (1 - MIN_ABSOLUTE_GAIN) <= errors.get(
+        False, math.inf
+    )
+    return solved[is_relative][1]
 
 
 def _choose_penalty(
     penalties: Iterable[float], solve: Callable[[float], tuple[float, Tensor]]
-) -> tuple[Tensor, float]:
-    """Return the weights with the lowest validation error, and their penalty."""
+) -> tuple[float, Tensor, float]:
+    """Return the lowest validation error, the weights that have it, and their penalty."""
     solved = ((*solve(penalty), penalty) for penalty in penalties)
-    _, weights, penalty = min(solved, key=lambda result: result[0])
-    return weights, penalty
+    return min(solved, key=lambda result: result[0])
 
 
 def _join(pairs: Batches) -> tuple[Tensor, Tensor]:
@@ -812,7 +863,7 @@ def fit_logistic(train: Batches, val: Batches, *, num_classes: int, values: int 
         warm_start = _minimize(x, labels, warm_start, penalty, products)
         return float(_compute_log_loss(val_x @ warm_start, val_labels)), warm_start
 
-    weights, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
+    _, weights, penalty = _choose_penalty(LOGISTIC_PENALTIES, solve)
     return Logistic(mean, size, weights, penalty, values)
 
 
