@@ -61,4 +61,11 @@ def test_times_and_steps_read_as_such():
         "1 day",
         "0.5 s",
     ]
+    assert [format_step(days * 86400, True) for days in (7, 28, 30, 31, 90, 92, 365, 366)] == [
+        "7 days",
+        "28 days",
+        *["1 month"] * 2,
+        *["1 quarter"] * 2,
+        *["1 year"] * 2,
+    ]
     assert format_step(5.0, False) == "5"

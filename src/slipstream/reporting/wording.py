@@ -37,6 +37,9 @@ from slipstream.runs.summary import (
     read_metric,
 )
 
+DAY_S = 86_400
+CALENDAR = (("month", 30, 31), ("quarter", 90, 92), ("year", 365, 366))
+"""Steps that differ in length, and the days that most of them have"""
 UNITS = {
     **{unit: unit for unit in ("mV", "kV", "mA", "kA", "mW", "kW", "MW", "Wh", "kWh", "MWh", "Ah")},
     **{unit: unit for unit in ("mAh", "Pa", "hPa", "kPa", "bar", "Hz", "kHz", "rpm", "ms", "min")},
@@ -124,10 +127,13 @@ def format_step(seconds: float, is_date: bool) -> str:
     """Format the time between two rows: of dates as a duration, else as a plain number."""
     if not is_date:
         return f"{seconds:,.6g}"
-    for length, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+    days = seconds / DAY_S
+    for unit, shortest, longest in CALENDAR:
+        if shortest <= days <= longest:
+            return f"1 {unit}"
+    for length, unit in ((DAY_S, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length and seconds % length == 0:
-            count = round(seconds / length)
-            return f"{count} {unit if count > 1 else unit[:-1]}"
+            return format_count(round(seconds / length), unit)
     return f"{seconds:,.6g} s"
 
 

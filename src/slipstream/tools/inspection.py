@@ -47,7 +47,7 @@ from slipstream.data.times import (
     to_floats,
 )
 from slipstream.reporting.page import Course
-from slipstream.reporting.wording import find_unit
+from slipstream.reporting.wording import find_unit, format_step
 from slipstream.tools.columns import (
     BOOLEAN,
     EMPTY,
@@ -449,23 +449,14 @@ def _format_time(source: TimeSource) -> dict[str, Any]:
 
 
 def describe_steps(order: SortedTimes, *, is_date: bool) -> str:
-    """Say how regular times are: "every 1 h, 3 gaps"."""
+    """Say how regular times are: "every 1 hour, 3 gaps"."""
     if order.step is None:
         return "a single time"
-    step = format_step(order.step) if is_date else f"{order.step:.6g}"
+    step = format_step(order.step, is_date)
     parts = [f"every {step}", format_count(order.gaps, "gap") if order.gaps else "no gaps"]
     if order.repeated:
         parts.append(format_count(order.repeated, "repeated time"))
     return ", ".join(parts)
-
-
-def format_step(seconds: float) -> str:
-    """Return a step of time in its largest unit: 15 min, 1 h, 1 day."""
-    for unit, size in (("day", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= size and math.isclose(seconds / size, round(seconds / size)):
-            count = round(seconds / size)
-            return format_count(count, unit) if unit == "day" else f"{count} {unit}"
-    return f"{seconds:.6g} s"
 
 
 def describe_candidate(candidate: TimeCandidate) -> str:
@@ -1487,8 +1478,8 @@ def _check_time(proposal: Proposal) -> Iterator[Remark]:
             "swapped",
             (str(survey.rival.source.format),),
         )
-    if order.gaps:
-        step = f"the usual step of {order.step:.6g}" + (" s" if source.is_date else "")
+    if order.gaps and order.step is not None:
+        step = f"the usual step of {format_step(order.step, source.is_date)}"
         count = format_count(order.gaps, "gap")
         yield Remark(name, f"{count}: more than 1.5 times {step}", "gaps")
 
