@@ -5,7 +5,7 @@ import signal
 import pytest
 
 import slipstream
-from slipstream.base.errors import Interrupted
+from slipstream.base.errors import Interrupted, Option
 
 
 def test_a_message_that_quotes_a_file_holds_no_control_characters(tmp_path):
@@ -22,3 +22,10 @@ def test_a_message_that_quotes_a_file_holds_no_control_characters(tmp_path):
 )
 def test_each_signal_has_its_exit_code(number, code):
     assert Interrupted("stopped", signal_number=number).exit_code == code
+
+
+def test_a_value_with_spaces_can_be_pasted_into_a_shell():
+    name = "adjusted CO2"
+    assert Option("targets", name).render("terminal") == "--targets 'adjusted CO2'"
+    assert Option("targets", name).render("python") == 'targets="adjusted CO2"'
+    assert Option("targets", "CO2").render("terminal") == "--targets CO2"

@@ -24,7 +24,7 @@ from slipstream import config as configs
 from slipstream.config import search_space as spaces
 from slipstream.data import folds
 from slipstream.scoring.batch import Baseline
-from slipstream.search import portfolio
+from slipstream.search import candidates, portfolio
 from slipstream.search.auto import _add_share, _is_rival, choose, choose_in_time, plan_seeds
 from slipstream.search.budget import MARGIN
 from slipstream.search.candidates import (
@@ -104,6 +104,20 @@ def test_a_finished_answer_stays(study):
     again = slipstream.auto(resume=study.run, data=make_table(), quiet=True)
     assert again.summary["verdict"] == study.verdict
     assert (study.run / "metrics.json").read_bytes() == before
+
+
+def test_a_baseline_that_takes_too_long_is_tested_but_no_candidate(tmp_path, monkeypatch):
+    monkeypatch.setattr(candidates, "MAX_FITS_SHARE", 0.0)
+    settings = make_settings(tmp_path)
+    summary = slipstream.auto(settings, make_table(), minutes=0.2, quiet=True).summary
+    rows = {row["name"]: row for row in summary["leaderboard"]}
+    for name in ("ridge", "seasonal", "repeat"):
+        assert rows[name]["state"] == "failed"
+        assert "too much of the minutes" in rows[name]["stopped"]
+        assert rows[name]["val"] is None
+        assert rows[name]["test"] == summary["baselines"][name]["scaled"]["test"]["mse"]
+    assert rows["gbm"]["state"] == "baseline"
+    assert not {row["name"] for row in summary["ensemble"]} & {"ridge", "seasonal", "repeat"}
 
 
 def test_the_given_config_is_among_the_candidates(tmp_path):

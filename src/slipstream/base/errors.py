@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -126,7 +127,10 @@ class Option(_Part):
     def render(self, reader: Reader) -> str:
         if reader == "terminal":
             has_value = self.value is not None and self.value is not True
-            return f"--{self.name} {self.value}" if has_value else f"--{self.name}"
+            value = str(self.value)
+            is_bare = len(value.split()) > 1 and not {"'", '"'} & set(value)
+            value = shlex.quote(value) if is_bare else value
+            return f"--{self.name} {value}" if has_value else f"--{self.name}"
         name = _ARGUMENTS.get(self.name, self.name).replace("-", "_")
         return name if self.value is None else f"{name}={format_argument(self.value)}"
 

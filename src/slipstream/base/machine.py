@@ -362,6 +362,19 @@ def set_flags(
         dnn.enabled, dnn.benchmark = flags
 
 
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch's operations share so many threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 SPARE_CORES = 0.5
 """The number of cores by which threads and other processes together may exceed the available
 ones"""

@@ -921,7 +921,8 @@ def format_costs(row: LeaderboardRow) -> list[str]:
 
 def name_candidate(row: LeaderboardRow) -> str:
     """Return the name of a row of the leaderboard: a baseline's own, of a trial its kind too."""
-    return row["name"] if row["state"] == "baseline" else f"{row['kind']}, {row['name']}"
+    is_baseline = row["name"].startswith(row["kind"])
+    return row["name"] if is_baseline else f"{row['kind']}, {row['name']}"
 
 
 def describe_candidate(row: LeaderboardRow) -> str:

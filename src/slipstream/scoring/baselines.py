@@ -11,6 +11,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slipstream.base import storage
+from slipstream.base import machine, storage
 from slipstream.base.text import format_count
 from slipstream.config import Signature
 from slipstream.data import windows
@@ -48,6 +49,9 @@ it is fitted to fewer windows."""
 LOGISTIC_WORK, LOGISTIC_PASSES = 2e11, 2000
 """The number of multiplications that fitting the logistic regression may take, in all and per
 weight and window; where all windows would take more, it is fitted to fewer windows."""
+MIN_PARALLEL_WORK = 1 << 26
+"""Multiplications of a step of the logistic regression from which on threads share it: of thousands
+of short steps, each waits for a thread that another process keeps from running"""
 LOGISTIC_NUMBERS = 2e7
 """The number of features that the logistic regression may hold at once"""
 RIDGE_NUMBERS = 1 << 22
@@ -903,7 +907,11 @@ def _minimize(
         return float(loss), gradient.cpu().numpy().ravel()
 
     start, options = (factor.T @ weights).cpu().numpy().ravel(), {"maxiter": MAX_ITERATIONS}
-    result = optimize.minimize(compute_loss, start, jac=True, method="L-BFGS-B", options=options)
+    is_short = x.numel() * weights.shape[1] < MIN_PARALLEL_WORK
+    with machine.use_threads(1) if is_short else nullcontext():
+        result = optimize.minimize(
+            compute_loss, start, jac=True, method="L-BFGS-B", options=options
+        )
     return to_weights(result.x)
 
 

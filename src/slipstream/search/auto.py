@@ -716,6 +716,23 @@ def make_leaderboard(
                 "stopped": notes.get("stopped"),
             }
         )
+    for slow in search.fits.slow if search.fits else ():
+        found = tested.get(slow.name)
+        rows.append(
+            {
+                "name": slow.name,
+                "kind": parse_baseline(slow.name),
+                "what": describe_candidate(search.config, None, _find_baseline(search, slow.name)),
+                "val": None,
+                "val_sd": None,
+                "test": found[0] if found else None,
+                "train_s": slow.seconds,
+                **NOT_MEASURED,
+                "weight": 0.0,
+                "state": "failed",
+                "stopped": slow.reason,
+            }
+        )
     listed = {row["name"] for row in rows}
     for name, trial in by_name.items():
         if name not in listed:

@@ -25,6 +25,7 @@ from slipstream import runs
 from slipstream.base import machine
 from slipstream.base.errors import ResumableError, UserError
 from slipstream.base.run_names import AUTO_FILE
+from slipstream.base.text import format_number
 from slipstream.config import Config, Data
 from slipstream.config import search_space as spaces
 from slipstream.data.dataset import Dataset
@@ -62,6 +63,8 @@ CANDIDATES = "candidates"
 """The folder of the candidates' weights, until the members are chosen"""
 OWN_PAST = "own past"
 """In the names of baselines that read the targets' past, and what is known ahead, alone"""
+MAX_FITS_SHARE = 0.4
+"""Of the whole time, for fitting the quick baselines on all validation blocks at most"""
 MAX_FOLDS = {"cuda": 3, "cpu": 2}
 """Validation blocks, where the rows allow it"""
 FEW_WINDOWS, FEW_WINDOWS_FOLDS = 1_000, 5
@@ -750,6 +753,22 @@ class FoldBaselines(NamedTuple):
         return BlockWindows(self.data.series, self.starts["val"], self.data.first_rows[self.number])
 
 
+class SlowBaseline(NamedTuple):
+    """A baseline that would take too long to be judged on all blocks."""
+
+    name: str
+    seconds: float
+    """On one of them"""
+    num_blocks: int
+
+    @property
+    def reason(self) -> str:
+        return (
+            f"{format_number(self.seconds, figures=2)} s a validation block, of which there are "
+            f"{self.num_blocks}, is too much of the minutes"
+        )
+
+
 class BaselineFits:
     """The baselines as candidates: the quick ones are fitted at once, trees beside the trials."""
 
@@ -757,21 +776,22 @@ class BaselineFits:
         self.search = search
         self.candidates: dict[str, BaselineCandidate] = {}
         """Those of the split itself, by name"""
+        self.slow: list[SlowBaseline] = []
+        """Those that are not judged on every block, which would take too long"""
+        self._spent_s = 0.0
         facts, given = search.plan.facts, int(search.config.data.context)
         self.folds = list(self._list_folds(given))
         """Those that trees are fitted to"""
-        for fold in self.folds:
-            self._fit(fold, without=("gbm",))
+        self._fit(self.folds, without=("gbm",))
         longest = max(facts.contexts)
         if longest != given:
             # a season that the given context lacks may fit the longest
             without = ["gbm", "repeat", *(["seasonal"] if "seasonal" in self.candidates else [])]
-            for fold in self._list_folds(longest):
-                self._fit(fold, without=without)
+            self._fit(list(self._list_folds(longest)), without=without)
         if facts.own_inputs:
             for rows in sorted({given, longest}):
-                for fold in self._list_folds(rows, is_own=True):
-                    self._fit(fold, without=("gbm", "repeat", "seasonal"))
+                folds = list(self._list_folds(rows, is_own=True))
+                self._fit(folds, without=("gbm", "repeat", "seasonal"))
         if context := find_useful_context(search.library, longest):
             self.folds = list(self._list_folds(context))
         prepared = [prepare_boosting(fold.dataset, fold.load_chunks) for fold in self.folds]
@@ -791,15 +811,33 @@ class BaselineFits:
             starts = {name: rows.to(device) for name, rows in fold.items()}
             yield FoldBaselines(config, data, number, starts)
 
-    def _fit(self, fold: FoldBaselines, *, without: Collection[str]) -> None:
-        """Fit the baselines of a fold and keep their errors."""
-        for name in list_baselines(fold.dataset):
-            if name in without:
+    def _fit(self, folds: Sequence[FoldBaselines], *, without: Collection[str]) -> None:
+        """Fit the baselines of each block and keep their errors: those of the split itself first,
+        then as many others as there is time for, the quickest first."""
+        *earlier, newest = folds
+        kinds = [kind for kind in list_baselines(newest.dataset) if kind not in without]
+        seconds = {kind: self._fit_one(newest, kind) for kind in kinds}
+        limit_s = MAX_FITS_SHARE * self.search.budget.total_s
+        for kind in sorted(kinds, key=lambda kind: seconds[kind]):
+            if self._spent_s + len(earlier) * seconds[kind] <= limit_s:
+                for fold in earlier:
+                    self._fit_one(fold, kind)
                 continue
-            began = time.perf_counter()
-            others = [other for other in list_baselines(fold.dataset) if other != name]
-            baseline = fit_baselines(fold.dataset, fold.load_chunks, without=others)[name]
-            self._add(fold, name, baseline, time.perf_counter() - began)
+            name = self.search.name_baseline(kind, newest.config.data)
+            self.slow.append(SlowBaseline(name, seconds[kind], len(folds)))
+            self.search.library.forget(name)
+            self.candidates.pop(name, None)
+
+    def _fit_one(self, fold: FoldBaselines, kind: str) -> float:
+        """Fit a baseline to a block and keep its errors; return the seconds that it took."""
+        began = time.perf_counter()
+        others = [other for other in list_baselines(fold.dataset) if other != kind]
+        baseline = fit_baselines(fold.dataset, fold.load_chunks, without=others)[kind]
+        fitted_s = time.perf_counter() - began
+        self._add(fold, kind, baseline, fitted_s)
+        seconds = time.perf_counter() - began
+        self._spent_s += seconds
+        return seconds
 
     def _add(self, fold: FoldBaselines, kind: str, baseline: Baseline, seconds: float) -> None:
         """Keep the errors of a baseline on its block."""

@@ -331,7 +331,7 @@ def print_auto(summary: SearchSummary, console: Console) -> None:
         + more,
     )
     for row in failed[:3]:
-        print_text(console, f"{row['name']} ({row['kind']}) failed: {row['stopped']}")
+        print_text(console, f"{wording.name_candidate(row)} failed: {row['stopped']}")
     for line in summary["findings"]:
         print_text(console, line)
     print_text(console, summary["verdict"], "bold")
