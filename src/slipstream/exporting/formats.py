@@ -23,7 +23,6 @@ from slipstream.data.scaler import Scaler
 from slipstream.inference.portable import PortableModel, PortableRun
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.stream import DefaultRegime
-from slipstream.models.kinds import load_kind
 
 if TYPE_CHECKING:
     from slipstream.inference.trained import TrainedRun
@@ -341,8 +340,6 @@ class ExportFormat(NamedTuple):
     module: str
     """Has `write(source: ExportSource, folder: Path) -> WrittenExport`"""
     description: str
-    needs_template: bool = False
-    """Whether the format holds only kinds with a C template"""
     takes_own_classes: bool = False
     """Whether the format can hold the user's own class"""
     settings: tuple[str, ...] = ()
@@ -354,9 +351,7 @@ class ExportFormat(NamedTuple):
 
     def holds(self, model: Model) -> bool:
         """Return whether the format can hold a model of this kind."""
-        if model.is_custom:
-            return self.takes_own_classes
-        return not self.needs_template or load_kind(model).c_template is not None
+        return self.takes_own_classes or not model.is_custom
 
     def load_writer(self) -> Callable[[ExportSource, Path], WrittenExport]:
         """Import the module of the format; the caller reports a missing library."""
@@ -374,7 +369,6 @@ FORMATS = {
     "c": ExportFormat(
         "slipstream.exporting.c.files",
         "C99 source for microcontrollers and other programs, row by row",
-        needs_template=True,
         settings=("int8", "name", "state", "after_prepare"),
     ),
     "torch": ExportFormat(
@@ -455,11 +449,9 @@ def refuse_unsupported(name: str, run: PortableRun) -> None:
         model = member.first.config.model
         if not chosen.holds(model):
             accepting = [key for key, format_ in FORMATS.items() if format_.holds(model)]
-            kind = "a class of your own" if model.is_custom else f'"{model.kind}"'
-            kind += "" if model.is_custom else f": {load_kind(model).why_no_c}"
             raise UserError(
                 f"{member.run.folder}: "
                 + Option("to", name)
-                + f" does not know model.kind = {kind}",
+                + " does not know model.kind = a class of your own",
                 fix="use " + _name_formats(accepting) if accepting else None,
             )

@@ -5,7 +5,7 @@ The layers of each kind are in `models/kinds`, their code in `exporting/c/templa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -47,12 +47,20 @@ class ConstArrays:
     lines: list[str] = field(default_factory=list)
     num_bytes: int = 0
     num_weights: int = 0
+    shared: set[str] = field(default_factory=set)
 
     def add_floats(self, name: str, values: npt.ArrayLike) -> str:
         """Add an array of float and return its name."""
         flat = np.asarray(values, dtype=np.float32).ravel()
         self._add("float", name, format_floats(flat), flat.nbytes)
         self.num_weights += flat.size
+        return name
+
+    def add_shared(self, name: str, values: npt.ArrayLike) -> str:
+        """Add an array of float that every network of the source has, once."""
+        if name not in self.shared:
+            self.shared.add(name)
+            self.add_floats(name, values)
         return name
 
     def add_integers(self, name: str, values: npt.ArrayLike, kind: str) -> str:
@@ -85,6 +93,12 @@ class ConstArrays:
         self.num_bytes += POINTER_BYTES
         return f"{{{weight}, {self.add_floats(f'{name}_bias', bias)}}}"
 
+    def add_norm(self, name: str, read: Callable[[str], Any], source: str) -> str:
+        """Add the weights of a layer norm and return the initializer of their `norm`."""
+        self.num_bytes += 2 * POINTER_BYTES
+        parts = [self.add_floats(f"{name}_{e}", read(f"{source}.{e}")) for e in ("weight", "bias")]
+        return "{" + ", ".join(parts) + "}"
+
     def _add(self, kind: str, name: str, values: Iterable[str], num_bytes: int) -> None:
         self.num_bytes += num_bytes
         if not self.has_text:
@@ -116,6 +130,11 @@ def format_floats(values: Iterable[Any]) -> Iterable[str]:
     """Return float literals that are exact."""
     texts = (format_c_double(float(value)) for value in values)
     return (text if text.endswith(("N", "Y")) else f"{text}f" for text in texts)
+
+
+def format_float(value: float) -> str:
+    """Return the literal of a number rounded to float."""
+    return next(iter(format_floats([np.float32(value)])))
 
 
 def format_list(values: Iterable[Any], *, double: bool = False) -> str:
@@ -164,9 +183,7 @@ class NetworkShape:
     @property
     def template(self) -> str:
         """The name of the template of the layers."""
-        template = load_kind(self.model).c_template
-        assert template is not None, f"{self.model.kind} has no C code"
-        return template
+        return load_kind(self.model).c_template
 
     @cached_property
     def layers(self) -> CLayers:

@@ -10,16 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slipstream.config import Model
-from slipstream.config.model import SPECS
 from slipstream.exporting.c.files import CLibrary, load_library, make_runner
 from slipstream.exporting.c.source import CLayout, CSettings, CSource, make_source
 from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import Differences
-from slipstream.models.kinds import load_kind
 from tests.exporting.random_models import RandomRun
 
-C_KINDS = [kind for kind in SPECS if load_kind(Model(kind=kind)).c_template]
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="there is no C compiler"
 )

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.config.model import SPECS
 from slipstream.exporting.c.files import CLibrary
 from slipstream.exporting.formats import make_interface, to_inputs
 from tests.conftest import slow
-from tests.exporting.c.programs import C_KINDS, compile_run, needs_compiler
+from tests.exporting.c.programs import compile_run, needs_compiler
 from tests.exporting.c.test_prepare import compile_model, draw_rows, list_steps, make_model
 from tests.exporting.c.test_source import EXAMPLES
 from tests.exporting.onnx.test_graphs import models, signatures
@@ -165,7 +166,7 @@ def check_steps_of_held_values(run: RandomRun, library: CLibrary) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", C_KINDS)
+@pytest.mark.parametrize("kind", SPECS)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_no_prediction_of_any_model_is_infinite_or_nan(kind, data):

@@ -14,7 +14,6 @@ import pytest
 from typer.testing import CliRunner
 
 import slipstream
-from slipstream.base.errors import UserError
 from slipstream.cli.commands import app
 from slipstream.exporting.c.files import ARM_COMPILER, ARM_FLAGS, FLAGS
 from slipstream.training import train
@@ -167,14 +166,6 @@ def test_wrong_options_are_refused(plain, tmp_path, options, problem):
     assert code == 2
     assert problem in result["error"]
     assert not list(tmp_path.iterdir())
-
-
-def test_attention_is_refused_with_the_reason(folder, tmp_path):
-    data = {"path": str(folder / "waves.csv")}
-    model = {"kind": "transformer"}
-    run = train(small_config(folder / "runs", data=data, model=model, train={"epochs": 1})).run
-    with pytest.raises(UserError, match='"transformer": attention needs all rows'):
-        slipstream.export(run, to="c", out=tmp_path / "out")
 
 
 @pytest.mark.skipif(shutil.which(ARM_COMPILER) is None, reason="there is no compiler for Cortex-M")

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.base.text import format_c_double
+from slipstream.config.model import SPECS
 from slipstream.exporting.c.files import FLAGS, make_runner
 from slipstream.exporting.formats import make_interface
 from slipstream.exporting.verification import Differences
 from slipstream.models.c_code import quantize, to_blocks
 from tests.exporting.c.programs import (
-    C_KINDS,
     compare_windows,
     compile_run,
     needs_compiler,
@@ -56,6 +56,14 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kind": "nhits", "hidden": [9], "stacks": 2},
         {"channels": "independent", "targets": ("b", "c"), "shared": 2, "context": 9},
     ),
+    "transformer": (
+        {"kind": "transformer", "hidden": 12, "heads": 3, "normalize": "window", "patch": 2},
+        {"future": ("a",), "static": ("s",)},
+    ),
+    "transformer of sines": (
+        {"kind": "transformer", "hidden": 8, "layers": 1, "positions": "sinusoidal"},
+        {"classes": ("low", "mid", "high"), "targets": ("d",), "shared": 0},
+    ),
     "linear": (
         {"kind": "linear", "normalize": "last", "output_range": [-1.0, 2.0]},
         {"channels": "independent", "targets": ("b", "c"), "shared": 2, "future": ("a",)},
@@ -76,7 +84,7 @@ def test_windows_and_single_rows_give_what_the_model_predicts(name):
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", C_KINDS)
+@pytest.mark.parametrize("kind", SPECS)
 @settings(max_examples=15)
 @given(data=st.data())
 def test_every_model_that_training_accepts_gives_the_same_in_c(kind, data):

@@ -34,11 +34,12 @@ from slipstream.models.c_code import (
     ConstArrays,
     NetworkShape,
     add_network,
+    format_float,
     format_floats,
     format_list,
 )
 from slipstream.models.kinds import load_kind
-from slipstream.models.numpy_layers import SMALLEST_VARIANCE
+from slipstream.models.numpy_layers import NORM_EPSILON, SMALLEST_VARIANCE
 from slipstream.models.shapes import count_products
 
 Floats = npt.NDArray[np.float64]
@@ -281,8 +282,8 @@ def list_scratch(shape: NetworkShape, settings: CSettings, parts: StepParts) -> 
     """Return the members of the memory that calls share, beside rows and outputs."""
     result = [StructMember("float", name, count) for name, count in shape.list_work().items()]
     if not shape.is_flat and parts.has_window:
-        cells = sum(cell.total for cell in list_cells(shape))
-        result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
+        if cells := sum(cell.total for cell in list_cells(shape)):
+            result.append(StructMember(f"{settings.name}_cells", "cells", 0, cells))
         if shape.model.pool == "attention":
             result += [StructMember("float", "largest"), StructMember("float", "weights")]
     return [*result, StructMember("int32_t", "failed")]
@@ -663,7 +664,8 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "values_are": _name_values(signature),
         "shape_lines": format_defines(shape.list_defines()),
         "uses_dense": not shape.is_flat or bool(shape.sizes),
-        "smallest_variance": f"{format_c_double(float(np.float32(SMALLEST_VARIANCE)))}f",
+        "norm_epsilon": NORM_EPSILON,
+        "smallest_variance": format_float(SMALLEST_VARIANCE),
         "extra_params": params,
         "comma_extra_params": f", {params}" if params else "",
         "extra_arguments": ", ".join(extra),

@@ -53,7 +53,7 @@ class Kind(ABC):
     """A kind of network outside PyTorch.
 
     The abstract methods are what every kind has. Those that raise are called only for kinds that
-    say that they have them: by `ModelSpec.can_pad`, a `row_encoder` or a `c_template`.
+    say that they have them: by `ModelSpec.can_pad` or a `row_encoder`.
     """
 
     input_weights: ClassVar[re.Pattern[str] | None] = None
@@ -63,10 +63,8 @@ class Kind(ABC):
     """Names of weights of several axes that are added, not multiplied"""
     row_encoder: ClassVar[type[RowEncoder] | None] = None
     """The class that computes row after row; None where windows are read as a whole"""
-    c_template: ClassVar[str | None] = None
-    """The C code of its layers: `NAME.c.j2` and `NAME_types.c.j2` in exporting/c/templates; None
-    where there is none"""
-    why_no_c: ClassVar[str] = "it has no C template"
+    c_template: ClassVar[str]
+    """The C code of its layers: `NAME.c.j2` and `NAME_types.c.j2` in exporting/c/templates"""
 
     @abstractmethod
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
@@ -122,17 +120,16 @@ class Kind(ABC):
         """
         raise NotImplementedError
 
+    @abstractmethod
     def describe_c(self, shape: NetworkShape) -> CLayers:
-        """Return the sizes and the memory that the template's code names; kinds with a
-        `c_template` have it."""
-        raise NotImplementedError
+        """Return the sizes and the memory that the template's code names."""
 
+    @abstractmethod
     def add_c_weights(
         self, arrays: ConstArrays, shape: NetworkShape, read: Callable[[str], Any], prefix: str
     ) -> list[str]:
         """Add the weights to the constant arrays of the source, and return the initializers of the
         members of `network` before its pool and head. `read` takes names without "core."."""
-        raise NotImplementedError
 
 
 def load_kind(model: Model) -> Kind:

@@ -14,7 +14,6 @@ from slipstream.models.c_code import POINTER_BYTES, CLayers, ConstArrays, Networ
 from slipstream.models.kinds import Axis, GraphState, Kind, RowEncoder, RowState
 from slipstream.models.numpy_layers import (
     HALF,
-    NORM_EPSILON,
     ONE,
     Array,
     Shape,
@@ -181,7 +180,6 @@ class RecurrentKind(Kind):
                 "has_cell": "c" in self.parts,
                 "directions": shape.directions,
                 "layer_norm": shape.model.layer_norm,
-                "norm_epsilon": NORM_EPSILON,
             },
         )
 
@@ -197,14 +195,10 @@ class RecurrentKind(Kind):
                 layers.append(self._add_c_layer(arrays, name, matrices, biases))
         parts = ["{" + ", ".join(layers) + "}"]
         if shape.model.layer_norm:
-            norms = []
-            for depth in range(len(shape.sizes)):
-                names = [
-                    arrays.add_floats(f"{prefix}_norm{depth}_{end}", read(f"norms.{depth}.{end}"))
-                    for end in ("weight", "bias")
-                ]
-                norms.append("{" + ", ".join(names) + "}")
-            arrays.num_bytes += 2 * POINTER_BYTES * len(norms)
+            norms = [
+                arrays.add_norm(f"{prefix}_norm{depth}", read, f"norms.{depth}")
+                for depth in range(len(shape.sizes))
+            ]
             parts.append("{" + ", ".join(norms) + "}")
         return parts
 

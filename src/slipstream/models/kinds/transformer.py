@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slipstream.config import Model, Signature
+from slipstream.models.c_code import (
+    POINTER_BYTES,
+    CLayers,
+    ConstArrays,
+    NetworkShape,
+    format_float,
+)
 from slipstream.models.kinds import Kind
 from slipstream.models.numpy_layers import (
     Array,
@@ -34,7 +42,7 @@ class TransformerKind(Kind):
 
     input_weights = re.compile(r"core\.embed\.weight")
     added_weights = frozenset({POSITIONS})
-    why_no_c = "attention needs all rows of a window in memory at once"
+    c_template = "transformer"
 
     def list_shapes(self, model: Model, signature: Signature) -> dict[str, Shape]:
         width, inner = model.sizes[0], model.sizes[0] * model.expansion
@@ -86,6 +94,50 @@ class TransformerKind(Kind):
             inner = network.linear(network.apply_activation(inner, "gelu"), f"{where}.linear2")
             tokens = graph.add("Add", tokens, inner)
         return network.normalize(tokens, "norm")
+
+    def describe_c(self, shape: NetworkShape) -> CLayers:
+        width, heads = shape.width, shape.model.heads
+        inner = width * shape.model.expansion
+        numbers = shape.tokens * width
+        return CLayers(
+            defines={"HEADS": heads, "HEAD": width // heads, "INNER": inner},
+            work={
+                **dict.fromkeys(("tokens", "keys", "values"), numbers),
+                **dict.fromkeys(("normed", "out", "mixed"), width),
+                "inner": inner,
+                "scores": shape.tokens,
+            },
+            values={
+                "sqrt_half": format_float(math.sqrt(0.5)),
+                "attention_scale": format_float(1 / math.sqrt(width // heads)),
+            },
+        )
+
+    def add_c_weights(
+        self, arrays: ConstArrays, shape: NetworkShape, read: Callable[[str], Any], prefix: str
+    ) -> list[str]:
+        width = shape.width
+        embed = arrays.add_dense(f"{prefix}_embed", read("embed.weight"), read("embed.bias"))
+        if shape.model.positions == "learned":
+            positions = arrays.add_floats(f"{prefix}_positions", read("positions"))
+        else:  # the same in every network
+            positions = arrays.add_shared("positions", make_positions(shape.tokens, width))
+        arrays.num_bytes += POINTER_BYTES
+        layers = []
+        for depth in range(len(shape.sizes)):
+            name, source = f"{prefix}_layer{depth}", f"layers.{depth}"
+            parts = [arrays.add_norm(f"{name}_norm{i}", read, f"{source}.norm{i}") for i in (1, 2)]
+            weights, biases = (read(f"{source}.self_attn.in_proj_{e}") for e in ("weight", "bias"))
+            for i, part in enumerate(("query", "key", "value")):
+                rows = slice(i * width, (i + 1) * width)
+                parts.append(arrays.add_dense(f"{name}_{part}", weights[rows], biases[rows]))
+            for part in ("self_attn.out_proj", "linear1", "linear2"):
+                weight, bias = read(f"{source}.{part}.weight"), read(f"{source}.{part}.bias")
+                short = part.rpartition(".")[2]
+                parts.append(arrays.add_dense(f"{name}_{short}", weight, bias))
+            layers.append("{" + ", ".join(parts) + "}")
+        last = arrays.add_norm(f"{prefix}_norm", read, "norm")
+        return [embed, positions, "{" + ", ".join(layers) + "}", last]
 
 
 def attend(weights: Weights, name: str, tokens: Array, heads: int) -> Array:
