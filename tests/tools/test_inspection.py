@@ -172,7 +172,7 @@ def test_disorder_and_gaps_of_the_time(tmp_path):
     assert load_dataset(config).num_windows["train"] > 0
     columns["date"] = [*dates[:200], *(one.replace("2024", "2025") for one in dates[200:])]
     found, _, config = inspected(write_csv(tmp_path / "u.csv", columns))
-    assert messages(found, "date") == "1 gap: more than 1.5 times the usual step of 900 s"
+    assert messages(found, "date") == "1 gap: more than 1.5 times the usual step of 15 minutes"
     assert (config.data.time, config.data.gap_tolerance) == ("date", 0.5)
 
 
