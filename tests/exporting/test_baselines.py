@@ -188,7 +188,7 @@ def test_an_ensemble_of_baselines_is_streamed_and_exported(tmp_path, case):
     members = [(make_config(case, tmp_path, context=rows), name) for name, rows in JOINT[case]]
     weights = [0.5, *[0.5 / (len(members) - 1)] * (len(members) - 1)]
     run = build_run(tmp_path / "best", members, weights)
-    for to in ("onnx", "torch"):
+    for to in ("onnx", "torch", "c"):
         written = slipstream.export(run, to=to, out=tmp_path / to, quiet=True)
         assert written["parity"]["max_rel"] < 1e-5
     table = make_table(case).slice(0, 120)

@@ -185,4 +185,4 @@ def test_the_self_test_finds_a_fault_in_the_recommended_function(case, state, tm
     faulty += " if (++n > 30) { out[0] += 0.1f; } return r;"
     (out / "slip.c").write_text(source.replace(call[0], faulty))
     with pytest.raises(UserError, match="self-test of the C code fails"):
-        run_selftest(out, "slip")
+        run_selftest(out, ["slip.c"])

@@ -367,12 +367,6 @@ REFUSALS = [
         "these formats hold networks that numpy computes",
     ),
     Refused(
-        having("transformer"),
-        ["export --to c"],
-        'does not know model.kind = "transformer"',
-        "attention needs a window's rows at once",
-    ),
-    Refused(
         ["carried, ensemble"],
         ["export --to torch"],
         'train.state = "carried"',
@@ -383,18 +377,6 @@ REFUSALS = [
         [one for one in USES if "export" in one or "serve" in one],
         "needs more rows than the other members; export the members by themselves",
         "members of the same kind need different rows",
-    ),
-    Refused(
-        having("ensemble", without=["future", "carried"]),
-        ["export --to c"],
-        "is an ensemble of runs, which is too large for --to c",
-        "a controller has little memory",
-    ),
-    Refused(
-        ["future, ensemble"],
-        ["export --to c"],
-        'does not know model.kind = "transformer"',
-        "attention needs a window's rows at once",
     ),
     Refused(
         CARRIED,

@@ -89,7 +89,7 @@ def export_run(
         interface,
         trained,
         read_examples=lambda count: read_examples(data, interface, count),
-        read_start=lambda count: read_start(data, count),
+        read_start=lambda count: read_start(data, interface, count),
         regime=choose_default_regime(portable),
         units=find_units(interface, data),
         new_data=options.data,

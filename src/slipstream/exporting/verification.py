@@ -138,8 +138,10 @@ def iter_pieces(source: VerificationData, interface: Interface) -> Iterator[Refe
                 yield ReferencePiece(piece, last[is_inside].numpy() - begin, outputs, truth)
 
 
-def read_start(source: VerificationData, count: int) -> SeriesPiece:
+def read_start(source: VerificationData, interface: Interface, count: int) -> SeriesPiece:
     """Return the first rows of the first series that has as many, or of the longest one."""
+    if source.trained.mixtures:
+        return _join_windows(source, interface, count)
     rows = source.trained.first.config.engine.buffer_rows
     chunk = next(iter(source.joint.iter_chunks(source.set_name, None, rows=rows)))
     assert chunk.series.segments is not None
@@ -159,6 +161,25 @@ def read_examples(source: VerificationData, interface: Interface, count: int) ->
     part = chunk._replace(starts=chunk.starts[torch.from_numpy(places)])
     with source.trained.first.plan.flags():
         return _predict_part(source, interface, _make_readers(source), part)
+
+
+def _join_windows(source: VerificationData, interface: Interface, count: int) -> SeriesPiece:
+    """Return so many rows, or one window if that is more, in the columns of all members: the rows
+    of consecutive windows. What is known ahead is that of the first window, up to its end."""
+    rows = source.trained.first.config.engine.buffer_rows
+    chunk = next(iter(source.joint.iter_chunks(source.set_name, None, rows=rows)))
+    first = int(chunk.starts[0])
+    wanted = torch.arange(max(count - interface.context, 0) + 1)
+    follow = chunk.starts[: len(wanted)] == first + wanted[: len(chunk.starts)]
+    consecutive = chunk._replace(starts=chunk.starts[: int(follow.int().cumprod(0).sum())])
+    windows = _read_windows(_make_readers(source), consecutive, interface)
+    static = None if windows.static is None else windows.static[0]
+    future = None
+    if windows.future is not None:
+        before = np.repeat(windows.future[:1], interface.context - 1, axis=0)
+        future = np.concatenate([before, windows.future])
+    joined = np.concatenate([windows.rows[0], windows.rows[1:, -1]])
+    return SeriesPiece(joined, static, future)
 
 
 def _predict_part(

@@ -1198,7 +1198,7 @@ class Stream:
 
     def _finish(self, series: StreamSeries, values: list[Floats]) -> StreamPrediction:
         signature = self.signature
-        result = values[0] if len(values) == 1 else self._mix(values)
+        result = self._mix(values) if len(self.run.members) > 1 else values[0]
         if series.filter:
             result = series.filter.push(result)
         rows = min(state.count for state in series.members)

@@ -11,7 +11,7 @@ import pytest
 import slipstream
 from slipstream import Stream, UserError
 from slipstream.exporting.c.files import CLibrary, build_library
-from tests.conftest import small_config
+from tests.conftest import merged, slow, small_config
 from tests.exporting.c.programs import needs_compiler
 from tests.inference.resampled import make_rows, make_settings
 
@@ -22,14 +22,19 @@ pytestmark = [pytest.mark.filterwarnings("ignore"), needs_compiler]
 def train(tmp_path_factory):
     trained = {}
 
-    def train_case(case, **data):
-        key = (case, str(data))
+    def train_case(case, *, joined=False, **data):
+        key = (case, joined, str(data))
         if key not in trained:
             folder = tmp_path_factory.mktemp("runs")
             pyarrow.csv.write_csv(make_rows(case), folder / "raw.csv")
             settings = make_settings(case)
             settings["data"] |= {"path": str(folder / "raw.csv"), **data}
-            trained[key] = slipstream.train(small_config(folder, **settings)).run
+            run = slipstream.train(small_config(folder, **settings)).run
+            if joined:
+                other = merged(settings, {"model": {"kind": "mlp"}, "data": {"context": 5}})
+                members = [run, slipstream.train(small_config(folder, **other)).run]
+                run = slipstream.ensemble(members, out=folder / "joined", quiet=True).run
+            trained[key] = run
         return trained[key]
 
     return train_case
@@ -42,7 +47,7 @@ def export(run, folder, **options):
     targets = 1 if signature.classes else len(signature.targets)
     outputs = signature.steps_out * targets * signature.outputs
     kind = re.search(r"typedef (\w+) slip_value", header)[1]
-    path = build_library(folder / "slip.c", folder / "slip.so")
+    path = build_library(sorted(folder.glob("slip*.c")), folder / "slip.so")
     return result, CLibrary(path, "slip", kind, num_outputs=outputs), header
 
 
@@ -79,9 +84,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_raw_rows_give_the_predictions_of_a_stream_and_of_predict(case, train, tmp_path):
-    run, table = train(case), make_rows(case, 1200, seed=3)
+@pytest.mark.parametrize(
+    ("case", "joined"),
+    [
+        *((case, False) for case in CASES),
+        ("steps", True),
+        *(slow(case, True) for case in CASES if case != "steps"),
+    ],
+)
+def test_raw_rows_give_the_predictions_of_a_stream_and_of_predict(case, joined, train, tmp_path):
+    run, table = train(case, joined=joined), make_rows(case, 1200, seed=3)
     result, library, header = export(run, tmp_path / "out", state="windows")
     assert "ok" in result["selftest"]
     assert "(resample)" in header
@@ -93,13 +105,20 @@ def test_raw_rows_give_the_predictions_of_a_stream_and_of_predict(case, train, t
     assert 60 < sum(answered) < 130
     whole = slipstream.predict(run, table, every=True)
     count = sum(1 + len(answer.earlier) for answer in wanted if answer is not None)
-    assert len(whole) == count * max(Stream(run).signature.horizon, 1)
+    # windows of an ensemble are those that all members have, also members without weight
+    assert joined or len(whole) == count * max(Stream(run).signature.horizon, 1)
     if case in ("mean", "steps", "last", "forward", "padded"):
         by_time = dict(
             zip(whole["time"].to_pylist(), whole["a_predicted"].to_pylist(), strict=True)
         )
         times = [answer.time for answer in wanted if answer is not None]
-        np.testing.assert_allclose(out[complete > 0, 0], [by_time[t] for t in times], rtol=1e-5)
+        pairs = [
+            (value, by_time[t])
+            for value, t in zip(out[complete > 0, 0], times, strict=True)
+            if t in by_time
+        ]
+        np.testing.assert_allclose(*np.transpose(pairs), rtol=1e-5)
+        assert joined or len(pairs) == len(times)
 
 
 def test_dates_are_microseconds(train, tmp_path):

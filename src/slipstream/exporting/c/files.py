@@ -29,6 +29,7 @@ from slipstream.exporting.c.source import (
     CSettings,
     SeriesRows,
     iter_series,
+    make_ensemble_source,
     make_source,
     render,
 )
@@ -45,7 +46,7 @@ from slipstream.exporting.formats import (
     to_inputs,
     widen_limit,
 )
-from slipstream.inference.portable import PortableRun
+from slipstream.inference.portable import PortableModel, PortableRun
 from slipstream.inference.rows import PhysicalWindows
 from slipstream.inference.stream import Regime, Stream, StreamPrediction
 from slipstream.models.c_code import format_floats
@@ -263,19 +264,15 @@ def _round_to_float(piece: SeriesPiece) -> SeriesPiece:
 
 def _drop_steps(run: PortableRun, count: int) -> PortableRun:
     """Return the run without the first steps of `data.prepare`, for rows that come after them."""
-    (member,) = run.members
-    config = member.first.config
-    data = config.data.model_copy(update={"prepare": config.data.prepare[count:]})
-    bare = config.model_copy(update={"data": data})
-    models = tuple(
-        replace(
-            model,
-            config=bare,
-            limits={str(int(n) - count): v for n, v in model.limits.items() if int(n) > count},
-        )
-        for model in member.models
-    )
-    return replace(run, members=(replace(member, models=models),))
+
+    def drop(model: PortableModel) -> PortableModel:
+        data = model.config.data
+        data = data.model_copy(update={"prepare": data.prepare[count:]})
+        limits = {str(int(n) - count): v for n, v in model.limits.items() if int(n) > count}
+        return replace(model, config=model.config.model_copy(update={"data": data}), limits=limits)
+
+    members = (replace(member, models=tuple(map(drop, member.models))) for member in run.members)
+    return replace(run, members=tuple(members))
 
 
 def _push_rows(
@@ -354,9 +351,10 @@ def run_tool(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def build_library(source: Path, to: Path) -> Path:
-    """Compile a model's source into a shared library."""
-    run_tool([find_compiler(), *FLAGS, "-shared", "-fPIC", "-o", str(to), str(source), "-lm"])
+def build_library(sources: Sequence[Path], to: Path) -> Path:
+    """Compile a model's sources into a shared library."""
+    files = map(str, sources)
+    run_tool([find_compiler(), *FLAGS, "-shared", "-fPIC", "-o", str(to), *files, "-lm"])
     return to
 
 
@@ -366,18 +364,21 @@ def build_program(sources: Sequence[Path], to: Path) -> Path:
     return to
 
 
-def measure_arm(source: Path) -> dict[str, int]:
+def measure_arm(sources: Sequence[Path]) -> dict[str, int]:
     """Return the bytes of code and constants, and of RAM, on a Cortex-M4F; nothing where there is
     no compiler for it."""
     if not all(map(shutil.which, (ARM_COMPILER, "arm-none-eabi-size"))):
         return {}
+    flash = ram = 0
     with tempfile.TemporaryDirectory() as scratch:
         built = Path(scratch) / "model.o"
         flags = [*FLAGS, *ARM_FLAGS, *SECTIONS]
-        run_tool([ARM_COMPILER, *flags, "-c", "-o", str(built), str(source)])
-        numbers = run_tool(["arm-none-eabi-size", str(built)]).splitlines()[1].split()
-    text, data, bss = map(int, numbers[:3])
-    return {"cortex_m4_flash_bytes": text + data, "cortex_m4_ram_bytes": data + bss}
+        for source in sources:
+            run_tool([ARM_COMPILER, *flags, "-c", "-o", str(built), str(source)])
+            numbers = run_tool(["arm-none-eabi-size", str(built)]).splitlines()[1].split()
+            text, data, bss = map(int, numbers[:3])
+            flash, ram = flash + text + data, ram + data + bss
+    return {"cortex_m4_flash_bytes": flash, "cortex_m4_ram_bytes": ram}
 
 
 class CLibrary:
@@ -547,14 +548,7 @@ STATES = {"window": "windows", "carried": "carried"}
 
 def write(source: ExportSource, folder: Path) -> WrittenExport:
     """Write the files, compile them, and check steps; windows are verified by the caller."""
-    if len(source.run.members) > 1:
-        raise UserError(
-            f"{source.run.run.folder}: is an ensemble of runs, which is too large for "
-            + Option("to", "c")
-            + ";"
-            + " export one of its members, or use "
-            + Option("to", "onnx")
-        )
+    source, select = leave_out_unused(source)
     settings = read_settings(source)
     is_carried = source.interface.signature.state == "carried"
     if is_carried and not settings.carried:
@@ -579,35 +573,92 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
     if is_carried and steps is None:
         raise UserError("no series is long enough for the self-test of the C code")
     examples = None if is_carried else source.read_examples(count_windows(layout))
+    runners = {} if is_carried else _list_runners(library, layout, source.interface, select)
     main = write_selftest(
         layout, limit, examples=examples, steps=steps, series=None if is_carried else series
     )
     (folder / "main.c").write_text(main, encoding="utf-8")
     regime = "carried" if layout.parts.carried else "window"
     return WrittenExport(
-        run=None if is_carried else make_runner(library.predict, library, source.interface),
-        window_runners={}
-        if is_carried
-        else _list_window_runners(library, layout, source.interface),
+        run=runners.pop("window", None),
+        window_runners={f"{settings.name}_{name}": run for name, run in runners.items()},
         rows=_list_rows(library, layout, source) if is_carried else {},
         inside=describe_inside(layout),
         limit=limit,
         largest_loss=LARGEST_LOSS if settings.int8 else None,
         details={
-            "sizes": asdict(layout.sizes) | measure_arm(folder / f"{settings.name}.c"),
+            "sizes": asdict(layout.sizes) | measure_arm([folder / one for one in layout.sources]),
             "state": STATES[regime],
             "deploy": {
                 "regime": regime,
                 "reason": layout.about.regime,
                 "use": f"{settings.name}_step",
             },
-            "selftest": run_selftest(folder, settings.name),
+            "selftest": run_selftest(folder, layout.sources),
             "before": list_before(source, layout),
             "after": [],
+            **({"interface": source.interface.describe()} if layout.members else {}),
             **differences,
         },
         notes=(*describe_notes(layout), *describe_late(differences)),
     )
+
+
+Select = Callable[[PhysicalWindows], PhysicalWindows]
+
+
+def leave_out_unused(source: ExportSource) -> tuple[ExportSource, Select]:
+    """Return the source without the rows and columns that only members of an ensemble without
+    weight read, and a function that leaves them out of windows."""
+    full, run = source.interface, source.run
+    pairs = zip(run.members, run.weights, strict=True)
+    used = [member.first.signature for member, weight in pairs if weight]
+    if len(used) == len(run.members):
+        return source, lambda windows: windows
+    read = {
+        "inputs": {name for one in used for name in one.inputs},
+        "static": {name for one in used for name in one.static},
+        "future": {name for one in used if one.future_shape[0] for name in one.future},
+    }
+    places = {
+        group: [i for i, name in enumerate(getattr(full, group)) if name in names]
+        for group, names in read.items()
+    }
+    context = max(one.context for one in used)
+    interface = replace(
+        full,
+        inputs=tuple(full.inputs[i] for i in places["inputs"]),
+        static=tuple(full.static[i] for i in places["static"]),
+        future=tuple(full.future[i] for i in places["future"]),
+        context=context,
+    )
+
+    def take(values: Values | None, group: str) -> Values | None:
+        return None if values is None or not places[group] else values[..., places[group]]
+
+    def select(windows: PhysicalWindows) -> PhysicalWindows:
+        return PhysicalWindows(
+            windows.rows[:, -context:, places["inputs"]],
+            take(windows.static, "static"),
+            take(windows.future, "future"),
+        )
+
+    def read_examples(count: int) -> ReferenceBatch:
+        batch = source.read_examples(count)
+        return batch._replace(windows=select(batch.windows))
+
+    def read_start(count: int) -> SeriesPiece:
+        piece = source.read_start(count)
+        return SeriesPiece(
+            piece.rows[:, places["inputs"]],
+            take(piece.static, "static"),
+            take(piece.future, "future"),
+        )
+
+    narrow = replace(
+        source, interface=interface, read_examples=read_examples, read_start=read_start
+    )
+    return narrow, select
 
 
 def list_before(source: ExportSource, layout: CLayout) -> list[str]:
@@ -618,13 +669,15 @@ def list_before(source: ExportSource, layout: CLayout) -> list[str]:
 
 
 def write_source(source: ExportSource, settings: CSettings, folder: Path) -> CLayout:
-    """Write NAME.c and NAME.h."""
-    code = make_source(
-        source.run.members[0].models,
-        settings,
-        half_widths=source.run.half_widths,
-        about=About(source.run.run.folder.name, source.units, explain_regime(source, settings)),
-    )
+    """Write NAME.c and NAME.h, and those of each model of an ensemble."""
+    run, widths = source.run, source.run.half_widths
+    about = About(run.run.folder.name, source.units, explain_regime(source, settings))
+    if len(run.members) > 1:
+        code = make_ensemble_source(
+            run, source.interface, settings, half_widths=widths, about=about
+        )
+    else:
+        code = make_source(run.members[0].models, settings, half_widths=widths, about=about)
     for name, text in code.files.items():
         (folder / name).write_text(text, encoding="utf-8")
     return code.layout
@@ -672,7 +725,8 @@ def load_library(folder: Path, layout: CLayout) -> CLibrary:
     targets = 1 if signature.classes else len(signature.targets)
     outputs = signature.steps_out * targets * signature.outputs
     with tempfile.TemporaryDirectory() as scratch:
-        path = build_library(folder / f"{name}.c", Path(scratch) / f"{name}.so")
+        sources = [folder / file for file in layout.sources]
+        path = build_library(sources, Path(scratch) / f"{name}.so")
         return CLibrary(path, name, layout.settings.value_type, num_outputs=outputs)
 
 
@@ -733,16 +787,20 @@ def _list_rows(library: CLibrary, layout: CLayout, source: ExportSource) -> dict
     return {f"{settings.name}_step": run}
 
 
-def _list_window_runners(
-    library: CLibrary, layout: CLayout, interface: Interface
+def _list_runners(
+    library: CLibrary, layout: CLayout, interface: Interface, select: Select
 ) -> dict[str, Runner]:
-    """Return a runner that must agree with the windows: their rows one by one after a reset. A step
-    that prepares or filters does not agree and has none."""
-    if layout.prepared or layout.parts.filter_past:
-        return {}
-    return {
-        f"{layout.settings.name}_step": make_runner(library.predict_by_steps, library, interface)
-    }
+    """Return what runs windows: the function for them, and one that must agree with it, their rows
+    one by one after a reset. A step that prepares or filters does not agree and has none."""
+    calls = {"window": library.predict}
+    if not (layout.prepared or layout.parts.filter_past):
+        calls["step"] = library.predict_by_steps
+
+    def make(predict: Callable[..., Any]) -> Runner:
+        run = make_runner(predict, library, interface)
+        return lambda windows: run(select(windows))
+
+    return {name: make(predict) for name, predict in calls.items()}
 
 
 def make_runner(predict: Callable[..., Any], library: CLibrary, interface: Interface) -> Runner:
@@ -776,10 +834,11 @@ def make_converter(
     return convert
 
 
-def run_selftest(folder: Path, name: str) -> str:
-    """Compile and run the self-test; return its output."""
+def run_selftest(folder: Path, sources: Sequence[str]) -> str:
+    """Compile the files of these names with main.c and run it; return its output."""
     with tempfile.TemporaryDirectory() as scratch:
-        program = build_program([folder / f"{name}.c", folder / "main.c"], Path(scratch) / "test")
+        files = [folder / name for name in (*sources, "main.c")]
+        program = build_program(files, Path(scratch) / "test")
         result = subprocess.run(
             [program], capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
         )
@@ -793,10 +852,13 @@ def describe_inside(layout: CLayout) -> tuple[str, ...]:
     signature, model = layout.model.signature, layout.model.config.model
     steps = layout.prepared.steps if layout.prepared else ()
     parts = [*(step.where for step in steps), "scaling of the inputs"]
-    if model.normalize != "none":
-        parts.append(f'normalization of each window ("{model.normalize}")')
-    count = layout.parts.networks
-    parts.append(f"{count} networks and their mean" if count > 1 else "the network")
+    if layout.members:
+        parts.append(f"{len(layout.members)} models and their weighted mean")
+    else:
+        if model.normalize != "none":
+            parts.append(f'normalization of each window ("{model.normalize}")')
+        count = layout.parts.networks
+        parts.append(f"{count} networks and their mean" if count > 1 else "the network")
     parts.append("class probabilities" if signature.classes else "predictions in physical units")
     if signature.output_range:
         parts.append("model.output_range")

@@ -27,15 +27,18 @@ from slipstream.data.prepare.resampling import ROUNDING, get_lengths
 from slipstream.data.prepare.steps import Resampling, Step, StepInputs, make_step
 from slipstream.data.series import Times, is_date, list_rows
 from slipstream.exporting.c.prepare import PreparedColumns
+from slipstream.exporting.formats import Interface
 from slipstream.inference.networks import explain_no_steps
-from slipstream.inference.portable import PortableModel, Widths
+from slipstream.inference.portable import PortableModel, PortableRun, Widths
 from slipstream.models.c_code import (
     LANES,
+    POINTER_BYTES,
     ConstArrays,
     NetworkShape,
     add_network,
     format_float,
     format_floats,
+    format_integers,
     format_list,
 )
 from slipstream.models.kinds import load_kind
@@ -141,6 +144,8 @@ class CSettings:
     """Whether the times of rows that are resampled are dates and not plain numbers"""
     filtered: bool = True
     """Whether a step filters its predictions, where the run does"""
+    has_steps: bool = True
+    """Whether the code has functions for single rows"""
 
     @property
     def value_type(self) -> str:
@@ -179,6 +184,8 @@ class StepParts:
     """Numbers that `predict.filter` keeps of the past"""
     has_window: bool = True
     """Whether the code has a function for windows; a model trained for a carried state has none"""
+    has_steps: bool = True
+    """Whether the code has functions for single rows; a model of an ensemble has none"""
 
 
 class About(NamedTuple):
@@ -200,8 +207,23 @@ class CLayout:
     settings: CSettings
     parts: StepParts
     sizes: CSizes
+    """Of an ensemble: of all of its models together"""
     prepared: PreparedColumns | None
     about: About
+    members: tuple[MemberLayout, ...] = ()
+    """The models of an ensemble, each with code of its own; `model` then has the columns of all"""
+
+    @property
+    def sources(self) -> list[str]:
+        """The names of the source files."""
+        return [f"{layout.settings.name}.c" for layout in (self, *(m.layout for m in self.members))]
+
+
+class MemberLayout(NamedTuple):
+    """A model of an ensemble."""
+
+    layout: CLayout
+    weight: float
 
 
 class StructMember(NamedTuple):
@@ -346,16 +368,14 @@ def _wrap(line: str) -> list[str]:
 
 def _describe_network(layout: CLayout) -> Iterator[str]:
     signature, settings = layout.model.signature, layout.settings
-    is_fitted = layout.model.config.model.spec.is_fitted
-    widths = "fitted" if is_fitted else " x ".join(map(str, layout.shape.sizes))
-    widths = widths or "no hidden layer"
-    count = layout.parts.networks
-    networks = f"the mean of {count} networks; " if count > 1 else ""
-    rows = f"windows of {format_count(signature.context, 'row')}"
-    if not layout.parts.has_window:
-        rows = "trained to carry its state on from row to row"
     ahead = f", {format_count(signature.horizon, 'row')} ahead" if signature.horizon else ""
-    yield f"{layout.model.config.model.kind}, {widths}; {networks}{rows}{ahead}."
+    is_fitted = layout.model.config.model.spec.is_fitted and not layout.members
+    if layout.members:
+        yield f"The weighted mean of {format_count(len(layout.members), 'model')}{ahead}:"
+        for member, weight in layout.members:
+            yield f"  {weight:.3g}  {member.settings.name}.c: {_name_network(member)}"
+    else:
+        yield f"{_name_network(layout)}{ahead}."
     if signature.step is not None:
         yield f"One row every {signature.step:g} (seconds, or the unit of the time column)."
     numbers = (
@@ -375,6 +395,19 @@ def _describe_network(layout: CLayout) -> Iterator[str]:
         )
     if settings.double:
         yield "Rows and predictions are double: in float, a column would lose digits."
+
+
+def _name_network(layout: CLayout) -> str:
+    """Return the kind, the widths and the windows of a model."""
+    model = layout.model.config.model
+    widths = "fitted" if model.spec.is_fitted else " x ".join(map(str, layout.shape.sizes))
+    widths = widths or "no hidden layer"
+    count = layout.parts.networks
+    networks = f"the mean of {count} networks; " if count > 1 else ""
+    rows = f"windows of {format_count(layout.model.signature.context, 'row')}"
+    if not layout.parts.has_window:
+        rows = "trained to carry its state on from row to row"
+    return f"{model.kind}, {widths}; {networks}{rows}"
 
 
 def _list_columns(layout: CLayout) -> Iterator[str]:
@@ -427,7 +460,8 @@ def _describe_steps(layout: CLayout) -> Iterator[str]:
     if given:
         yield f"NOT inside, to be done to the rows before: {'; '.join(given)}."
     elif not layout.prepared:
-        yield "Inside: scaling, the network, predictions in physical units."
+        models = "the models and their mean" if layout.members else "the network"
+        yield f"Inside: scaling, {models}, predictions in physical units."
     if layout.parts.resampled:
         yield from _describe_resampling(layout)
     if layout.parts.filter_past:
@@ -452,9 +486,15 @@ def _describe_resampling(layout: CLayout) -> Iterator[str]:
 
 
 def _describe_sizes(layout: CLayout) -> Iterator[str]:
-    name, sizes, shape = layout.settings.name, layout.sizes, layout.shape
+    name, sizes = layout.settings.name, layout.sizes
     weights = f"{sizes.num_weights:,} weights"
     yield f"Flash: {sizes.flash_bytes:,} bytes of constants ({weights}), and code."
+    if not layout.parts.has_steps:
+        yield (
+            f"RAM: {sizes.scratch_bytes:,} bytes that all calls share. Calls must not overlap. "
+            f"Multiply-adds: {sizes.window_multiply_adds:,} a window."
+        )
+        return
     yield (
         f"RAM: {sizes.scratch_bytes:,} bytes that all calls share, and {sizes.state_bytes:,} for "
         f"each {name}_state ({name}_step has one of its own). Calls must not overlap."
@@ -475,7 +515,7 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
             "predict do."
         )
     else:
-        rows = format_count(shape.signature.context, "row")
+        rows = format_count(layout.model.signature.context, "row")
         yield (
             f"Use {name}_step, which keeps the last {rows} and predicts their window, as "
             f"slipstream predict does{because}."
@@ -483,11 +523,13 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
 
 
 def _describe_use(layout: CLayout) -> Iterator[str]:
-    name = layout.settings.name
-    yield f"Compile:    cc -std=c99 -O2 -ffunction-sections -fdata-sections -c {name}.c"
-    yield f"Self-test:  cc -std=c99 -O2 {name}.c main.c -lm -o selftest && ./selftest"
+    if not layout.parts.has_steps:
+        return
+    files = " ".join(layout.sources)
+    yield f"Compile:    cc -std=c99 -O2 -ffunction-sections -fdata-sections -c {files}"
+    yield f"Self-test:  cc -std=c99 -O2 {files} main.c -lm -o selftest && ./selftest"
     yield f"Cortex-M4F: arm-none-eabi-gcc {ARM}"
-    yield f"            -std=c99 -O2 -ffunction-sections -fdata-sections -c {name}.c"
+    yield f"            -std=c99 -O2 -ffunction-sections -fdata-sections -c {files}"
 
 
 def describe_step(layout: CLayout) -> str:
@@ -519,15 +561,21 @@ class CSource:
     layout: CLayout
     values: Mapping[str, Any]
     """The variables of the templates"""
+    members: tuple[CSource, ...] = ()
+    """The models of an ensemble"""
 
     @property
     def files(self) -> dict[str, str]:
         """The texts of the source and its header by name."""
         name = self.layout.settings.name
-        return {
-            f"{name}.c": render("model.c.j2", self.values),
+        template = "ensemble.c.j2" if self.members else "model.c.j2"
+        texts = {
+            f"{name}.c": render(template, self.values),
             f"{name}.h": render("model.h.j2", self.values),
         }
+        for member in self.members:
+            texts |= member.files
+        return texts
 
 
 def make_source(
@@ -540,15 +588,30 @@ def make_source(
     """Return the C code of networks whose mean is the prediction; they differ in weights only."""
     arrays = ConstArrays(settings.int8)
     layout, networks, design = _lay_out(models, settings, arrays, half_widths or {}, about)
-    first, shape, parts, prepared = layout.model, layout.shape, layout.parts, layout.prepared
+    shape, parts = layout.shape, layout.parts
     values = {
         "arrays": "\n".join(arrays.lines),
         "networks": networks,
         "cells": [member.text for member in list_cells(shape)],
-        "state": [member.text for member in list_state(shape, settings, parts)],
         "work": [member.text for member in list_scratch(shape, settings, parts)],
+        "members": [],
+        **_list_steps(layout, design, half_widths or {}),
+        **_list_shape(shape, settings),
+    }
+    return CSource(layout, values)
+
+
+def _list_steps(
+    layout: CLayout, design: FilterDesign | None, half_widths: Widths
+) -> dict[str, Any]:
+    """Return the template variables of the functions, of a model and of an ensemble."""
+    settings, parts, prepared = layout.settings, layout.parts, layout.prepared
+    state = list_state(layout.shape, settings, parts)
+    return {
+        "state": [member.text for member in state],
         "carried": parts.carried,
         "has_window": parts.has_window,
+        "has_steps": parts.has_steps,
         "about": describe_model(layout),
         "run": layout.about.run,
         "step_comment": describe_step(layout),
@@ -560,12 +623,162 @@ def make_source(
         "filter": None if design is None else _list_filter(design),
         "half_widths": [
             (level, format_list(widths.ravel(), double=True))
-            for level, widths in (half_widths or {}).items()
+            for level, widths in half_widths.items()
         ],
-        **_list_shape(shape, settings),
-        **_list_scaling(first),
+        **_list_interface(layout.model.signature, settings, holds=layout.shape.holds),
+        **_list_scaling(layout.model),
     }
-    return CSource(layout, values)
+
+
+def make_ensemble_source(
+    run: PortableRun,
+    interface: Interface,
+    settings: CSettings,
+    *,
+    half_widths: Widths | None = None,
+    about: About | None = None,
+) -> CSource:
+    """Return the C code of an ensemble: a source for each model, which predicts windows, and one
+    that prepares rows, keeps them, and returns the weighted mean."""
+    used = [pair for pair in zip(run.members, run.weights, strict=True) if pair[1]]
+    sources = []
+    for number, (member, _) in enumerate(used, start=1):
+        own = replace(
+            settings,
+            name=f"{settings.name}_{number}",
+            carried=False,
+            after_prepare=True,
+            filtered=False,
+            has_steps=False,
+        )
+        origin = About(member.name, about.units if about else {})
+        sources.append(make_source(member.models, own, about=origin))
+    layouts = [source.layout for source in sources]
+    members = tuple(map(MemberLayout, layouts, (weight for _, weight in used)))
+    joint = join_models(run, interface)
+    holds = joint.config.data.missing == "forward"
+    shape = NetworkShape(joint.config.model, joint.signature, holds)
+    prepared = _prepare(joint, settings)
+    design = _design_filter(joint, settings)
+    parts = _list_parts(joint, len(sources), prepared, design, settings, carried=False)
+    described = [
+        _describe_member(member.layout, member.weight, joint.signature) for member in members
+    ]
+    work = _list_ensemble_scratch(members, joint.signature, settings)
+    sizes = [member.layout.sizes for member in members]
+    constants = sum(size.flash_bytes for size in sizes) + sum(one["num_bytes"] for one in described)
+    constants += _count_constants(joint, prepared, design, half_widths or {})
+    window = sum(size.window_multiply_adds or 0 for size in sizes)
+    layout = CLayout(
+        joint,
+        shape,
+        settings,
+        parts,
+        CSizes(
+            flash_bytes=constants,
+            scratch_bytes=sum(size.scratch_bytes for size in sizes) + _measure(work),
+            state_bytes=_measure(list_state(shape, settings, parts)),
+            num_weights=sum(size.num_weights for size in sizes),
+            step_multiply_adds=window,
+            window_multiply_adds=window,
+        ),
+        prepared,
+        about or About(),
+        members,
+    )
+    values = {
+        "members": described,
+        "work": [member.text for member in work],
+        **_list_steps(layout, design, half_widths or {}),
+    }
+    return CSource(layout, values, tuple(sources))
+
+
+def join_models(run: PortableRun, interface: Interface) -> PortableModel:
+    """Return a model without weights that reads the columns of all members."""
+    models = [run.first, *(member.first for member in run.members)]
+    scalers = [model.scaler for model in reversed(models)]  # the reference's columns count
+
+    def join(part: str) -> dict[str, float]:
+        return {name: value for one in scalers for name, value in getattr(one, part).items()}
+
+    scaler = replace(
+        run.first.scaler,
+        shift=join("shift"),
+        size=join("size"),
+        deviation=join("deviation"),
+        low=join("low"),
+        high=join("high"),
+    )
+    columns = {name: getattr(interface, name) for name in ("inputs", "static", "future", "context")}
+    signature = run.signature.model_copy(update=columns)
+    limits = {number: found for model in reversed(models) for number, found in model.limits.items()}
+    return PortableModel(run.first.config, signature, scaler, {}, limits)
+
+
+def _describe_member(layout: CLayout, weight: float, joint: Signature) -> dict[str, Any]:
+    """Return what the template says of a model: which columns it reads, and where in its outputs
+    those of the ensemble are."""
+    own = layout.model.signature
+    low, high, share = find_median(own.quantiles)
+    per_target = own.outputs
+    places = list[int]()
+    others = list[int]()
+    for step in range(joint.steps_out):
+        for target in range(1 if joint.classes else len(joint.targets)):
+            place = 0 if joint.classes else own.targets.index(joint.targets[target])
+            first = (step * len(own.targets) + place) * per_target
+            if joint.outputs == per_target:
+                places += range(first, first + per_target)
+            else:
+                places.append(first + low)
+                others.append(first + high)
+    interpolates = bool(others) and share > 0
+    is_same = places == list(range(len(places))) and not interpolates
+    ahead = own.future if own.future_shape[0] else ()
+    lists = {
+        "columns": [joint.inputs.index(name) for name in own.inputs],
+        "constants": [joint.static.index(name) for name in own.static],
+        "future": [joint.future.index(name) for name in ahead],
+        "places": [] if is_same else places,
+        "next": others if interpolates else [],
+    }
+    return {
+        "name": layout.settings.name,
+        "about": _name_network(layout),
+        "weight": format_c_double(weight),
+        "share": format_c_double(share) if interpolates else "",
+        "rest": format_c_double(1 - share),
+        "num_bytes": 4 * sum(map(len, lists.values())),
+        **{name: format_integers(values) if values else "" for name, values in lists.items()},
+    }
+
+
+def _list_ensemble_scratch(
+    members: Sequence[MemberLayout], joint: Signature, settings: CSettings
+) -> list[StructMember]:
+    """Return the members of the memory that calls of an ensemble share: the window, the numbers
+    beside it and the outputs of one model, and the sums."""
+    own = [member.layout.model.signature for member in members]
+    value = StructMember(f"{settings.name}_value", "", 0, BYTES[settings.value_type])
+    targets = 1 if joint.classes else len(joint.targets)
+
+    def size(signature: Signature) -> int:
+        return signature.steps_out * targets * signature.outputs
+
+    result = [StructMember("double", "total", size(joint), 8)]
+    result.append(value._replace(name="rows", length=max(s.context * len(s.inputs) for s in own)))
+    result.append(value._replace(name="out", length=max(map(size, own))))
+    pointer = StructMember(f"const {settings.name}_value", "", 0, POINTER_BYTES)
+    if joint.static:
+        width = max(len(signature.static) for signature in own)
+        result.append(value._replace(name="member_constants", length=max(width, 1)))
+        result.append(pointer._replace(name="*constants"))
+    if joint.future_shape[0]:
+        width = max(math.prod(signature.future_shape) for signature in own)
+        result.append(value._replace(name="member_future", length=max(width, 1)))
+        result.append(pointer._replace(name="*future"))
+    return [*result, StructMember("int32_t", "failed")]
 
 
 def compute_sizes(model: PortableModel, settings: CSettings, half_widths: Widths) -> CSizes:
@@ -591,25 +804,54 @@ def _lay_out(
     shape = NetworkShape(first.config.model, first.signature, holds, carried)
     networks = [add_network(arrays, shape, model.weights, i) for i, model in enumerate(models)]
     prepared = _prepare(first, settings)
-    design = None
-    if settings.filtered:
-        design = design_filter(first.config.predict.filter, first.signature.step)
-    parts = StepParts(
-        networks=len(models),
+    design = _design_filter(first, settings)
+    parts = _list_parts(first, len(models), prepared, design, settings, carried=carried)
+    constants = arrays.num_bytes + shape.layers.num_bytes
+    constants += _count_constants(first, prepared, design, half_widths)
+    sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
+    layout = CLayout(first, shape, settings, parts, sizes, prepared, about or About())
+    return layout, networks, design
+
+
+def _design_filter(model: PortableModel, settings: CSettings) -> FilterDesign | None:
+    """Return the filter of the predictions, if there is one."""
+    if not settings.filtered:
+        return None
+    return design_filter(model.config.predict.filter, model.signature.step)
+
+
+def _list_parts(
+    model: PortableModel,
+    networks: int,
+    prepared: PreparedColumns | None,
+    design: FilterDesign | None,
+    settings: CSettings,
+    *,
+    carried: bool,
+) -> StepParts:
+    return StepParts(
+        networks=networks,
         carried=carried,
         prepared=prepared.num_state if prepared else 0,
         resampled=len(prepared.columns) if prepared and prepared.resampling else 0,
         padded=prepared is not None and prepared.pad_rows > 0,
         filter_past=0 if design is None else 2 * len(design.sections) + len(design.weights),
-        has_window=first.signature.state == "windows",
+        has_window=model.signature.state == "windows",
+        has_steps=settings.has_steps,
     )
-    constants = arrays.num_bytes + _list_scaling(first)["num_bytes"] + shape.layers.num_bytes
-    constants += 8 * (prepared.num_constants if prepared else 0)
-    constants += 0 if design is None else design.sections.nbytes + design.weights.nbytes
-    constants += sum(widths.nbytes for widths in half_widths.values())
-    sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
-    layout = CLayout(first, shape, settings, parts, sizes, prepared, about or About())
-    return layout, networks, design
+
+
+def _count_constants(
+    model: PortableModel,
+    prepared: PreparedColumns | None,
+    design: FilterDesign | None,
+    half_widths: Widths,
+) -> int:
+    """Return the bytes of constants beside those of the networks."""
+    total: int = _list_scaling(model)["num_bytes"]
+    total += 8 * (prepared.num_constants if prepared else 0)
+    total += 0 if design is None else design.sections.nbytes + design.weights.nbytes
+    return total + sum(widths.nbytes for widths in half_widths.values())
 
 
 def _prepare(model: PortableModel, settings: CSettings) -> PreparedColumns | None:
@@ -623,8 +865,32 @@ def _prepare(model: PortableModel, settings: CSettings) -> PreparedColumns | Non
 
 
 def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
-    """Return the template variables that depend on the shapes."""
-    signature, model, name = shape.signature, shape.model, settings.name
+    """Return the template variables of the network."""
+    signature, model = shape.signature, shape.model
+    return {
+        "lanes": LANES,
+        "int8": settings.int8,
+        "stored": "int8_t" if settings.int8 else "float",
+        "network_template": shape.template,
+        "has_head": not model.spec.is_fitted,
+        "features": signature.model_inputs,
+        "rows_at_once": shape.rows_at_once,
+        "width": shape.width,
+        "layers": len(shape.sizes),
+        "pool": None if shape.is_flat else model.pool,
+        "normalize": model.normalize,
+        "decoder": shape.decoder,
+        "shape_lines": format_defines(shape.list_defines()),
+        "uses_dense": not shape.is_flat or bool(shape.sizes),
+        "norm_epsilon": NORM_EPSILON,
+        "smallest_variance": format_float(SMALLEST_VARIANCE),
+        **shape.layers.values,
+    }
+
+
+def _list_interface(signature: Signature, settings: CSettings, *, holds: bool) -> dict[str, Any]:
+    """Return the template variables of rows and predictions."""
+    name = settings.name
     value = f"const {name}_value *"
     reads_ahead = signature.future_shape[0] > 0
     extra = [*(["constants"] if signature.static else []), *(["future"] if reads_ahead else [])]
@@ -632,13 +898,7 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
     return {
         "p": name,
         "version": metadata.version("slipstream"),
-        "lanes": LANES,
-        "int8": settings.int8,
-        "stored": "int8_t" if settings.int8 else "float",
         "value_type": settings.value_type,
-        "network_template": shape.template,
-        "has_head": not model.spec.is_fitted,
-        "features": signature.model_inputs,
         "ahead_columns": len(signature.future),
         "reads_ahead": reads_ahead,
         "targets": signature.model_targets,
@@ -652,25 +912,14 @@ def _list_shape(shape: NetworkShape, settings: CSettings) -> dict[str, Any]:
         "steps": signature.steps_out,
         "context": signature.context,
         "inputs": signature.inputs,
-        "rows_at_once": shape.rows_at_once,
         "extra": signature.static_width,
         "fixed": len(signature.static),
-        "width": shape.width,
-        "layers": len(shape.sizes),
-        "pool": None if shape.is_flat else model.pool,
-        "normalize": model.normalize,
-        "decoder": shape.decoder,
-        "holds": shape.holds,
+        "holds": holds,
         "values_are": _name_values(signature),
-        "shape_lines": format_defines(shape.list_defines()),
-        "uses_dense": not shape.is_flat or bool(shape.sizes),
-        "norm_epsilon": NORM_EPSILON,
-        "smallest_variance": format_float(SMALLEST_VARIANCE),
         "extra_params": params,
         "comma_extra_params": f", {params}" if params else "",
         "extra_arguments": ", ".join(extra),
         "comma_extra_arguments": "".join(f", {argument}" for argument in extra),
-        **shape.layers.values,
     }
 
 
