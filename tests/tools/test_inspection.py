@@ -161,6 +161,24 @@ def test_series_whose_rows_take_turns(tmp_path):
     assert len(load_dataset(config).index.series_names) == 4
 
 
+def test_a_file_without_names_is_trained_and_predicted(tmp_path):
+    """Packed, with spaces between its cells."""
+    table = waves(200).drop(["time"])
+    lines = [" ".join(f"{value:9.4f}" for value in row.values()) for row in table.to_pylist()]
+    with gzip.open(tmp_path / "t.txt.gz", "wt") as file:
+        file.write("\n".join(lines))
+    found, columns, config = inspected(str(tmp_path / "t.txt.gz"))
+    assert list(columns) == ["V1", "V2", "V3"]
+    assert config.data.names == "none"
+    assert 'names = "none"  # the first line has values' in found.proposal.to_toml()
+    assert config.data.inputs == ("V1", "V2", "V3")
+    small = {"data.context": 8, "data.horizon": 2, "train.epochs": 1, "out": str(tmp_path)}
+    result = slipstream.train(found.proposal.config, overrides=small, quiet=True)
+    new = tmp_path / "new.txt"
+    new.write_text("\n".join(lines[:20]))
+    assert slipstream.predict(result, new)["row"].to_pylist() == [20, 21]
+
+
 def test_disorder_and_gaps_of_the_time(tmp_path):
     columns = make_columns()
     dates = columns["date"]

@@ -111,7 +111,7 @@ def inspect(path: str | os.PathLike[str], *, overrides: Overrides = ()) -> Inspe
     Args:
         path: A file, a folder or a pattern such as `"cells/*.csv"`.
         overrides: How files are read, as in `"data.encoding=cp1252"`: data.encoding, data.decimal,
-            data.skip_rows, data.sheet, data.variable.
+            data.skip_rows, data.names, data.sheet, data.variable.
 
     Returns:
         An `Inspection`.

@@ -379,6 +379,10 @@ class EncodingError(UserError):
         self.encoding = encoding
 
 
+class NoNamesError(UserError):
+    """The first line of a text file has values where the names of the columns should be."""
+
+
 class StorageError(UserError):
     """Object storage cannot be reached, or denies access."""
 

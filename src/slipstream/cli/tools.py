@@ -228,7 +228,7 @@ def inspect(
     """Describe data files, list their problems, and propose a config.
 
     --set takes the settings that say how files are read: data.encoding, data.decimal,
-    data.skip_rows, data.sheet, data.variable.
+    data.skip_rows, data.names, data.sheet, data.variable.
     """
     with handle_errors(as_json, quiet):
         if write is not None and write.exists() and not force:

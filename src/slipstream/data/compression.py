@@ -9,6 +9,7 @@ killed, by the next one that unpacks something.
 from __future__ import annotations
 
 import atexit
+import copy
 import gzip
 import os
 import shutil
@@ -24,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from slipstream.base.errors import EmptyFileError, EncodingError, UserError
+from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import PARALLEL, AnyPath, ObjectPath, explain
 from slipstream.base.text import find_nearest
@@ -67,10 +68,10 @@ _unpacked: dict[tuple[AnyPath, int, int, str], UnpackedFile] = {}
 def restore_name(error: UserError, unpacked: UnpackedFile) -> UserError:
     """Return an error about a temporary file as one about the file that it was made from."""
     path, label = str(unpacked.path), unpacked.label
-    message = error.message.map_texts(lambda text: text.replace(path, label))
-    if isinstance(error, EncodingError):
-        return EncodingError(message, error.encoding)
-    return EmptyFileError(message) if isinstance(error, EmptyFileError) else UserError(message)
+    result = copy.copy(error)
+    result.args = (error.message.map_texts(lambda text: text.replace(path, label)),)
+    result.fix = None
+    return result
 
 
 @contextmanager
@@ -180,6 +181,19 @@ def _download(path: ObjectPath) -> UnpackedFile:
 def transcode(path: Path, encoding: str) -> UnpackedFile:
     """Return a text file as UTF-8, written once per process while it stays the same."""
     return _write_once(path, encoding, lambda: _transcode(path, encoding))
+
+
+def rewrite(path: Path, way: str, convert: Callable[[bytes], bytes]) -> UnpackedFile:
+    """Return a text file with its lines converted, some at a time; written once per process, for
+    each name of a way, while the file stays the same."""
+
+    def write() -> UnpackedFile:
+        with _make_file(path.name) as (target, file), path.open("rb") as content:
+            while lines := content.readlines(BLOCK_BYTES):
+                file.write(convert(b"".join(lines)))
+        return UnpackedFile(target, str(path))
+
+    return _write_once(path, way, write)
 
 
 def _write_once(path: AnyPath, encoding: str, write: Callable[[], UnpackedFile]) -> UnpackedFile:

@@ -88,7 +88,7 @@ def find_wide_layout(rows: Rows) -> Layout | None:
         return None
     first = filled[0]
     names_row = find_names(rows)
-    if names_row is None and _is_values(_strip(rows[first])):
+    if names_row is None and is_values(_strip(rows[first])):
         return Layout([""] * max(len(row) for row in rows), first, first, {})
     names_row = first if names_row is None else names_row
     width = max(len(row) for row in rows[names_row:])
@@ -96,7 +96,7 @@ def find_wide_layout(rows: Rows) -> Layout | None:
     return Layout([*names, *[""] * (width - len(names))], names_row, names_row + 1, {})
 
 
-def _is_values(cells: Sequence[str]) -> bool:
+def is_values(cells: Sequence[str]) -> bool:
     """Return whether a row is a series: half of its cells or more are numbers, and not such that
     go up in equal steps."""
     known = [cell for cell in cells if cell not in (*NULLS, "?")]

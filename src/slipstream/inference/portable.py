@@ -89,6 +89,7 @@ READING = (
         "label_rows",
         "na",
         "skip_rows",
+        "names",
         "encoding",
         "sheet",
         "variable",

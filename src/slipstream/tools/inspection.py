@@ -24,7 +24,14 @@ import tomli_w
 
 from slipstream import config as configs
 from slipstream.base import machine
-from slipstream.base.errors import EmptyFileError, EncodingError, Option, UserError, Wording
+from slipstream.base.errors import (
+    EmptyFileError,
+    EncodingError,
+    NoNamesError,
+    Option,
+    UserError,
+    Wording,
+)
 from slipstream.base.storage import group_by_content, is_url, parse_path
 from slipstream.base.text import find_nearest, format_count, format_number
 from slipstream.config import ALL_ROWS, SIMULATED, Config, Data
@@ -1540,7 +1547,7 @@ def _describe(
 
 
 SPARK_WIDTH = 32
-READING = ("encoding", "decimal", "skip_rows", "sheet", "variable")
+READING = ("encoding", "decimal", "skip_rows", "names", "sheet", "variable")
 """Settings of `[data]` that say how files are read"""
 
 
@@ -1867,15 +1874,21 @@ def inspect_path(path: str, overrides: Sequence[str] = (), aim: Aim | None = Non
     except UserError as error:
         if error.setting != "data.layout" or options.is_wide:
             raise
-        # the first line has values, not names: perhaps every row is a series
+        # the first line has values, not names: every row is a series, or there are no names
         survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
         if find_wide_layout(survey) is None:
-            raise
+            if not isinstance(error, NoNamesError):
+                raise
+            settings |= {"names": "none"}
+            options = options._replace(names="none")
+            survey = survey_tables(open_tables(path, options), path)
     sheets = _select_sheets(survey) if "sheet" not in settings else []
     if sheets:
         settings |= {"sheet": sheets[0] if len(sheets) == 1 else sheets}
         survey = survey_tables(open_tables(path, options._replace(sheets=tuple(sheets))), path)
     proposal = Proposal(survey, path, settings, aim)
+    if settings.get("names") == "none":
+        proposal.reasons["names"] = "the first line has values; or list the names"
     if sheets:
         proposal.reasons["sheet"] = "the other sheets have other columns"
     return Findings(path, survey, proposal, list_problems(proposal, path))

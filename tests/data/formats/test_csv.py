@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from slipstream import UserError
 from slipstream import config as configs
+from slipstream.base.errors import NoNamesError
 from slipstream.data import columns
 from slipstream.data.files import read_file
 from slipstream.data.formats import csv
-from slipstream.data.formats.reader import ReadOptions
+from slipstream.data.formats.csv import CsvReader
+from slipstream.data.formats.reader import InputFile, ReadOptions
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 
@@ -154,6 +156,61 @@ def test_a_block_above_the_names_and_a_row_of_units_are_recognised(tmp_path):
     assert columns.read_numbers(source, "time", "x").tolist() == [0, 1, 2]
     with pytest.raises(UserError, match=r't.csv, line 9, column "voltage": "bad"'):
         columns.read_numbers(source, "voltage", "x")
+
+
+def test_a_file_without_names_is_read_by_the_setting(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("0.5,2\n1.5,3\n2.5,4\n")
+    with pytest.raises(NoNamesError, match=r'line 1 should name .* set data.names = "none"'):
+        read_file(path, name="t.csv")
+    source = read_file(path, name="t.csv", options=ReadOptions(names="none"))
+    assert source.column_names == ("V1", "V2")
+    assert columns.read_numbers(source, "V1", "x").tolist() == [0.5, 1.5, 2.5]
+    source = read_file(path, name="t.csv", options=ReadOptions(names=("a", "b"), skip_rows=1))
+    assert columns.read_numbers(source, "b", "x").tolist() == [3, 4]
+    with pytest.raises(UserError, match=r"data.names is 1 name; it should be 2 names"):
+        read_file(path, name="t.csv", options=ReadOptions(names=("a",)))
+    path.write_text("0,1\n0.5,2\n1.5,bad\n")  # numbered columns may be names
+    with pytest.raises(UserError, match="line 1 should name") as caught:
+        read_file(path, name="t.csv")
+    assert not isinstance(caught.value, NoNamesError)
+    source = read_file(path, name="t.csv", options=ReadOptions(names="none"))
+    with pytest.raises(UserError, match=r't.csv, line 3, column "V2": "bad"'):
+        columns.read_numbers(source, "V2", "x")
+
+
+@pytest.mark.parametrize("names", ["x  y\n", ""])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_spaces_may_separate_the_cells(tmp_path, names, end):
+    path = tmp_path / "t.txt"
+    text = names + "  1.5   2 \n 2.5 NaN\n3.5  4\n"
+    path.write_bytes(text.replace("\n", end).encode())
+    options = ReadOptions(names=None if names else "none")
+    source = read_file(path, name="t.txt", options=options)
+    assert source.files[0].format == "CSV, spaces"
+    assert source.column_names == (("x", "y") if names else ("V1", "V2"))
+    first, second = source.column_names
+    assert columns.read_numbers(source, first, "x").tolist() == [1.5, 2.5, 3.5]
+    assert columns.read_numbers(source, second, "x")[[0, 2]].tolist() == [2, 4]
+    (opened,) = CsvReader().inspect(InputFile(path, "t.txt", path.read_bytes()), options)
+    assert opened.columns == source.column_names
+    path.write_bytes(text.replace("4\n", "bad\n").replace("\n", end).encode())
+    with pytest.raises(UserError, match=rf't.txt, line \d, column "{second}": "bad"'):
+        columns.read_numbers(read_file(path, name="t.txt", options=options), second, "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name of it\n1\n2\n",
+        "when\n2020-01-01 00:00:00\n2020-01-01 01:00:00\n",
+        "a b,c\n1 2,3\n2 3,4\n",
+    ],
+)
+def test_other_spaces_are_part_of_cells(tmp_path, text):
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    assert "spaces" not in read_file(path, name="t.csv").files[0].format
 
 
 def test_lines_above_the_names_can_be_counted_instead(tmp_path):

@@ -26,6 +26,7 @@ READING = {
     "encoding": "Encoding",
     "decimal": "Decimal mark",
     "skip_rows": "Lines above the names",
+    "names": "Names, or none",
     "sheet": "Sheet",
     "variable": "Variable",
 }

@@ -803,7 +803,7 @@ WINDOWS = ("data.task", "data.context", "data.horizon", "data.stride")
 ROWS = (
     *("data.time_format", "data.missing", "data.na", "data.unsorted", "data.gap_tolerance"),
     *("data.short", "data.where", "data.encoding", "data.decimal", "data.skip_rows"),
-    *("data.sheet", "data.variable", "data.labels"),
+    *("data.names", "data.sheet", "data.variable", "data.labels"),
 )
 DRAFTS = ".slipstream/drafts"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -6,7 +6,7 @@ const form = find("#form"), data = find("#data"), start = find("#start");
 const {path: here, api} = form.dataset;
 const fields = new Map(findAll("[data-setting]").map(node => [node.dataset.setting, node]));
 const controlOf = node => find("input, select", node);
-const MAX_REMARKS = 12, READING = ["data.encoding", "data.decimal", "data.skip_rows", "data.sheet", "data.variable"];
+const MAX_REMARKS = 12, READING = ["data.encoding", "data.decimal", "data.skip_rows", "data.names", "data.sheet", "data.variable"];
 let columns = [], rows = 0, checks = 0, config = null;
 // Settings that a person has touched: what is suggested never replaces them.
 const touched = new Set(), ofPreset = new Set();

@@ -17,11 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from slipstream.base.errors import EmptyFileError, EncodingError, Setting, Text, UserError
+from slipstream.base.errors import (
+    EmptyFileError,
+    EncodingError,
+    NoNamesError,
+    Setting,
+    Text,
+    UserError,
+)
 from slipstream.base.phases import report_progress
 from slipstream.base.text import format_count
 from slipstream.data import columns, compression
 from slipstream.data.compression import (
+    HEAD_BYTES,
     UnpackedFile,
     iterate_restoring,
     read_head,
@@ -38,6 +46,7 @@ from slipstream.data.layout import (
     find_names,
     find_wide_layout,
     is_number,
+    is_values,
     iter_records,
 )
 from slipstream.data.table import DataTable, summarize_error, wrap_table
@@ -78,22 +87,18 @@ class CsvReader(TableReader):
     """Reads text with commas, semicolons or tabs between the cells; a large file in batches."""
 
     def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
-        if _is_utf8(options):
-            return [_read_table(file, options)]
-        plain, copy = _transcode(file, options)
-        with restoring_name(copy):
+        plain = _convert(file, options)
+        with restoring_name(plain.copy):
             return [_read_table(plain, options)]
 
     def inspect(self, file: InputFile, options: ReadOptions) -> Iterator[OpenTable]:
         if file.local_path.stat().st_size <= LARGE_BYTES:
             yield from super().inspect(file, options)
-        elif _is_utf8(options):
-            yield _open_table(file, options)
-        else:
-            plain, copy = _transcode(file, options)
-            with restoring_name(copy):
-                table = _open_table(plain, options)
-            yield table._replace(batches=iterate_restoring(table.batches, copy))
+            return
+        plain = _convert(file, options)
+        with restoring_name(plain.copy):
+            table = _open_table(plain, options)
+        yield table._replace(batches=iterate_restoring(table.batches, plain.copy))
 
     def can_sample(self, options: ReadOptions) -> bool:
         return options.encoding is None
@@ -105,24 +110,70 @@ class CsvReader(TableReader):
         is_large = file.local_path.stat().st_size > LARGE_BYTES
         if not (is_large and self.can_sample(options)):
             return super().read_sample(file, options, begin, end)
-        return _read_rows(file, options, begin, end), begin
+        plain = _convert(file, options)
+        with restoring_name(plain.copy):
+            return _read_rows(plain.file, options, begin, end), begin
 
 
 def _is_utf8(options: ReadOptions) -> bool:
     return options.encoding is None or codecs.lookup(options.encoding).name == "utf-8"
 
 
-def _transcode(file: InputFile, options: ReadOptions) -> tuple[InputFile, UnpackedFile]:
-    """Return a copy of a file in UTF-8, and the original file that errors about the copy name."""
-    assert options.encoding is not None
-    copy = compression.transcode(file.local_path, options.encoding)
+class _PlainFile(NamedTuple):
+    """Text in UTF-8 with a delimiter."""
+
+    file: InputFile
+    copy: UnpackedFile | None = None
+    """The original file that errors about a copy name; None where the file is read itself"""
+    is_spaced: bool = False
+    """Whether spaces separate the cells of the original file"""
+
+
+def _convert(file: InputFile, options: ReadOptions) -> _PlainFile:
+    """Return a copy of a file in another encoding, or with spaces between its cells."""
+    plain = _PlainFile(file)
+    if not _is_utf8(options):
+        assert options.encoding is not None
+        plain = _replace_file(plain, compression.transcode(file.local_path, options.encoding))
+    if is_spaced(plain.file.head, options.skip_rows or 0):
+        path = plain.file.local_path
+        with restoring_name(plain.copy):
+            copy = compression.rewrite(path, "spaces", _join_cells)
+        plain = _replace_file(plain, copy)._replace(is_spaced=True)
+    return plain
+
+
+def _replace_file(plain: _PlainFile, copy: UnpackedFile) -> _PlainFile:
     with restoring_name(copy):
-        return InputFile(copy.path, file.name, read_head(copy.path, "")), copy
+        file = InputFile(copy.path, plain.file.name, read_head(copy.path, ""))
+    label = copy.label if plain.copy is None else plain.copy.label
+    return _PlainFile(file, copy._replace(label=label))
 
 
-def _read_table(file: InputFile, options: ReadOptions) -> DataTable:
-    path = file.local_path
-    read = read_csv(path, file.name, file.head, options.skip_rows, is_wide=options.is_wide)
+def is_spaced(head: bytes, skip_rows: int) -> bool:
+    """Return whether spaces separate the cells of a text that begins like this: each line has as
+    many cells, most of them numbers, and no other delimiter."""
+    text = head.removeprefix(b"\xef\xbb\xbf")
+    lines = text.splitlines()[skip_rows:]
+    if len(head) >= HEAD_BYTES:
+        lines = lines[:-1]  # perhaps the beginning of one
+    rows = [line.split() for line in lines if line.strip()][:HEAD_RECORDS]
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
+        return False
+    if any(mark in line for line in lines for mark in b',;\t"'):
+        return False
+    cells = [cell.decode("utf-8", "replace") for row in rows[1:] for cell in row]
+    return 2 * sum(map(is_number, cells)) > len(cells)
+
+
+def _join_cells(lines: bytes) -> bytes:
+    """Put tabs in place of the spaces between cells."""
+    return re.sub(rb"^\t|\t(?=\r?$)", b"", re.sub(rb" +", b"\t", lines), flags=re.MULTILINE)
+
+
+def _read_table(plain: _PlainFile, options: ReadOptions) -> DataTable:
+    file, path = plain.file, plain.file.local_path
+    read = read_csv(path, file.name, file.head, options)
     decimal = options.decimal
     if decimal is None and read.delimiter != ",":
         decimal = columns.find_mark(read.table)
@@ -131,7 +182,7 @@ def _read_table(file: InputFile, options: ReadOptions) -> DataTable:
         read.table,
         file.name,
         path=path,
-        format=_describe(read.delimiter, decimal, options.encoding),
+        format=_describe(plain, read.delimiter, decimal, options.encoding),
         delimiter=read.delimiter,
         header_lines=read.header_lines,
         units=read.units,
@@ -140,10 +191,10 @@ def _read_table(file: InputFile, options: ReadOptions) -> DataTable:
     return replace(table, decimal=decimal)
 
 
-def _open_table(file: InputFile, options: ReadOptions) -> OpenTable:
+def _open_table(plain: _PlainFile, options: ReadOptions) -> OpenTable:
     """Open a file of any size; the first batch is read now, since it tells the decimal mark."""
-    path = file.local_path
-    opened = open_csv(path, file.name, file.head, options.skip_rows)
+    file, path = plain.file, plain.file.local_path
+    opened = open_csv(path, file.name, file.head, options)
     batches = (pa.Table.from_batches([batch]) for batch in opened.batches)
     first = next(batches, None)
     decimal = options.decimal
@@ -163,7 +214,7 @@ def _open_table(file: InputFile, options: ReadOptions) -> OpenTable:
 
     return OpenTable(
         file.name,
-        _describe(opened.delimiter, decimal, options.encoding),
+        _describe(plain, opened.delimiter, decimal, options.encoding),
         path.stat().st_size,
         tuple(opened.names),
         opened.units,
@@ -180,7 +231,7 @@ def _to_batch(table: pa.Table) -> Batch:
 
 def _find_later_mark(file: InputFile, options: ReadOptions) -> str | None:
     """Return the decimal mark of a file whose first rows hold whole numbers only."""
-    for batch in open_csv(file.local_path, file.name, file.head, options.skip_rows).batches:
+    for batch in open_csv(file.local_path, file.name, file.head, options).batches:
         part = pa.Table.from_batches([batch])
         mark = columns.find_mark(part)
         if mark is not None or columns.has_points(part):
@@ -190,7 +241,7 @@ def _find_later_mark(file: InputFile, options: ReadOptions) -> str | None:
 
 def _read_rows(file: InputFile, options: ReadOptions, begin: int, end: int) -> DataTable:
     """Read the cells of the rows from `begin` to before `end`, block by block."""
-    opened = open_csv(file.local_path, file.name, file.head, options.skip_rows)
+    opened = open_csv(file.local_path, file.name, file.head, options)
     parts, first = [], 0
     for batch in opened.batches:
         low, high = max(begin - first, 0), min(end - first, batch.num_rows)
@@ -211,9 +262,10 @@ def _read_rows(file: InputFile, options: ReadOptions, begin: int, end: int) -> D
     return replace(table, decimal=decimal)
 
 
-def _describe(delimiter: str, decimal: str | None, encoding: str | None) -> str:
+def _describe(plain: _PlainFile, delimiter: str, decimal: str | None, encoding: str | None) -> str:
     """Describe the format of a file in words."""
-    details = [DELIMITERS[delimiter]] if delimiter != "," else []
+    mark = "spaces" if plain.is_spaced else DELIMITERS[delimiter]
+    details = [mark] if delimiter != "," else []
     details += ["decimal comma"] if decimal == "," else []
     details += [encoding] if encoding else []
     return ", ".join(["CSV", *details])
@@ -232,19 +284,17 @@ class CsvFile(NamedTuple):
     notes: tuple[str, ...]
 
 
-def read_csv(
-    path: Path, name: str, head: bytes, skip_rows: int | None = None, *, is_wide: bool = False
-) -> CsvFile:
+def read_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> CsvFile:
     """Read a CSV file as text, and find its layout; `head` is how the file begins.
 
-    Lines of text above the names are recognised, or counted by `skip_rows`. With a series per row
-    (`is_wide`), rows may have fewer cells than others, and there may be no names.
+    Lines of text above the names are recognised, or counted by the options. With a series per row,
+    rows may have fewer cells than others, and there may be no names.
     """
     _refuse_other_content(path, head)
-    delimiter, first, lines, header = _read_header(path, name, head, skip_rows, is_wide=is_wide)
+    delimiter, first, lines, header = _read_header(path, name, head, options)
     names = _fill_names(header.names)
     source: Any = path
-    if is_wide:
+    if options.is_wide:
         source, width = _pad_rows(path, delimiter, lines, len(names))
         names = _fill_names([*header.names, *[""] * (width - len(names))])
     try:
@@ -267,10 +317,11 @@ class OpenCsv(NamedTuple):
     """Cells as text; raises a UserError where they cannot be read"""
 
 
-def open_csv(path: Path, name: str, head: bytes, skip_rows: int | None = None) -> OpenCsv:
+def open_csv(path: Path, name: str, head: bytes, options: ReadOptions) -> OpenCsv:
     """Open a CSV file without reading it; trailing empty rows and columns stay."""
     _refuse_other_content(path, head)
-    delimiter, first, lines, header = _read_header(path, name, head, skip_rows)
+    options = options._replace(is_wide=False)
+    delimiter, first, lines, header = _read_header(path, name, head, options)
     names = _fill_names(header.names)
 
     def read() -> Iterator[pa.RecordBatch]:
@@ -402,28 +453,34 @@ class _Header(NamedTuple):
     layout: Layout
 
 
-def _read_header(
-    path: Path, name: str, head: bytes, skip_rows: int | None, *, is_wide: bool = False
-) -> _Header:
+def _read_header(path: Path, name: str, head: bytes, options: ReadOptions) -> _Header:
     """Find the delimiter, the names and the units among the first records."""
+    skip_rows, is_wide = options.skip_rows, options.is_wide
+    has_names = options.names is None
     try:
-        delimiter, records = _find_delimiter(path, head, skip_rows)
+        delimiter, records = _find_delimiter(path, head, skip_rows, has_names=has_names)
     except UnicodeDecodeError:
         _refuse_bad_text(path)
         raise
     rows = [cells for _, _, cells in records]
-    header = find_wide_layout(rows) if is_wide else find_layout(rows, search=skip_rows is None)
+    if not has_names:
+        header = _name_columns(path, rows, options)
+    else:
+        header = find_wide_layout(rows) if is_wide else find_layout(rows, search=skip_rows is None)
     if header is None:
         after = f" below line {skip_rows} (data.skip_rows)" if skip_rows else ""
         raise EmptyFileError(f"{path}: the file is empty{after}")
     refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
-    lines = records[header.first_value_row - 1][1] if header.first_value_row else 0
+    lines = records[header.first_value_row - 1][1] if header.first_value_row else skip_rows or 0
     filled = [name for name in header.names if name]
-    if filled and not is_wide and all(is_number(name) for name in filled):
+    if has_names and filled and not is_wide and all(is_number(name) for name in filled):
         text = delimiter.join(rows[header.first_name_row])[:60]
-        raise UserError(
-            f'{path}: line {lines} should name the columns, but reads "{text}"; add a line with '
-            "their names above it, or, where every row is a series, set "
+        kind = NoNamesError if is_values(filled) else UserError
+        raise kind(
+            f'{path}: line {lines} should name the columns, but reads "{text}"; if the file has no '
+            "names, set "
+            + Setting({"data.names": "none"})
+            + " or list them there; where every row is a series, set "
             + Setting({"data.layout": "wide"}),
             setting="data.layout",
         )
@@ -432,7 +489,28 @@ def _read_header(
     return _Header(delimiter, first_line, lines, header)
 
 
-def _find_delimiter(path: Path, head: bytes, skip_rows: int | None) -> tuple[str, list[Record]]:
+def _name_columns(path: Path, rows: Sequence[Sequence[str]], options: ReadOptions) -> Layout | None:
+    """Return the layout of rows without a row of names; None where all rows are blank."""
+    first = next((i for i, row in enumerate(rows) if any(cell.strip() for cell in row)), None)
+    if first is None:
+        return None
+    count = max(map(len, rows))
+    if options.names == "none":
+        return Layout([f"V{number}" for number in range(1, count + 1)], first, first, {})
+    names = list(options.names or ())
+    if len(names) != count:
+        raise UserError(
+            file=path,
+            setting="data.names",
+            found=format_count(len(names), "name"),
+            accepted=format_count(count, "name") + ", one for each column",
+        )
+    return Layout(names, first, first, {})
+
+
+def _find_delimiter(
+    path: Path, head: bytes, skip_rows: int | None, *, has_names: bool
+) -> tuple[str, list[Record]]:
     """Return the delimiter and the first records.
 
     The delimiter is the most frequent of comma, semicolon and tab in the first line, outside
@@ -443,7 +521,7 @@ def _find_delimiter(path: Path, head: bytes, skip_rows: int | None) -> tuple[str
     outside = b"".join(first.split(b'"')[::2])
     usual = max(DELIMITERS, key=lambda mark: outside.count(mark.encode()))
     records = _read_records(path, usual, skip_rows)
-    if skip_rows is None and find_names([cells for _, _, cells in records]) is None:
+    if has_names and skip_rows is None and find_names([cells for _, _, cells in records]) is None:
         candidates = {}
         for mark in [mark for mark in DELIMITERS if mark != usual]:
             with contextlib.suppress(UserError):

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 import pyarrow as pa
 
@@ -34,6 +34,8 @@ class ReadOptions(NamedTuple):
     variable: str | None = None
     is_wide: bool = False
     """Whether a row is a series: rows may differ in length, and the first one may be values"""
+    names: Literal["none"] | tuple[str, ...] | None = None
+    """The names of the columns of text files that have no row of names"""
 
     @classmethod
     def from_data(cls, data: Data) -> Self:
@@ -45,11 +47,12 @@ class ReadOptions(NamedTuple):
             data.sheets,
             data.variable,
             data.layout == "wide",
+            data.names,
         )
 
     def for_side_table(self) -> Self:
         """Return the options of a file beside the data: its rows, sheets and variables differ."""
-        return self._replace(skip_rows=None, sheets=(), variable=None, is_wide=False)
+        return self._replace(skip_rows=None, sheets=(), variable=None, is_wide=False, names=None)
 
 
 class InputFile(NamedTuple):
