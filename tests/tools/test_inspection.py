@@ -179,6 +179,23 @@ def test_a_file_without_names_is_trained_and_predicted(tmp_path):
     assert slipstream.predict(result, new)["row"].to_pylist() == [20, 21]
 
 
+@pytest.mark.parametrize("lengths", [(60, 90, 75), (75, 75, 75)])
+def test_series_without_names_are_told_apart_by_a_counter(tmp_path, lengths):
+    """Where all are as long, the columns may be days and hours."""
+    draw = np.random.default_rng(0)
+    rows = [
+        f"{unit} {count} {draw.standard_normal():.4f} {length - count}.0"
+        for unit, length in enumerate(lengths, start=1)
+        for count in range(1, length + 1)
+    ]
+    (tmp_path / "t.txt").write_text("\n".join(rows))
+    _, columns, config = inspected(str(tmp_path / "t.txt"))
+    is_uneven = len(set(lengths)) > 1
+    assert (config.data.id, config.data.time) == (("V1", "V2") if is_uneven else (None, None))
+    assert columns["V1"]["role"] == ("id" if is_uneven else "input")
+    assert load_dataset(config).num_windows["train"] > 0
+
+
 def test_disorder_and_gaps_of_the_time(tmp_path):
     columns = make_columns()
     dates = columns["date"]

@@ -95,6 +95,10 @@ IDS = re.compile(
     re.I,
 )
 """Names of columns that tell series apart where there is no time"""
+NAMELESS = re.compile(r"V\d+")
+"""Names of columns without names"""
+UNEVEN = 1.1
+"""How much longer than the shortest series the longest is where a counter tells series apart"""
 INTERLEAVED = 0.3
 """Share of rows with the time of the row above, from which on series are taken to alternate"""
 
@@ -369,15 +373,28 @@ class Survey:
 
     def _find_named(self) -> SeriesColumns | None:
         """Find a column that is named like a series id and keeps its value for the rows of a
-        series, in a table without times."""
+        series, in a table without times; where columns have no names, one beside a column that
+        counts the rows of each series."""
         for name, profile in self.columns.items():
-            if not IDS.search(name) or name in self.scalars or profile.is_constant:
+            is_nameless = NAMELESS.fullmatch(name) is not None
+            if name in self.scalars or profile.is_constant:
+                continue
+            if not (is_nameless or IDS.search(name)):
                 continue
             if profile.runs.is_open and len(profile.runs.positions) > len(self.files):
                 found = self._combine((name,))
-                if found is not None:
+                if found is not None and (not is_nameless or self._has_counter(found)):
                     return found
         return None
+
+    def _has_counter(self, series: SeriesColumns) -> bool:
+        """Return whether a column counts the rows of each series, which have different lengths: the
+        hours of a day are as many every day."""
+        lengths = np.diff([*series.starts, self.num_rows])
+        return bool(lengths.max() > UNEVEN * lengths.min()) and any(
+            column.num_counted and column.num_steps - column.num_counted == series.num_series - 1
+            for column in self.columns.values()
+        )
 
     @property
     def file_starts(self) -> list[int]:
