@@ -218,3 +218,6 @@ def test_intervals_are_described_as_far_as_a_run_has_scored_them():
         "coverage: 78.9 % inside the 80 % interval, 94.0 % inside the 95 % interval"
     )
     assert describe_intervals({"coverage": {}, "width": {}, "crps": None}) == ""
+    assert describe_intervals({"coverage": {"80": 0.42, "95": 0.86}}).endswith(
+        "86.0 % inside the 95 % interval; too narrow: these rows are unlike those of validation"
+    )

@@ -638,9 +638,13 @@ def describe_estimate(summary: RunSummary) -> str:
     return f"{', '.join(parts)}; training took {format_seconds(estimate['took_s'])}{ran}"
 
 
+MAX_SHORTFALL = 15
+"""By how many percent of the cases intervals may fall short of their level without a remark"""
+
+
 def describe_intervals(scores: IntervalScores, whose: str = "") -> str:
     """State how many of the true values lie within the intervals, how wide these are, and their
-    CRPS; empty without intervals."""
+    CRPS, and whether they are too narrow; empty without intervals."""
     coverage, widths = scores.get("coverage") or {}, scores.get("width") or {}
     if not coverage:
         return ""
@@ -650,7 +654,9 @@ def describe_intervals(scores: IntervalScores, whose: str = "") -> str:
         for level, share in coverage.items()
     ]
     crps = "" if (value := scores.get("crps")) is None else f"; CRPS {format_number(value)}"
-    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}{crps}"
+    is_short = any(float(level) - 100 * share > MAX_SHORTFALL for level, share in coverage.items())
+    remark = "; too narrow: these rows are unlike those of validation" if is_short else ""
+    return f"coverage{whose and f' {whose}'}: {', '.join(parts)}{crps}{remark}"
 
 
 def describe_lanes(summary: RunSummary) -> Iterator[str]:
