@@ -32,7 +32,15 @@ PATHS = {"data.path", "data.labels", "train.init_from", "follow.out", "step join
 """Settings whose texts are paths or addresses, which `settings.list_paths` lists"""
 OTHERS = {
     *("name", "out", "model.kind", "model.options", "engine.device", "follow.project"),
-    *("data.time", "data.time_format", "data.na", "data.encoding", "data.sheet", "data.variable"),
+    *(
+        "data.time",
+        "data.time_format",
+        "data.na",
+        "data.names",
+        "data.encoding",
+        "data.sheet",
+        "data.variable",
+    ),
     *("data.id", "data.where", "data.inputs", "data.targets", "data.future", "data.static"),
     *("data.ignore", "data.prepare", "data.split.train", "data.split.val", "data.split.test"),
     *("data.split.by", "tune.space", "data.values", "data.undecided", "data.accept"),
