@@ -161,8 +161,10 @@ def test_series_whose_rows_take_turns(tmp_path):
     assert len(load_dataset(config).index.series_names) == 4
 
 
-def test_a_file_without_names_is_trained_and_predicted(tmp_path):
-    """Packed, with spaces between its cells."""
+@pytest.mark.parametrize("large_bytes", [csv.LARGE_BYTES, 0])
+def test_a_file_without_names_is_trained_and_predicted(tmp_path, monkeypatch, large_bytes):
+    """Packed, with spaces between its cells; of a large file, blocks are inspected."""
+    monkeypatch.setattr(csv, "LARGE_BYTES", large_bytes)
     table = waves(200).drop(["time"])
     lines = [" ".join(f"{value:9.4f}" for value in row.values()) for row in table.to_pylist()]
     with gzip.open(tmp_path / "t.txt.gz", "wt") as file:

@@ -96,7 +96,8 @@ class ConstArrays:
     def add_norm(self, name: str, read: Callable[[str], Any], source: str) -> str:
         """Add the weights of a layer norm and return the initializer of their `norm`."""
         self.num_bytes += 2 * POINTER_BYTES
-        parts = [self.add_floats(f"{name}_{e}", read(f"{source}.{e}")) for e in ("weight", "bias")]
+        ends = ("weight", "bias")
+        parts = [self.add_floats(f"{name}_{end}", read(f"{source}.{end}")) for end in ends]
         return "{" + ", ".join(parts) + "}"
 
     def _add(self, kind: str, name: str, values: Iterable[str], num_bytes: int) -> None:
@@ -262,8 +263,8 @@ class NetworkShape:
 def add_network(arrays: ConstArrays, shape: NetworkShape, weights: Weights, number: int) -> str:
     """Add a network's weights to the arrays and return the initializer of its `network`."""
 
-    def read(name: str) -> Any:
-        return weights[f"core.{name}"]
+    def read(name: str, default: Any = None) -> Any:
+        return weights[f"core.{name}"] if default is None else weights.get(f"core.{name}", default)
 
     def add(name: str, source: str) -> str:
         return arrays.add_dense(

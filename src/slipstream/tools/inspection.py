@@ -1892,13 +1892,15 @@ def inspect_path(path: str, overrides: Sequence[str] = (), aim: Aim | None = Non
         if error.setting != "data.layout" or options.is_wide:
             raise
         # the first line has values, not names: every row is a series, or there are no names
-        survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
-        if find_wide_layout(survey) is None:
-            if not isinstance(error, NoNamesError):
-                raise
+        wide = _survey_wide(path, options)
+        if wide is not None:
+            survey = wide
+        elif isinstance(error, NoNamesError):
             settings |= {"names": "none"}
             options = options._replace(names="none")
             survey = survey_tables(open_tables(path, options), path)
+        else:
+            raise
     sheets = _select_sheets(survey) if "sheet" not in settings else []
     if sheets:
         settings |= {"sheet": sheets[0] if len(sheets) == 1 else sheets}
@@ -1909,6 +1911,18 @@ def inspect_path(path: str, overrides: Sequence[str] = (), aim: Aim | None = Non
     if sheets:
         proposal.reasons["sheet"] = "the other sheets have other columns"
     return Findings(path, survey, proposal, list_problems(proposal, path))
+
+
+def _survey_wide(path: str, options: ReadOptions) -> Survey | None:
+    """Return the statistics of a table with a series per row; None where it is none, or too large
+    to be read as one."""
+    try:
+        survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
+    except UserError as error:
+        if error.setting != "data.layout":
+            raise
+        return None
+    return None if find_wide_layout(survey) is None else survey
 
 
 def _select_sheets(survey: Survey) -> list[str]:

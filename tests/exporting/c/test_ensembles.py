@@ -149,7 +149,7 @@ def test_the_header_states_the_bytes_that_the_compiler_counts(ensemble, tmp_path
         (tmp_path / "check.c").write_text(
             f'#include "{name}.c"\n'
             f"typedef char shared[sizeof work == {scratch} ? 1 : -1];\n"
-            + (steps if member.parts.has_steps else "")
+            + (steps if member.settings.has_steps else "")
         )
         subprocess.run(["cc", "-std=c99", "-fsyntax-only", "check.c"], cwd=tmp_path, check=True)
 

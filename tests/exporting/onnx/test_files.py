@@ -124,11 +124,12 @@ def test_a_carried_state_is_compared_over_whole_series(folder, tmp_path):
     close(outputs["prediction"][0, 0], table["c_predicted"].to_pylist()[-1:])
 
 
-def test_long_sinusoidal_positions_are_those_of_the_model(folder, tmp_path):
+@pytest.mark.parametrize("to", ["onnx", "c"])
+def test_long_sinusoidal_positions_are_those_of_the_model(to, folder, tmp_path):
     model = {"kind": "transformer", "hidden": 64, "positions": "sinusoidal"}
     data = {"context": 100, "horizon": 1, "split": {"train": 0.7, "val": 0.1, "test": 0.2}}
     run = train_small(folder, data=data, model=model)
-    assert slipstream.export(run, out=tmp_path / "out")["parity"]["max_rel"] <= 2e-6
+    assert slipstream.export(run, to=to, out=tmp_path / "out")["parity"]["max_rel"] <= 2e-6
 
 
 def test_steps_before_and_the_filter_after_are_named_everywhere(folder, tmp_path):

@@ -84,7 +84,8 @@ FIX = (
 
 
 class CsvReader(TableReader):
-    """Reads text with commas, semicolons or tabs between the cells; a large file in batches."""
+    """Reads text with commas, semicolons, tabs or spaces between the cells; a large file in
+    batches."""
 
     def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
         plain = _convert(file, options)
@@ -153,14 +154,14 @@ def _replace_file(plain: _PlainFile, copy: UnpackedFile) -> _PlainFile:
 def is_spaced(head: bytes, skip_rows: int) -> bool:
     """Return whether spaces separate the cells of a text that begins like this: each line has as
     many cells, most of them numbers, and no other delimiter."""
-    text = head.removeprefix(b"\xef\xbb\xbf")
-    lines = text.splitlines()[skip_rows:]
+    lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
     if len(head) >= HEAD_BYTES:
-        lines = lines[:-1]  # perhaps the beginning of one
-    rows = [line.split() for line in lines if line.strip()][:HEAD_RECORDS]
-    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
-        return False
+        lines = lines[:-1]  # perhaps the beginning of a line
+    lines = [line for line in lines[skip_rows:] if line.strip()][:HEAD_RECORDS]
     if any(mark in line for line in lines for mark in b',;\t"'):
+        return False
+    rows = [line.split() for line in lines]
+    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
         return False
     cells = [cell.decode("utf-8", "replace") for row in rows[1:] for cell in row]
     return 2 * sum(map(is_number, cells)) > len(cells)

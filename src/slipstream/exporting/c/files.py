@@ -574,20 +574,21 @@ def write(source: ExportSource, folder: Path) -> WrittenExport:
         raise UserError("no series is long enough for the self-test of the C code")
     examples = None if is_carried else source.read_examples(count_windows(layout))
     runners = {} if is_carried else _list_runners(library, layout, source.interface, select)
+    run_windows = runners.pop("window", None)
     main = write_selftest(
         layout, limit, examples=examples, steps=steps, series=None if is_carried else series
     )
     (folder / "main.c").write_text(main, encoding="utf-8")
     regime = "carried" if layout.parts.carried else "window"
     return WrittenExport(
-        run=runners.pop("window", None),
+        run=run_windows,
         window_runners={f"{settings.name}_{name}": run for name, run in runners.items()},
         rows=_list_rows(library, layout, source) if is_carried else {},
         inside=describe_inside(layout),
         limit=limit,
         largest_loss=LARGEST_LOSS if settings.int8 else None,
         details={
-            "sizes": asdict(layout.sizes) | measure_arm([folder / one for one in layout.sources]),
+            "sizes": asdict(layout.sizes) | measure_arm([folder / name for name in layout.sources]),
             "state": STATES[regime],
             "deploy": {
                 "regime": regime,
@@ -616,15 +617,17 @@ def leave_out_unused(source: ExportSource) -> tuple[ExportSource, Select]:
     if len(used) == len(run.members):
         return source, lambda windows: windows
     read = {
-        "inputs": {name for one in used for name in one.inputs},
-        "static": {name for one in used for name in one.static},
-        "future": {name for one in used if one.future_shape[0] for name in one.future},
+        "inputs": {name for signature in used for name in signature.inputs},
+        "static": {name for signature in used for name in signature.static},
+        "future": {
+            name for signature in used if signature.future_shape[0] for name in signature.future
+        },
     }
     places = {
         group: [i for i, name in enumerate(getattr(full, group)) if name in names]
         for group, names in read.items()
     }
-    context = max(one.context for one in used)
+    context = max(signature.context for signature in used)
     interface = replace(
         full,
         inputs=tuple(full.inputs[i] for i in places["inputs"]),

@@ -145,7 +145,7 @@ class CSettings:
     filtered: bool = True
     """Whether a step filters its predictions, where the run does"""
     has_steps: bool = True
-    """Whether the code has functions for single rows"""
+    """Whether the code has functions for single rows; that of a model of an ensemble has none"""
 
     @property
     def value_type(self) -> str:
@@ -184,8 +184,6 @@ class StepParts:
     """Numbers that `predict.filter` keeps of the past"""
     has_window: bool = True
     """Whether the code has a function for windows; a model trained for a carried state has none"""
-    has_steps: bool = True
-    """Whether the code has functions for single rows; a model of an ensemble has none"""
 
 
 class About(NamedTuple):
@@ -489,7 +487,7 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
     name, sizes = layout.settings.name, layout.sizes
     weights = f"{sizes.num_weights:,} weights"
     yield f"Flash: {sizes.flash_bytes:,} bytes of constants ({weights}), and code."
-    if not layout.parts.has_steps:
+    if not layout.settings.has_steps:
         yield (
             f"RAM: {sizes.scratch_bytes:,} bytes that all calls share. Calls must not overlap. "
             f"Multiply-adds: {sizes.window_multiply_adds:,} a window."
@@ -523,7 +521,7 @@ def _describe_sizes(layout: CLayout) -> Iterator[str]:
 
 
 def _describe_use(layout: CLayout) -> Iterator[str]:
-    if not layout.parts.has_steps:
+    if not layout.settings.has_steps:
         return
     files = " ".join(layout.sources)
     yield f"Compile:    cc -std=c99 -O2 -ffunction-sections -fdata-sections -c {files}"
@@ -611,7 +609,7 @@ def _list_steps(
         "state": [member.text for member in state],
         "carried": parts.carried,
         "has_window": parts.has_window,
-        "has_steps": parts.has_steps,
+        "has_steps": settings.has_steps,
         "about": describe_model(layout),
         "run": layout.about.run,
         "step_comment": describe_step(layout),
@@ -660,13 +658,14 @@ def make_ensemble_source(
     shape = NetworkShape(joint.config.model, joint.signature, holds)
     prepared = _prepare(joint, settings)
     design = _design_filter(joint, settings)
-    parts = _list_parts(joint, len(sources), prepared, design, settings, carried=False)
+    parts = _list_parts(joint, len(sources), prepared, design, carried=False)
     described = [
         _describe_member(member.layout, member.weight, joint.signature) for member in members
     ]
     work = _list_ensemble_scratch(members, joint.signature, settings)
     sizes = [member.layout.sizes for member in members]
-    constants = sum(size.flash_bytes for size in sizes) + sum(one["num_bytes"] for one in described)
+    constants = sum(size.flash_bytes for size in sizes)
+    constants += sum(member["num_bytes"] for member in described)
     constants += _count_constants(joint, prepared, design, half_widths or {})
     window = sum(size.window_multiply_adds or 0 for size in sizes)
     layout = CLayout(
@@ -700,7 +699,7 @@ def join_models(run: PortableRun, interface: Interface) -> PortableModel:
     scalers = [model.scaler for model in reversed(models)]  # the reference's columns count
 
     def join(part: str) -> dict[str, float]:
-        return {name: value for one in scalers for name, value in getattr(one, part).items()}
+        return {name: value for by in scalers for name, value in getattr(by, part).items()}
 
     scaler = replace(
         run.first.scaler,
@@ -805,7 +804,7 @@ def _lay_out(
     networks = [add_network(arrays, shape, model.weights, i) for i, model in enumerate(models)]
     prepared = _prepare(first, settings)
     design = _design_filter(first, settings)
-    parts = _list_parts(first, len(models), prepared, design, settings, carried=carried)
+    parts = _list_parts(first, len(models), prepared, design, carried=carried)
     constants = arrays.num_bytes + shape.layers.num_bytes
     constants += _count_constants(first, prepared, design, half_widths)
     sizes = measure_sizes(shape, settings, parts, constants, arrays.num_weights)
@@ -825,7 +824,6 @@ def _list_parts(
     networks: int,
     prepared: PreparedColumns | None,
     design: FilterDesign | None,
-    settings: CSettings,
     *,
     carried: bool,
 ) -> StepParts:
@@ -837,7 +835,6 @@ def _list_parts(
         padded=prepared is not None and prepared.pad_rows > 0,
         filter_past=0 if design is None else 2 * len(design.sections) + len(design.weights),
         has_window=model.signature.state == "windows",
-        has_steps=settings.has_steps,
     )
 
 

@@ -114,20 +114,22 @@ class TransformerKind(Kind):
         )
 
     def add_c_weights(
-        self, arrays: ConstArrays, shape: NetworkShape, read: Callable[[str], Any], prefix: str
+        self, arrays: ConstArrays, shape: NetworkShape, read: Callable[..., Any], prefix: str
     ) -> list[str]:
         width = shape.width
         embed = arrays.add_dense(f"{prefix}_embed", read("embed.weight"), read("embed.bias"))
         if shape.model.positions == "learned":
             positions = arrays.add_floats(f"{prefix}_positions", read("positions"))
         else:  # the same in every network
-            positions = arrays.add_shared("positions", make_positions(shape.tokens, width))
+            table = read("positions", make_positions(shape.tokens, width))
+            positions = arrays.add_shared("positions", table)
         arrays.num_bytes += POINTER_BYTES
         layers = []
         for depth in range(len(shape.sizes)):
             name, source = f"{prefix}_layer{depth}", f"layers.{depth}"
             parts = [arrays.add_norm(f"{name}_norm{i}", read, f"{source}.norm{i}") for i in (1, 2)]
-            weights, biases = (read(f"{source}.self_attn.in_proj_{e}") for e in ("weight", "bias"))
+            weights = read(f"{source}.self_attn.in_proj_weight")
+            biases = read(f"{source}.self_attn.in_proj_bias")
             for i, part in enumerate(("query", "key", "value")):
                 rows = slice(i * width, (i + 1) * width)
                 parts.append(arrays.add_dense(f"{name}_{part}", weights[rows], biases[rows]))
