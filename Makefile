@@ -2,6 +2,7 @@
 # make test       lint, types, tests
 # make test-slow  the tests that take longest
 # make test-ui    the web app in a real browser (Chromium); CI runs all three
+# make test-drawn the tests over drawn examples, with new and more examples each time
 # Each target makes .venv on first use and reinstalls when pyproject.toml or constraints.txt change.
 
 VENV := .venv
@@ -17,7 +18,7 @@ endif
 export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint types tests test-slow test-ui test-services install-slurm soak test-gpu test-gpu-sanitizer format docs clean
+.PHONY: demo test lint types tests test-slow test-ui test-drawn test-services install-slurm soak test-gpu test-gpu-sanitizer format docs clean
 
 demo: $(VENV)/core
 	$(BIN)/slipstream train
@@ -37,6 +38,10 @@ tests: $(VENV)/dev
 
 test-slow: $(VENV)/dev
 	$(BIN)/python -m pytest -n auto -m "slow and not gpu and not services and not ui"
+
+test-drawn: $(VENV)/dev
+	$(BIN)/python -m pytest -n auto --hypothesis-profile drawn \
+		$$(grep -rlE '^@(hypothesis\.)?given' tests)
 
 test-ui: $(VENV)/dev
 	$(BIN)/python -m pytest -m ui tests/ui

@@ -26,8 +26,11 @@ from slipstream.runs import Run
 from tests.validation import find_log_problems, find_problems
 
 torch.set_num_threads(1)  # tests run side by side
-hypothesis.settings.register_profile("untimed", deadline=None)  # no timing is asserted
-hypothesis.settings.load_profile("untimed")
+# Drawn tests draw the same examples each time, so that what fails is what a change broke; `make
+# test-drawn` draws others, and more. No timing is asserted.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("drawn", deadline=None, max_examples=1000)
+hypothesis.settings.load_profile("same")
 REAL = Path(os.environ.get("SLIPSTREAM_DATA", Path(__file__).parents[2] / "shared" / "data"))
 if not hasattr(os, "fork"):  # Windows
     os.fork = lambda: pytest.skip("this system does not fork")

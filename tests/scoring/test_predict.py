@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream import UserError
@@ -324,6 +324,7 @@ def test_a_single_window_that_does_not_fit_raises_the_error():
     constant=st.integers(0, 2**30),
     free=st.integers(0, 140 * 2**30),
 )
+@example(windows=1, each=1, constant=11403, free=22807)
 def test_passes_on_a_gpu_fit_into_its_free_memory(windows, each, constant, free):
     passes = [score.MeasuredPass(n, constant + n * each) for n in (windows, 4 * windows)]
     size = score.choose_pass_size(*passes, free)

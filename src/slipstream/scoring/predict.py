@@ -118,10 +118,12 @@ def choose_pass_size(small: MeasuredPass, large: MeasuredPass, free_bytes: int) 
     that runs with a little more or less free memory agree."""
     limit_bytes = min(MAX_PASS_BYTES, MAX_PASS_SHARE * free_bytes)
     more = large.num_windows - small.num_windows, large.peak_bytes - small.peak_bytes
-    # trees take the same memory for any number of windows, but not all that does not grow is that
-    least_bytes = large.peak_bytes / large.num_windows / 4
-    each_bytes = max(more[1] / more[0], least_bytes, 1.0)
+    each_bytes = max(more[1] / more[0], 1.0)
     left_bytes = limit_bytes - large.peak_bytes
+    if left_bytes > 0:
+        # trees take the same memory for any number of windows, but not all that does not grow is
+        # that, so more windows are assumed to take more than was measured
+        each_bytes = max(each_bytes, large.peak_bytes / large.num_windows / 4)
     fitting = min(large.num_windows + left_bytes / each_bytes, MAX_GPU_WINDOWS)
     return 1 << max(int(fitting), small.num_windows, 1).bit_length() - 1
 
