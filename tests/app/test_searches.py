@@ -640,14 +640,6 @@ def test_auto_refuses_what_is_no_time_or_preference(site, change, message):
     assert site.workspace.store.list_recent() == []
 
 
-def test_auto_refuses_walk_forward_as_the_command_does(site):
-    split = {"data.split.walk_forward": "3", "data.split.train": ""}
-    answer = site.post("/api/auto", {"settings": FORM | split, "minutes": 1, "prefer": "best"})
-    assert answer.status == 400
-    assert "data.split.walk_forward is for train and tune" in str(answer.json)
-    assert site.workspace.store.list_recent() == []
-
-
 def test_the_score_of_auto_is_that_of_its_model(site):
     scores = {"test": {"mse": 0.125}}
     folder = write_auto(

@@ -397,6 +397,7 @@ KINDS: dict[str, Build] = {
     "search of auto": chosen(job(), prefer="fast"),
     "search of auto, quantiles": chosen(job(**QUANTILES), prefer="fast"),
     "search of auto, classes": chosen(classes(), prefer="fast"),
+    "search of auto, walk-forward": chosen(job(**FOLDS), prefer="fast"),
     "refit": refitted(job()),
     "ensemble": joint(job(), job(**model("mlp"))),
     "ensemble of baselines": fitted(job(), "gbm", "ridge"),

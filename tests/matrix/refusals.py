@@ -278,12 +278,6 @@ REFUSALS = [
     ),
     Refused(STREAMED, ["auto"], "a search keeps one copy of the series per fold", "as for tune"),
     Refused(
-        having("walk-forward"),
-        ["auto"],
-        "data.split.walk_forward is for train and tune",
-        "auto has validation blocks of its own",
-    ),
-    Refused(
         [kind for kind in KINDS if "auto" not in kind],
         ["auto --resume", "slipstream.auto"],
         "",

@@ -39,6 +39,7 @@ from slipstream.search.library import Advantage, Block, Combination, Library
 from slipstream.search.portfolio import Facts
 from slipstream.search.storage import NOTES
 from slipstream.tools.inspection import Aim, propose_config
+from slipstream.training.fitting import load_dataset
 from tests.conftest import assert_interval_scores
 from tests.search.searches import make_trial
 
@@ -361,10 +362,23 @@ def test_series_of_different_size_are_scaled_each_by_itself(tmp_path):
     assert (search.data.scale_by, search.tune.metric) == ("series", "mae")
 
 
-def test_walk_forward_splits_are_refused(tmp_path):
-    settings = make_settings(tmp_path, split={"walk_forward": 2})
-    with pytest.raises(UserError, match="walk_forward is for train and tune"):
-        slipstream.auto(settings, make_table(), minutes=0.1, quiet=True)
+def test_of_a_walk_forward_split_the_last_block_tests(tmp_path):
+    pq.write_table(make_table(), tmp_path / "t.parquet")
+    split = {"walk_forward": 3, "purge": 2}
+    settings = make_settings(tmp_path, path=str(tmp_path / "t.parquet"), split=split)
+    config = configs.load(settings)
+    search, plan, cache = prepare_auto(config, None, minutes=1.0, prefer="best")
+    (fold,) = cache.get(search).dataset.folds
+    walked = load_dataset(config, None)[1].folds[-1]
+    assert fold.label == walked.label
+    for name in ("val", "test"):
+        torch.testing.assert_close(fold.starts[name], walked.starts[name])
+    assert plan.facts.folds > 1
+    result = slipstream.auto(settings, minutes=0.1, quiet=True)
+    assert result.summary["windows"]["test"] == len(walked.starts["test"])
+    assert any("the last test block" in text for text in result.summary["findings"])
+    scored = slipstream.evaluate(result.run)["metrics"]["mae"]
+    assert scored == pytest.approx(result.summary["metrics"]["test"]["mae"])
 
 
 def test_fresh_seeds_go_to_the_heaviest_members():

@@ -53,16 +53,6 @@ def check_minutes(minutes: Any, low: float = MIN_MINUTES) -> None:
         )
 
 
-def check_auto(config: Config) -> None:
-    """Refuse a config that `slipstream auto` cannot judge candidates by."""
-    if config.data.split.walk_forward is not None:
-        raise UserError(
-            "slipstream auto judges by blocks of its own inside the training period; "
-            "data.split.walk_forward is for train and tune: give another split",
-            setting="data.split",
-        )
-
-
 def check_config(config: Config) -> None:
     """Raise a UserError for settings that a search does not support."""
     for name, is_set, fix in (

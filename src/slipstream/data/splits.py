@@ -564,10 +564,12 @@ def find_fold_windows(
             refuse_unknown(name, len(candidates), len(known), signature, fold=label)
             starts[name], left_out[name] = known, len(candidates) - len(known)
         folds.append(FoldWindows(label, assignment, starts, left_out))
-    notes = [
-        f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
-        f"{walk[0].count_rows(TRAIN):,} training rows, which every fold may know"
-    ]
+    notes = []
+    if len(walk) > 1:
+        notes.append(
+            f"walk-forward in {len(walk)} folds: columns are scaled by the first fold's "
+            f"{walk[0].count_rows(TRAIN):,} training rows, which every fold may know"
+        )
     if time is not None:
         notes += _describe_overlap(time, walk, data)
     return folds, notes

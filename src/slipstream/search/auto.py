@@ -103,6 +103,8 @@ MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 MAX_FASTER_LOSS = 1.02
 """How much worse an answer may be that leaves out a network which there is no time to test"""
+SAME_GAIN = 5e-4
+"""Below which a gain is none, in sentences with one decimal"""
 
 
 def run_auto(
@@ -647,11 +649,18 @@ def describe_findings(
     if len(chosen) > 1:
         models = sum(member.weight > 0 for member in members)
         compared = f"{100 * choice.gain:.1f} % better than one model"
-        if choice.gain <= 0:
+        if abs(choice.gain) < SAME_GAIN:
+            compared = "as good as one model"
+        elif choice.gain < 0:
             compared = f"{-100 * choice.gain:.1f} % worse than one model, which may be luck,"
         yield (
             f"an ensemble of {models} models from {len(chosen)} candidates, {compared} on "
             f"validation windows that neither was selected by ({judged})"
+        )
+    if search.config.data.split.walk_forward is not None:
+        yield (
+            "trained on the rows before the last test block of the walk-forward split, and tested "
+            "on that block alone"
         )
     share = _compute_hedge(search.library)
     if len(chosen) > 1 and share and search.plan.prefer == "best":

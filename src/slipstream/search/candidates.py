@@ -140,9 +140,8 @@ def prepare_auto(
     config: Config, data: Any, *, minutes: float, prefer: Prefer, refit: bool = False
 ) -> tuple[Config, AutoPlan, DatasetCache]:
     """Return the config of the search, its plan, and the data that were loaded for it."""
-    config = _adapt_config(config, minutes)
+    config = _select_last_block(_adapt_config(config, minutes))
     spaces.check_config(config)
-    spaces.check_auto(config)
     config, cache = _choose_folds(config, data)
     if portfolio.should_scale_series(config, cache.get(config).dataset):
         scaled = {"data.scale_by": "series"}
@@ -203,6 +202,17 @@ def _adapt_config(config: Config, minutes: float) -> Config:
     if config.train.batch == "auto":
         tune["train.batch"] = 256
     return configs.replace_settings(config, tune)
+
+
+def _select_last_block(config: Config) -> Config:
+    """Return the config with the last test block of a walk-forward split alone: all rows before it
+    choose and train."""
+    split = config.data.split
+    if split.walk_forward is None or not isinstance(split.test, float):
+        return config
+    last = {"walk_forward": 1, "test": split.test / split.walk_forward}
+    changed = split.model_copy(update=last)
+    return config.model_copy(update={"data": config.data.model_copy(update={"split": changed})})
 
 
 def _choose_folds(config: Config, data: Any) -> tuple[Config, DatasetCache]:

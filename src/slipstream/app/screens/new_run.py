@@ -190,7 +190,6 @@ async def start_auto(request: Request) -> Response:
     checked = await run_in_threadpool(settings.check_form, workspace, body.get("settings"))
     if checked.config is None:
         return reply({"problems": checked.problems}, 400)
-    search_space.check_auto(checked.config)
     options = ("--minutes", f"{minutes:g}", "--prefer", prefer, *(("--refit",) if refit else ()))
     job = await run_in_threadpool(submit_config, workspace, checked.config, "auto", options=options)
     return reply({"job": job})
