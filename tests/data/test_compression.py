@@ -18,7 +18,7 @@ from slipstream import config as configs
 from slipstream.base.phases import listen_to_progress
 from slipstream.data import columns, compression
 from slipstream.data.dataset import load_dataset
-from slipstream.data.files import read_file, read_files
+from slipstream.data.files import list_files, read_file, read_files
 from slipstream.tools.inspection import inspect_path
 
 TEXT = "t,a\n1,1.5\n2,2.5\n3,x\n"
@@ -90,6 +90,34 @@ def test_what_cannot_be_unpacked_is_refused_with_the_reason(tmp_path):
     assert "none.zip: contains no .csv" in refuse(none)
     empty = write_gzip(tmp_path / "empty.csv.gz", "")
     assert refuse(empty) == f"{empty}: the file is empty"
+
+
+def test_of_an_archive_the_table_is_read_without_texts_about_it(tmp_path):
+    downloads = {
+        "plain": {"a_csv": TEXT},
+        "readme": {"readme_txt": "About", "License_txt": "Free", "a_csv": TEXT},
+        "formats": {"a_xlsx": "no workbook", "a_csv": TEXT},
+        "any content": {"index_dat": "\0", "a_csv": TEXT, "names_md": "About"},
+        "data": {"a_data": TEXT, "a_names": "About", "README_txt": "About"},
+        "named like one": {"readme_csv": TEXT},
+    }
+    expected = read_file(write_zip(tmp_path / "a.zip", a_csv=TEXT), name="a.zip")
+    for number, members in enumerate(downloads.values()):
+        path = write_zip(tmp_path / f"{number}.zip", **members)
+        source = read_file(path, name=path.name)
+        assert source.column_names == expected.column_names
+        assert source.num_rows == expected.num_rows
+
+
+def test_of_a_folder_texts_about_the_tables_and_other_content_are_skipped(tmp_path):
+    (tmp_path / "readme.txt").write_text("About the data")
+    (tmp_path / "a.dat").write_bytes(b"\0\1")
+    (tmp_path / "a.dat.gz").write_bytes(b"\0\1")
+    assert [file.name for file in list_files(tmp_path)] == ["a.dat"]
+    (tmp_path / "b.csv").write_text(TEXT)
+    assert [file.name for file in list_files(tmp_path)] == ["b.csv"]
+    (tmp_path / "b.csv").rename(tmp_path / "b.txt")
+    assert [file.name for file in list_files(tmp_path)] == ["b.txt"]
 
 
 def test_a_folder_takes_compressed_files_but_no_copies_of_its_files(tmp_path):

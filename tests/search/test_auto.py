@@ -109,6 +109,7 @@ def test_a_finished_answer_stays(study):
 
 def test_a_baseline_that_takes_too_long_is_tested_but_no_candidate(tmp_path, monkeypatch):
     monkeypatch.setattr(candidates, "MAX_FITS_SHARE", 0.0)
+    monkeypatch.setattr(candidates, "FREE_FIT_SHARE", 0.0)
     settings = make_settings(tmp_path)
     summary = slipstream.auto(settings, make_table(), minutes=0.2, quiet=True).summary
     rows = {row["name"]: row for row in summary["leaderboard"]}
@@ -119,6 +120,16 @@ def test_a_baseline_that_takes_too_long_is_tested_but_no_candidate(tmp_path, mon
         assert rows[name]["test"] == summary["baselines"][name]["scaled"]["test"]["mse"]
     assert rows["gbm"]["state"] == "baseline"
     assert not {row["name"] for row in summary["ensemble"]} & {"ridge", "seasonal", "repeat"}
+
+
+def test_a_baseline_that_takes_next_to_no_time_is_a_candidate_however_late(tmp_path, monkeypatch):
+    monkeypatch.setattr(candidates, "MAX_FITS_SHARE", 0.0)
+    monkeypatch.setattr(candidates, "FREE_FIT_SHARE", 1.0)
+    summary = slipstream.auto(
+        make_settings(tmp_path), make_table(), minutes=0.1, quiet=True
+    ).summary
+    states = {row["name"]: row["state"] for row in summary["leaderboard"]}
+    assert states["ridge"] == states["repeat"] == "baseline"
 
 
 def test_the_given_config_is_among_the_candidates(tmp_path):

@@ -329,6 +329,44 @@ def write_parts(folder: Path) -> Path:
 
 
 @case(
+    "comments above spaces, a month and a minute of one name",
+    {"time": ["YY", "MM", "DD", "hh", "mm"], "time_format": "%Y %m %d %H %M", "id": None},
+    step=600,
+    gaps=0,
+    inputs={"WSPD"},
+)
+def write_buoy(folder: Path) -> Path:
+    values = zip(
+        times(900, timedelta(minutes=10)), waves(900, level=8), waves(900, 1, level=18), strict=True
+    )
+    names = "#YY  MM DD hh mm  WSPD  ATMP\n#yr  mo dy hr mn  m/s  degC\n"
+    lines = [f"{stamp:%Y %m %d %H %M}  {wind:5.1f} {air:5.1f}\n" for stamp, wind, air in values]
+    path = folder / "a.txt"
+    path.write_text(names + "".join(lines))
+    return path
+
+
+@case(
+    "numbered names in a comment above spaces",
+    {"time": ["Date", "Time"], "time_format": "%d/%m/%Y %H:%M", "id": None},
+    step=900,
+    gaps=0,
+    inputs={"Comedor"},
+)
+def write_numbered(folder: Path) -> Path:
+    values = zip(
+        times(900, timedelta(minutes=15)),
+        waves(900, level=20),
+        waves(900, 1, level=200),
+        strict=True,
+    )
+    lines = [f"{stamp:%d/%m/%Y %H:%M} {air:.4f} {gas:.3f} \n" for stamp, air, gas in values]
+    path = folder / "a.data"
+    path.write_text("# 1:Date 2:Time 3:Comedor 4:CO2\n" + "".join(lines))
+    return path
+
+
+@case(
     "year, month and day",
     {"time": ["Year", "Month", "Day"], "time_format": "%Y %m %d", "id": None},
     step=86400,

@@ -32,7 +32,10 @@ from slipstream.config.model import SPECS, Model, list_kinds
 from slipstream.config.sections import Config
 from slipstream.config.train import KINDS, Tune
 
-TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".feather", ".xlsx", ".gz", ".zip")
+TABLES = (
+    *(".csv", ".tsv", ".dat", ".data", ".parquet", ".pq", ".arrow", ".feather", ".mat"),
+    *(".xlsx", ".xls", ".ods", ".ts", ".arff", ".gz", ".zip"),
+)
 """Endings of files that are data and not settings"""
 ENCODER_SETTINGS = ("context", "scale", "channels", "inputs", "prepare")
 """Settings of `[data]` that follow from a pre-trained encoder"""

@@ -29,7 +29,7 @@ from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import PARALLEL, AnyPath, ObjectPath, explain
 from slipstream.base.text import find_nearest
-from slipstream.data.formats import ENDINGS
+from slipstream.data.formats import ENDINGS, select_tables
 from slipstream.runs import lock as locks
 
 MAX_NAMES = 5
@@ -257,17 +257,19 @@ def _unpack_zip(path: Path) -> UnpackedFile:
             for member in archive.infolist()
             if not _is_hidden(member) and not member.is_dir()
         ]
-        tables = [member for member in members if Path(member.filename).suffix.lower() in ENDINGS]
+        known = {Path(member.filename): member for member in members}
+        tables = select_tables([name for name in known if name.suffix.lower() in ENDINGS])
         if not tables:
             raise UserError(f"{path}: contains no {', '.join(ENDINGS)} file")
-        if len(tables) > 1:
-            names = ", ".join(member.filename for member in tables[:MAX_NAMES])
+        if len({name.with_suffix("") for name in tables}) > 1:
+            names = ", ".join(map(str, tables[:MAX_NAMES]))
             more = f" and {len(tables) - MAX_NAMES} more" * (len(tables) > MAX_NAMES)
             raise UserError(
                 f"{path}: contains {len(tables)} tables ({names}{more}); unpack it and set "
                 "data.path to the folder"
             )
-        table = tables[0]
+        # one table in several formats is read from the first of these
+        table = known[min(tables, key=lambda name: ENDINGS.index(name.suffix.lower()))]
         if table.flag_bits & 1:
             raise UserError(f"{path}: is encrypted; unpack it first")
         if table.file_size > (free := _find_room()):

@@ -14,7 +14,7 @@ from slipstream.base.storage import AnyPath, ObjectPath, name_below, parse_path,
 from slipstream.config import SIMULATED, Data, find_matches
 from slipstream.data import columns, compression, melting
 from slipstream.data.compression import UnpackedFile, is_readable, restoring_name
-from slipstream.data.formats import ENDINGS, PACKED, FileFormat, find_format
+from slipstream.data.formats import ENDINGS, PACKED, FileFormat, find_format, select_tables
 from slipstream.data.formats.isolated import stop_reading
 from slipstream.data.formats.reader import InputFile, OpenTable, ReadOptions, open_table
 from slipstream.data.table import (
@@ -280,14 +280,15 @@ def expand_path(path: AnyPath) -> tuple[AnyPath, Any]:
 
 
 def _select_readable(folder: AnyPath, files: Iterable[AnyPath]) -> list[AnyPath]:
-    """Select the files of a known format, except hidden ones."""
-    return [
+    """Select the tables among some files, except hidden ones."""
+    readable = [
         file
         for file in files
         if file.is_file()
         and is_readable(file)
         and not any(part.startswith(HIDDEN) for part in name_below(file, folder).parts)
     ]
+    return select_tables(readable)
 
 
 def list_files(folder: AnyPath) -> list[AnyPath]:

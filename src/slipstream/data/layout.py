@@ -37,6 +37,8 @@ UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
 """A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
 LONGEST_UNIT = 20
 """A longer text below a name is no unit"""
+DATE = re.compile(r"\d{1,4}[-/.:]\d{1,2}(?:[-/.: T]|$)")
+"""How a date or time of day begins"""
 MAX_NAMED = 5
 
 
@@ -108,6 +110,17 @@ def is_values(cells: Sequence[str]) -> bool:
     return not is_count
 
 
+def are_values(names: Sequence[str], below: Rows) -> bool:
+    """Return whether what should name the columns are values: numbers, and beside these only dates
+    and texts that stand below as well."""
+    numbers = [is_number(name) for name in names if name]
+    texts = [i for i, name in enumerate(names) if name and not is_number(name)]
+    return any(numbers) and all(
+        DATE.match(names[i]) or names[i] in {row[i].strip() for row in below if i < len(row)}
+        for i in texts
+    )
+
+
 def find_names(rows: Rows) -> int | None:
     """Find the first row of names right above numbers, or above units and numbers.
 
@@ -132,7 +145,7 @@ def find_names(rows: Rows) -> int | None:
         if filled[order + 1] > row_number + 1 and apart is None:
             apart = row_number  # a blank row below: names, unless better ones follow
             continue
-        return row_number if apart is None or not _is_units(names) else apart
+        return row_number if apart is None or not is_units(names) else apart
     return apart
 
 
@@ -204,7 +217,7 @@ def _is_text_line(row: Sequence[str], width: int) -> bool:
     return len(row) != width or 2 * sum(map(bool, cells)) <= width
 
 
-def _is_units(names: Sequence[str]) -> bool:
+def is_units(names: Sequence[str]) -> bool:
     """Return whether half of the cells or more are known units."""
     return 2 * sum(bool(UNIT.fullmatch(name)) for name in names) >= len(names)
 

@@ -40,11 +40,11 @@ NAMES = re.compile(
 SURE_NAMES = re.compile(r"^(time|date|datetime|timestamp|zeit|datum)([ _(\[].*)?$", re.I)
 """Names that mean the time even where the rows are in no order"""
 PARTS = (
-    (("year", "yyyy", "yr", "jahr"), "%Y"),
+    (("year", "yyyy", "yr", "yy", "jahr"), "%Y"),
     (("month", "mm", "mo", "mon", "mnth", "monat"), "%m"),
     (("day", "dd", "dy", "tag"), "%d"),
     (("hour", "hh", "hr", "stunde"), "%H"),
-    (("minute", "min"), "%M"),
+    (("minute", "min", "mn", "mm"), "%M"),
     (("second", "sec"), "%S"),
 )
 HOURS = re.compile(r"^(hour|hours|hr|hh|h|stunde|hour_of_day|hourofday)$", re.I)
@@ -311,12 +311,14 @@ def _find_date_format(text: pa.ChunkedArray, pattern: str | None) -> str | None:
 
 
 def _list_parts(head: Columns) -> Iterator[TimeSource]:
-    """Yield columns of years, months, days and hours."""
-    names = {name.strip().lower(): name for name in head}
+    """Yield columns of years, months, days and hours. `mm` may be the month, and the minute beside
+    a month; the first name of a file may begin with the mark of a comment."""
+    plain = {name: name.strip().lower().removeprefix("#") for name in head}
     columns: list[str] = []
     marks: list[str] = []
     for known, mark in PARTS:
-        name = next((names[part] for part in known if part in names), None)
+        free = {part: name for name, part in reversed(plain.items()) if name not in columns}
+        name = next((free[part] for part in known if part in free), None)
         if name is None:
             break
         columns.append(name)

@@ -63,8 +63,9 @@ CANDIDATES = "candidates"
 """The folder of the candidates' weights, until the members are chosen"""
 OWN_PAST = "own past"
 """In the names of baselines that read the targets' past, and what is known ahead, alone"""
-MAX_FITS_SHARE = 0.4
-"""Of the whole time, for fitting the quick baselines on all validation blocks at most"""
+MAX_FITS_SHARE, FREE_FIT_SHARE = 0.4, 0.01
+"""Of the whole time, for fitting the quick baselines on all validation blocks at most; those that
+take less than the second share each are fitted in any case"""
 MAX_FOLDS = {"cuda": 3, "cpu": 2}
 """Validation blocks, where the rows allow it"""
 FEW_WINDOWS, FEW_WINDOWS_FOLDS = 1_000, 5
@@ -827,9 +828,10 @@ class BaselineFits:
         *earlier, newest = folds
         kinds = [kind for kind in list_baselines(newest.dataset) if kind not in without]
         seconds = {kind: self._fit_one(newest, kind) for kind in kinds}
-        limit_s = MAX_FITS_SHARE * self.search.budget.total_s
+        total_s = self.search.budget.total_s
         for kind in sorted(kinds, key=lambda kind: seconds[kind]):
-            if self._spent_s + len(earlier) * seconds[kind] <= limit_s:
+            more_s, left_s = len(earlier) * seconds[kind], MAX_FITS_SHARE * total_s - self._spent_s
+            if more_s <= max(left_s, FREE_FIT_SHARE * total_s):
                 for fold in earlier:
                     self._fit_one(fold, kind)
                 continue

@@ -179,6 +179,65 @@ def test_a_file_without_names_is_read_by_the_setting(tmp_path):
         columns.read_numbers(source, "V2", "x")
 
 
+@pytest.mark.parametrize(
+    "line",
+    ["5.1,3.5,setosa", "2024-03-01 00:00,3.5,1", "1.5,13:05:00,ok", "1,,setosa", "0.1,0.2,0.3"],
+)
+def test_a_first_line_of_values_is_no_line_of_names(tmp_path, line):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([line, line, "4.9,3.0,virginica", ""]))
+    with pytest.raises(UserError, match=r'line 1 should name .* set data.names = "none"'):
+        read_file(path, name="t.csv")
+    source = read_file(path, name="t.csv", options=ReadOptions(names="none"))
+    assert source.num_rows == 3
+
+
+@pytest.mark.parametrize(
+    "line", ["country,1990,1991", "0,kind,x", "1990,2024 total,3rd", "a,b,setosa"]
+)
+def test_some_names_may_be_numbers(tmp_path, line):
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join([line, "5.1,3.5,setosa", "4.9,3.0,virginica", ""]))
+    assert read_file(path, name="t.csv").column_names == tuple(line.split(","))
+
+
+@pytest.mark.parametrize(
+    ("above", "names"),
+    [
+        ("# made by a logger\n#\n\n", ("V1", "V2", "V3")),
+        ("% three words here\n% name: x\n", ("V1", "V2", "V3")),
+        ("# 1:Date 2:Time 3:CO2\n", ("Date", "Time", "CO2")),
+        ("# a logger\n% day clock value\n", ("day", "clock", "value")),
+        ("#YY HS TMP\n#yr m degC\n", ("YY", "HS", "TMP")),
+        ("# a\n#YY HS TMP\n#yr x y\n", ("YY", "HS", "TMP")),
+        ("#YY HS TMP\n", ("YY", "HS", "TMP")),
+        ("# a logger\nday  clock value\n", ("day", "clock", "value")),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_comments_stand_above_cells_with_spaces_between_them(tmp_path, above, names, end):
+    path = tmp_path / "t.dat"
+    rows = "2012  11 17.5\n 2012 12  18.5\n2012 12 19.5\n"
+    path.write_text((above + rows).replace("\n", end), newline="")
+    options = ReadOptions(names="none" if names[0] == "V1" else None)
+    source = read_file(path, name="t.dat", options=options)
+    assert source.column_names == names
+    assert source.files[0].format == "CSV, spaces"
+    assert source.num_rows == 3
+    assert columns.read_numbers(source, names[2], "x").tolist() == [17.5, 18.5, 19.5]
+    if names[0] == "V1":
+        with pytest.raises(NoNamesError):
+            read_file(path, name="t.dat")
+
+
+def test_comments_above_values_without_names_are_no_row(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("# made by a logger\n# in 2012\n0.5,2\n1.5,3\n")
+    source = read_file(path, name="t.csv", options=ReadOptions(names="none"))
+    assert source.column_names == ("V1", "V2")
+    assert source.num_rows == 2
+
+
 @pytest.mark.parametrize("names", ["x  y\n", ""])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_spaces_may_separate_the_cells(tmp_path, names, end):

@@ -8,9 +8,10 @@ Endings are known without a reader: the app lists files without importing pyarro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from slipstream.base.storage import AnyPath
@@ -40,7 +41,7 @@ class FileFormat(NamedTuple):
 
 
 FORMATS = (
-    FileFormat("csv.CsvReader", (".csv", ".tsv", ".txt")),
+    FileFormat("csv.CsvReader", (".csv", ".tsv", ".txt", ".dat", ".data")),
     FileFormat("arrow.ParquetReader", (".parquet", ".pq"), reads_objects=True),
     FileFormat("excel.ExcelReader", (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"), is_slow=True),
     FileFormat("matlab.MatlabReader", (".mat",), is_slow=True),
@@ -52,8 +53,30 @@ ENDINGS = tuple(ending for file_format in FORMATS for ending in file_format.endi
 """Endings of files that are tables"""
 PACKED = (".gz", ".zip")
 """Endings of files that hold a table, compressed"""
+ANY_CONTENT = (".dat", ".data")
+"""Endings of tables, but of other files too: beside tables of other endings they are left out"""
+ABOUT = ("readme", "read_me", "read-me", "read me", "license", "licence", "copying", "citation")
+"""Beginnings of the names of texts beside tables"""
 
 
 def find_format(path: AnyPath | PurePath) -> FileFormat | None:
     """Return the format of a file by the ending of its name; None for unknown and packed files."""
     return next((file_format for file_format in FORMATS if file_format.matches(path)), None)
+
+
+Named = TypeVar("Named", bound="AnyPath | PurePath")
+
+
+def select_tables(files: Sequence[Named]) -> list[Named]:
+    """Return the files of a folder or archive that are its tables: no texts about them, and where
+    some have an ending that says so, none that may hold anything."""
+
+    def find_ending(file: Named) -> str:
+        suffixes = [suffix.lower() for suffix in file.suffixes]
+        return next((suffix for suffix in reversed(suffixes) if suffix not in PACKED), "")
+
+    def is_about(file: Named) -> bool:
+        return find_ending(file) in (".txt", *ANY_CONTENT) and file.name.lower().startswith(ABOUT)
+
+    tables = [file for file in files if not is_about(file)] or list(files)
+    return [file for file in tables if find_ending(file) not in ANY_CONTENT] or tables

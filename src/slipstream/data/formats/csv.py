@@ -8,6 +8,8 @@ import mmap
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,15 +39,18 @@ from slipstream.data.compression import (
 )
 from slipstream.data.formats.reader import Batch, InputFile, OpenTable, ReadOptions, TableReader
 from slipstream.data.layout import (
+    DATE,
     UNNAMED,
     Layout,
     Record,
+    are_values,
     describe_dropped,
     describe_layout,
     find_layout,
     find_names,
     find_wide_layout,
     is_number,
+    is_units,
     is_values,
     iter_records,
 )
@@ -73,6 +78,8 @@ MAGIC: dict[bytes, Text] = {
     b"MATLAB": "a MAT file; rename it to .mat",
     b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
 }
+COMMENTS = (b"#", b"%")
+"""The marks of comments above cells with spaces between them"""
 MAX_NULS = 0.1
 """A file with a larger share of NUL bytes is not taken for UTF-8"""
 MAX_REPEATS = 1000
@@ -137,9 +144,9 @@ def _convert(file: InputFile, options: ReadOptions) -> _PlainFile:
         assert options.encoding is not None
         plain = _replace_file(plain, compression.transcode(file.local_path, options.encoding))
     if is_spaced(plain.file.head, options.skip_rows or 0):
-        path = plain.file.local_path
+        path, head = plain.file.local_path, plain.file.head
         with restoring_name(plain.copy):
-            copy = compression.rewrite(path, "spaces", _join_cells)
+            copy = compression.rewrite(path, "spaces", partial(_join_cells, head))
         plain = _replace_file(plain, copy)._replace(is_spaced=True)
     return plain
 
@@ -152,24 +159,59 @@ def _replace_file(plain: _PlainFile, copy: UnpackedFile) -> _PlainFile:
 
 
 def is_spaced(head: bytes, skip_rows: int) -> bool:
-    """Return whether spaces separate the cells of a text that begins like this: each line has as
-    many cells, most of them numbers, and no other delimiter."""
-    lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
-    if len(head) >= HEAD_BYTES:
-        lines = lines[:-1]  # perhaps the beginning of a line
-    lines = [line for line in lines[skip_rows:] if line.strip()][:HEAD_RECORDS]
+    """Return whether spaces separate the cells of a text that begins like this: each line below
+    comments has as many cells, most of them numbers, and no other delimiter."""
+    lines = _split_head(head)
+    lines = [line for line in lines[max(skip_rows, _count_comments(lines)) :] if line.strip()]
+    lines = lines[:HEAD_RECORDS]
     if any(mark in line for line in lines for mark in b',;\t"'):
         return False
     rows = [line.split() for line in lines]
     if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
         return False
     cells = [cell.decode("utf-8", "replace") for row in rows[1:] for cell in row]
-    return 2 * sum(map(is_number, cells)) > len(cells)
+    return 2 * sum(is_number(cell) or bool(DATE.match(cell)) for cell in cells) > len(cells)
 
 
-def _join_cells(lines: bytes) -> bytes:
-    """Put tabs in place of the spaces between cells."""
-    return re.sub(rb"^\t|\t(?=\r?$)", b"", re.sub(rb" +", b"\t", lines), flags=re.MULTILINE)
+def _split_head(head: bytes) -> list[bytes]:
+    """Return the lines that a text begins with."""
+    lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()
+    return lines[:-1] if len(head) >= HEAD_BYTES else lines  # perhaps the beginning of a line
+
+
+def _count_comments(lines: Sequence[bytes]) -> int:
+    """Count the comments that a text begins with, and blank lines among them."""
+    return sum(1 for _ in takewhile(lambda line: line[:1] in (b"", *COMMENTS), lines))
+
+
+def _join_cells(head: bytes, block: bytes) -> bytes:
+    """Put tabs in place of the spaces between cells; of the comments above them, names and units
+    stay. Every block of a file that begins with `head` is converted like this."""
+    if block.startswith(head) and (count := _count_comments(lines := _split_head(head))):
+        named = _find_named(lines[:count], lines[count:])
+        above = block.splitlines(keepends=True)[:count]
+        block = block[sum(map(len, above)) :]
+        block = b"".join([*[b"\n"] * (count - len(named)), *named, block])
+    return re.sub(rb"^\t|\t(?=\r?$)", b"", re.sub(rb" +", b"\t", block), flags=re.MULTILINE)
+
+
+def _find_named(comments: Sequence[bytes], below: Sequence[bytes]) -> list[bytes]:
+    """Return the line of names among comments, and that of units below it: names are in the last
+    comment, or follow its mark at once."""
+    width = len(b" ".join(below[:1]).split())
+    for number, comment in enumerate(comments):
+        names, *units = (line.lstrip(b"#%").split() for line in comments[number:])
+        if len(names) != width or (units and comment[1:2].isspace()):
+            continue
+        plain = [name.removeprefix(b"%d:" % place) for place, name in enumerate(names, start=1)]
+        if all(plain) and all(map(bytes.__ne__, plain, names)):
+            names = plain
+        found = [names]
+        texts = [cell.decode("utf-8", "replace") for line in units[:1] for cell in line]
+        if len(texts) == width and is_units(texts):
+            found += units[:1]
+        return [b" ".join(cells) + b"\n" for cells in found]
+    return []
 
 
 def _read_table(plain: _PlainFile, options: ReadOptions) -> DataTable:
@@ -474,7 +516,8 @@ def _read_header(path: Path, name: str, head: bytes, options: ReadOptions) -> _H
     refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
     lines = records[header.first_value_row - 1][1] if header.first_value_row else skip_rows or 0
     filled = [name for name in header.names if name]
-    if has_names and filled and not is_wide and all(is_number(name) for name in filled):
+    below = rows[header.first_value_row :]
+    if has_names and filled and not is_wide and are_values(header.names, below):
         text = delimiter.join(rows[header.first_name_row])[:60]
         kind = NoNamesError if is_values(filled) else UserError
         raise kind(
@@ -492,10 +535,12 @@ def _read_header(path: Path, name: str, head: bytes, options: ReadOptions) -> _H
 
 def _name_columns(path: Path, rows: Sequence[Sequence[str]], options: ReadOptions) -> Layout | None:
     """Return the layout of rows without a row of names; None where all rows are blank."""
-    first = next((i for i, row in enumerate(rows) if any(cell.strip() for cell in row)), None)
+    filled = [i for i, row in enumerate(rows) if any(cell.strip() for cell in row)]
+    marks = tuple(mark.decode() for mark in COMMENTS)
+    first = next((i for i in filled if not rows[i][0].startswith(marks)), None)
     if first is None:
         return None
-    count = max(map(len, rows))
+    count = max(map(len, rows[first:]))
     if options.names == "none":
         return Layout([f"V{number}" for number in range(1, count + 1)], first, first, {})
     names = list(options.names or ())
