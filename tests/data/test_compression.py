@@ -18,8 +18,9 @@ from slipstream import config as configs
 from slipstream.base.phases import listen_to_progress
 from slipstream.data import columns, compression
 from slipstream.data.dataset import load_dataset
-from slipstream.data.files import list_files, read_file, read_files
+from slipstream.data.files import expand_path, list_files, read_file, read_files
 from slipstream.tools.inspection import inspect_path
+from tests.conftest import real_file
 
 TEXT = "t,a\n1,1.5\n2,2.5\n3,x\n"
 
@@ -84,7 +85,7 @@ def test_what_cannot_be_unpacked_is_refused_with_the_reason(tmp_path):
     assert "plain.csv.gz: is not gzip data" in refuse(tmp_path / "plain.csv.gz")
     (tmp_path / "x.gz").write_bytes(content)
     assert "rename it, as in x.csv.gz" in refuse(tmp_path / "x.gz")
-    two = write_zip(tmp_path / "two.zip", a_csv=TEXT, b_csv=TEXT)
+    two = write_zip(tmp_path / "two.zip", a_csv=TEXT, b_csv=TEXT)  # as a file of a folder
     assert "contains 2 tables (a.csv, b.csv); unpack it and set data.path" in refuse(two)
     none = write_zip(tmp_path / "none.zip", a_md=TEXT)
     assert "none.zip: contains no .csv" in refuse(none)
@@ -107,6 +108,48 @@ def test_of_an_archive_the_table_is_read_without_texts_about_it(tmp_path):
         source = read_file(path, name=path.name)
         assert source.column_names == expected.column_names
         assert source.num_rows == expected.num_rows
+
+
+def test_an_archive_of_several_tables_is_read_like_a_folder(tmp_path):
+    tables = {"a_csv": TEXT, "in__b_csv": TEXT.replace("2.5", "7.5"), "readme_txt": "About"}
+    path = write_zip(tmp_path / "all.zip", **tables)
+    folder = tmp_path / "all"
+    folder.mkdir()
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    unpacked, plain = (list(read_files([str(one)])) for one in (path, folder))
+    assert [table.name for table in unpacked] == [table.name for table in plain]
+    for one, other in zip(unpacked, plain, strict=True):
+        assert one.column_names == other.column_names
+        assert one.read_column("a").equals(other.read_column("a"))
+    again, files = expand_path(path)
+    assert (again, files) == expand_path(path)  # unpacked once
+    findings = inspect_path(str(path))
+    assert [file.name for file in findings.survey.files] == ["a.csv", "in/b.csv"]
+
+
+def test_errors_about_a_file_of_an_archive_name_both(tmp_path):
+    path = write_zip(tmp_path / "all.zip", a_csv=TEXT, b_csv="t,a\n1,2,3\n")
+    with pytest.raises(UserError, match=r"b.csv, line 2: has 3 cells"):
+        list(read_files([str(path)]))
+    path = write_zip(tmp_path / "two.zip", a_csv=TEXT, b_csv=b"PAR1" * 8)
+    with pytest.raises(UserError) as caught:
+        list(read_files([str(path)]))
+    assert str(caught.value).startswith(f"{path}/b.csv: is Parquet data")
+
+
+def test_an_archive_of_classes_is_its_cases_in_one_format(tmp_path):
+    train = real_file("archive/ItalyPowerDemand_TRAIN.ts")
+    path = tmp_path / "ItalyPowerDemand.zip"
+    with zipfile.ZipFile(path, "w") as packed:
+        for part in ("TRAIN", "TEST"):
+            name = f"ItalyPowerDemand_{part}"
+            packed.write(train.with_name(f"{name}.ts"), f"{name}.ts")
+            packed.writestr(f"{name}.txt", "1.0 2.0\n1.0 3.0\n")
+        packed.writestr("ItalyPowerDemand.txt", "About the data")
+    data = inspect_path(str(path)).proposal.config["data"]
+    assert (data["task"], data["layout"], data["context"]) == ("classify", "wide", "all")
+    assert data["split"] == {"by": "file", "test": ["ItalyPowerDemand_TEST.ts"], "val": 0.2}
 
 
 def test_of_a_folder_texts_about_the_tables_and_other_content_are_skipped(tmp_path):

@@ -1,5 +1,5 @@
-"""Local files to read: how they begin, and copies of compressed files (gzip, and ZIP archives with
-one table inside), of text in other encodings, and of files in object storage.
+"""Local files to read: how they begin, and copies of compressed files (gzip, and ZIP archives), of
+text in other encodings, and of files in object storage.
 
 Copies are written to a temporary folder, so that readers map them into memory, and read them by row
 group, like any other file. The folder is removed when the process ends; that of a process that was
@@ -29,7 +29,7 @@ from slipstream.base.errors import EmptyFileError, UserError
 from slipstream.base.phases import report_progress
 from slipstream.base.storage import PARALLEL, AnyPath, ObjectPath, explain
 from slipstream.base.text import find_nearest
-from slipstream.data.formats import ENDINGS, select_tables
+from slipstream.data.formats import ENDINGS, select_members
 from slipstream.runs import lock as locks
 
 MAX_NAMES = 5
@@ -188,7 +188,8 @@ def rewrite(path: Path, way: str, convert: Callable[[bytes], bytes]) -> Unpacked
     each name of a way, while the file stays the same."""
 
     def write() -> UnpackedFile:
-        with _make_file(path.name) as (target, file), path.open("rb") as content:
+        target = _make_path(path.name)
+        with _open_new(target) as file, path.open("rb") as content:
             while lines := content.readlines(BLOCK_BYTES):
                 file.write(convert(b"".join(lines)))
         return UnpackedFile(target, str(path))
@@ -215,8 +216,8 @@ def _write_once(path: AnyPath, encoding: str, write: Callable[[], UnpackedFile])
 
 
 def _transcode(path: Path, encoding: str) -> UnpackedFile:
-    line = 1
-    with _make_file(path.name) as (target, file):
+    line, target = 1, _make_path(path.name)
+    with _open_new(target) as file:
         try:
             with path.open(encoding=encoding, newline="") as content:
                 while block := content.read(BLOCK_CHARACTERS):
@@ -247,37 +248,80 @@ def _unpack_gzip(path: AnyPath) -> UnpackedFile:
         def find_share(_: int) -> float | None:  # a stream of an object does not say where it is
             return packed.tell() / size if isinstance(path, Path) else None
 
-        return UnpackedFile(_copy(path, content, inner.name, size, find_share), str(path))
+        target = _make_path(inner.name)
+        _copy(path, content, target, size, find_share)
+        return UnpackedFile(target, str(path))
 
 
 def _unpack_zip(path: Path) -> UnpackedFile:
     with zipfile.ZipFile(path) as archive:
-        members = [
-            member
-            for member in archive.infolist()
-            if not _is_hidden(member) and not member.is_dir()
-        ]
-        known = {Path(member.filename): member for member in members}
-        tables = select_tables([name for name in known if name.suffix.lower() in ENDINGS])
-        if not tables:
-            raise UserError(f"{path}: contains no {', '.join(ENDINGS)} file")
-        if len({name.with_suffix("") for name in tables}) > 1:
-            names = ", ".join(map(str, tables[:MAX_NAMES]))
+        tables = _list_tables(path, archive)
+        if len(tables) > 1:
+            names = ", ".join(table.filename for table in tables[:MAX_NAMES])
             more = f" and {len(tables) - MAX_NAMES} more" * (len(tables) > MAX_NAMES)
             raise UserError(
                 f"{path}: contains {len(tables)} tables ({names}{more}); unpack it and set "
                 "data.path to the folder"
             )
-        # one table in several formats is read from the first of these
-        table = known[min(tables, key=lambda name: ENDINGS.index(name.suffix.lower()))]
-        if table.flag_bits & 1:
-            raise UserError(f"{path}: is encrypted; unpack it first")
-        if table.file_size > (free := _find_room()):
-            raise _explain_room(path, table.file_size, free)
-        with archive.open(table) as content:
-            name, size = Path(table.filename).name, max(table.file_size, 1)
-            copy = _copy(path, content, name, table.compress_size, lambda done: done / size)
-            return UnpackedFile(copy, f"{path}/{table.filename}")
+        (table,) = tables
+        target = _make_path(Path(table.filename).name)
+        _unpack_member(path, archive, table, target)
+        return UnpackedFile(target, f"{path}/{table.filename}")
+
+
+def unpack_tables(path: Path) -> tuple[Path, list[Path]] | None:
+    """Return a folder with the tables of a ZIP archive, and these; None where it has only one. They
+    are unpacked once per process while the archive stays the same."""
+
+    def write() -> UnpackedFile:
+        with zipfile.ZipFile(path) as archive:
+            tables = _list_tables(path, archive)
+            folder = _make_path("tables")
+            for table in tables if len(tables) > 1 else ():
+                inner = [part for part in Path(table.filename).parts if part not in ("/", "..")]
+                target = folder.joinpath(*inner)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                _unpack_member(path, archive, table, target)
+                _origins[target] = UnpackedFile(target, f"{path}/{table.filename}")
+        return UnpackedFile(folder, str(path))
+
+    folder = _write_once(path, "tables", write).path
+    files = sorted(file for file in _origins if file.is_relative_to(folder))
+    return (folder, files) if files else None
+
+
+_origins: dict[Path, UnpackedFile] = {}
+"""The files that archives with several tables were unpacked to"""
+
+
+def find_origin(path: AnyPath) -> UnpackedFile | None:
+    """Return what a file was unpacked from, where an archive has several tables."""
+    return _origins.get(path) if isinstance(path, Path) else None
+
+
+def _list_tables(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """List the tables of an archive."""
+    members = {
+        Path(member.filename): member
+        for member in archive.infolist()
+        if not _is_hidden(member) and not member.is_dir()
+    }
+    tables = select_members(list(members))
+    if not tables:
+        raise UserError(f"{path}: contains no {', '.join(ENDINGS)} file")
+    return [members[table] for table in tables]
+
+
+def _unpack_member(
+    path: Path, archive: zipfile.ZipFile, table: zipfile.ZipInfo, target: Path
+) -> None:
+    if table.flag_bits & 1:
+        raise UserError(f"{path}: is encrypted; unpack it first")
+    if table.file_size > (free := _find_room()):
+        raise _explain_room(path, table.file_size, free)
+    with archive.open(table) as content:
+        size = max(table.file_size, 1)
+        _copy(path, content, target, table.compress_size, lambda done: done / size)
 
 
 def _is_hidden(member: zipfile.ZipInfo) -> bool:
@@ -288,16 +332,16 @@ def _is_hidden(member: zipfile.ZipInfo) -> bool:
 def _copy(
     path: AnyPath,
     content: gzip.GzipFile | IO[bytes],
-    name: str,
+    target: Path,
     packed_bytes: int,
     find_share: Callable[[int], float | None],
-) -> Path:
+) -> None:
     """Write the unpacked content of a file, block by block; a content that would fill the disk is
     refused."""
     limit = max(MAX_RATIO * packed_bytes, ANY_RATIO_BYTES)
     free = _find_room()
     done = 0
-    with _make_file(name) as (target, file):
+    with _open_new(target) as file:
         while block := _read_block(content):
             file.write(block)
             done += len(block)
@@ -311,7 +355,6 @@ def _copy(
                 raise _explain_room(path, done, free)
             report_progress(f"unpacking {path.name}", find_share(done))
         report_progress("")
-    return target
 
 
 def _read_block(content: gzip.GzipFile | IO[bytes]) -> bytes:
@@ -324,12 +367,12 @@ def _read_block(content: gzip.GzipFile | IO[bytes]) -> bytes:
 
 
 @contextmanager
-def _make_file(name: str) -> Iterator[tuple[Path, IO[bytes]]]:
-    """Make a file in the temporary folder; it is removed again if it is not written to its end."""
-    target = _make_path(name)
+def _open_new(target: Path) -> Iterator[IO[bytes]]:
+    """Open a new file in the temporary folder; it is removed again if it is not written to its
+    end."""
     try:
         with target.open("wb") as file:
-            yield target, file
+            yield file
     except BaseException:
         target.unlink(missing_ok=True)
         raise

@@ -267,9 +267,14 @@ def expand_path(path: AnyPath) -> tuple[AnyPath, list[AnyPath]]: ...
 
 
 def expand_path(path: AnyPath) -> tuple[AnyPath, Any]:
-    """Return the files that a path stands for, and the folder that their names are relative to."""
+    """Return the files that a path stands for, and the folder that their names are relative to; an
+    archive with several tables is unpacked."""
     if path.is_dir():
         return path, list_files(path)
+    if isinstance(path, Path) and path.suffix.lower() == ".zip" and path.is_file():
+        unpacked = compression.unpack_tables(path) if path.stat().st_size else None
+        if unpacked is not None:
+            return unpacked
     folder, matches = find_matches(path) if isinstance(path, Path) else path.find_matches()
     if folder == path or path.exists():  # no pattern, or a file whose name looks like one
         return path.parent, [path]
@@ -354,7 +359,9 @@ def _open_source(path: AnyPath, name: str, setting: str) -> Iterator[_Source]:
         raise UserError(f'{path}: unsupported format "{path.suffix or path.name}"; use {known}')
     file_format = find_format(path)
     if file_format is not None and (isinstance(path, Path) or file_format.reads_objects):
-        yield _Source(file_format, InputFile(path, name, head), None)
+        origin = compression.find_origin(path)
+        with restoring_name(origin):
+            yield _Source(file_format, InputFile(path, name, head), origin)
         return
     unpacked = compression.unpack(path)
     inner_name = name + unpacked.label.removeprefix(str(path))

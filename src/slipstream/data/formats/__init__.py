@@ -80,3 +80,15 @@ def select_tables(files: Sequence[Named]) -> list[Named]:
 
     tables = [file for file in files if not is_about(file)] or list(files)
     return [file for file in tables if find_ending(file) not in ANY_CONTENT] or tables
+
+
+def select_members(files: Sequence[Named]) -> list[Named]:
+    """Return the tables of an archive: of one that is there in several formats the first of these,
+    and where series of classes are in a format of their own, these alone."""
+    for ending in (".ts", ".arff"):
+        if cases := [file for file in files if file.suffix.lower() == ending]:
+            return cases
+    tables = select_tables([file for file in files if file.suffix.lower() in ENDINGS])
+    tables.sort(key=lambda file: ENDINGS.index(file.suffix.lower()))
+    first = {file.with_suffix(""): file for file in reversed(tables)}
+    return [file for file in files if file in first.values()]
