@@ -9,7 +9,7 @@ import pytest
 from slipstream import config as configs
 from slipstream import runs
 from slipstream.base.errors import UserError
-from slipstream.base.run_names import find_kind, find_run
+from slipstream.base.run_names import find_kind, find_run, name_run
 
 
 def make(out, name, *, at=0, **files):
@@ -127,3 +127,13 @@ def test_the_path_of_an_encoder_is_not_completed(out):
     gone = str(out / "bars-20260104T000000Z")
     with pytest.raises(UserError, match="there is no such run"):
         configs.load({"train": {"init_from": gone}})
+
+
+def test_the_model_of_a_search_is_named_after_the_search(tmp_path):
+    search = tmp_path / "load-1"
+    model = search / "retrained" / "best"
+    model.mkdir(parents=True)
+    assert name_run(model) == "best"
+    (search / "config.toml").touch()
+    assert name_run(model) == "load-1/retrained/best"
+    assert name_run(search) == "load-1"

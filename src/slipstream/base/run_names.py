@@ -24,6 +24,8 @@ EXPORT_FILE = "export.json"
 """The file that makes a folder an export, which can be named like a run but is never the `last`
 one"""
 KINDS = ("train", "pretrain", "search", "auto", "probe", "ensemble")
+RETRAINED = "retrained"
+"""The folder of a search that holds the runs of its models"""
 SEARCHES = ("search", "auto")
 """Kinds of run that have trials"""
 MAX_CANDIDATES = 10
@@ -50,6 +52,12 @@ def find_run(
     if not with_links and (foreign := find_foreign_entry(folder)) is not None:
         raise UserError(_describe_foreign(foreign))
     return folder
+
+
+def name_run(folder: Path) -> str:
+    """Return the name of a run: of the model that a search has trained, that of the search."""
+    is_inner = folder.parent.name == RETRAINED and is_run(folder.parent.parent)
+    return f"{folder.parent.parent.name}/{RETRAINED}/{folder.name}" if is_inner else folder.name
 
 
 def _find_folder(name: str | Path, out: str | PathLike[str], kinds: Collection[str]) -> Path:

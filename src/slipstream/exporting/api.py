@@ -13,7 +13,7 @@ from torch import nn
 
 from slipstream import __version__, runs
 from slipstream.base.errors import Option, UserError
-from slipstream.base.run_names import EXPORT_FILE
+from slipstream.base.run_names import EXPORT_FILE, name_run
 from slipstream.base.storage import compute_sha256
 from slipstream.exporting.formats import (
     ExportSource,
@@ -185,7 +185,7 @@ def _describe(to: str, source: ExportSource, written: WrittenExport) -> dict[str
     units = dict(source.units)
     return {
         "format": to,
-        "run": source.run.run.folder.name,
+        "run": name_run(source.run.run.folder),
         "model": source.run.description,
         "kinds": [member.first.config.model.kind for member in source.run.members],
         "versions": versions | {"numpy": np.__version__} | dict(written.versions),

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.base.errors import Option, UserError, Wording
+from slipstream.base.run_names import name_run
 from slipstream.base.text import format_c_double, format_count
 from slipstream.config.prepare import ResampleStep
 from slipstream.data.columns import read_times
@@ -674,7 +675,7 @@ def list_before(source: ExportSource, layout: CLayout) -> list[str]:
 def write_source(source: ExportSource, settings: CSettings, folder: Path) -> CLayout:
     """Write NAME.c and NAME.h, and those of each model of an ensemble."""
     run, widths = source.run, source.run.half_widths
-    about = About(run.run.folder.name, source.units, explain_regime(source, settings))
+    about = About(name_run(run.run.folder), source.units, explain_regime(source, settings))
     if len(run.members) > 1:
         code = make_ensemble_source(
             run, source.interface, settings, half_widths=widths, about=about
