@@ -260,8 +260,8 @@ class Data(Section):
     """Lines above the row of names, in CSV and Excel. Default: lines of text above the names are
     recognised."""
     names: Literal["none"] | Names | None = None
-    """Text files without a row of names: the names of their columns, in order, or `"none"` for
-    `V1`, `V2` and so on."""
+    """Text files and workbooks without a row of names: the names of their columns, in order, or
+    `"none"` for `V1`, `V2` and so on."""
     encoding: Annotated[str, AfterValidator(check_encoding)] | None = None
     """Encoding of text files, as Python names it (`"cp1252"`, `"utf-16"`). Default: UTF-8."""
     sheet: str | Names | None = None

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from slipstream.base.errors import UserError
+from slipstream.base.errors import NoNamesError, Setting, UserError
 from slipstream.base.text import format_count
 
 Rows = Sequence[Sequence[str]]
@@ -37,6 +37,8 @@ UNIT = re.compile(rf"-+|[\[(].+[\])]|{_SYMBOL}(?:\s?[/*·]?\s?{_SYMBOL})*")
 """A dash for "no unit", text in brackets, or symbols as in mA, m^3/h and Wh"""
 LONGEST_UNIT = 20
 """A longer text below a name is no unit"""
+COMMENTS = ("#", "%")
+"""The marks of comments above values"""
 DATE = re.compile(r"\d{1,4}[-/.:]\d{1,2}(?:[-/.: T]|$)")
 """How a date or time of day begins"""
 MAX_NAMED = 5
@@ -119,6 +121,38 @@ def are_values(names: Sequence[str], below: Rows) -> bool:
         DATE.match(names[i]) or names[i] in {row[i].strip() for row in below if i < len(row)}
         for i in texts
     )
+
+
+def explain_no_names(where: str, text: str, values: Sequence[str]) -> UserError:
+    """Return the error for a row of values where names should be, which begins with this text."""
+    kind = NoNamesError if is_values(values) else UserError
+    return kind(
+        f'{where} should name the columns, but reads "{text}"; if the file has no names, set '
+        + Setting({"data.names": "none"})
+        + " or list them there; where every row is a series, set "
+        + Setting({"data.layout": "wide"}),
+        setting="data.layout",
+    )
+
+
+def name_columns(path: Path, rows: Rows, names: Literal["none"] | Sequence[str]) -> Layout | None:
+    """Return the layout of rows without a row of names, below comments; None where all are
+    blank."""
+    filled = (i for i, row in enumerate(rows) if _has_text(row))
+    first = next((i for i in filled if not rows[i][0].startswith(COMMENTS)), None)
+    if first is None:
+        return None
+    count = max(map(len, rows[first:]))
+    if names == "none":
+        return Layout([f"V{number}" for number in range(1, count + 1)], first, first, {})
+    if len(names) != count:
+        raise UserError(
+            file=path,
+            setting="data.names",
+            found=format_count(len(names), "name"),
+            accepted=format_count(count, "name") + ", one for each column",
+        )
+    return Layout(list(names), first, first, {})
 
 
 def find_names(rows: Rows) -> int | None:

@@ -15,11 +15,13 @@ import pytest
 
 from slipstream import UserError
 from slipstream import config as configs
+from slipstream.base.errors import NoNamesError
 from slipstream.data import columns
-from slipstream.data.files import read_file, read_parts, read_tables
+from slipstream.data.files import EMPTY_NOTE, read_file, read_files, read_parts, read_tables
 from slipstream.data.formats import isolated
 from slipstream.data.formats.reader import ReadOptions
 from slipstream.data.table import find_duplicates
+from slipstream.tools.inspection import inspect_path
 from tests.workbooks import Fault, Formula, write_workbook
 
 ROWS = [["t", "V", "note"], *([i, 3 + i / 7, "x"] for i in range(5))]
@@ -142,6 +144,38 @@ def test_what_cannot_be_read_is_named_with_the_fix(tmp_path):
     ):
         with pytest.raises(UserError, match=match):
             read(write_workbook(path, sheets))
+
+
+def test_a_sheet_without_names_takes_them_from_the_settings(tmp_path):
+    start = datetime.datetime(2024, 1, 1)
+    hours = [start + datetime.timedelta(hours=hour) for hour in range(200)]
+    rows = [[time, 1.5 + time.hour, 7.25 - i % 5] for i, time in enumerate(hours)]
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": rows})
+    with pytest.raises(NoNamesError, match=r'row 1 of sheet "Data" .* set data.names = "none"'):
+        read(path)
+    table = read(path, names="none")
+    assert table.column_names == ("V1", "V2", "V3")
+    assert numbers(table, "V3").tolist() == [row[2] for row in rows]
+    assert read(path, names=("t", "a", "b")).column_names == ("t", "a", "b")
+    with pytest.raises(UserError, match=r"data.names is 1 name; it should be 3 names"):
+        read(path, names=("a",))
+    data = inspect_path(str(path)).proposal.config["data"]
+    assert (data["names"], data["time"]) == ("none", "V1")
+
+
+def test_a_workbook_without_rows_is_left_out_of_a_folder(tmp_path):
+    write_workbook(tmp_path / "a.xlsx", {"Data": ROWS})
+    write_workbook(tmp_path / "b.xlsx", {"Data": ROWS[:1]})
+    (table,) = read_files([str(tmp_path)])
+    assert [file.name for file in table.files] == ["a.xlsx", "b.xlsx"]
+    assert table.files[1].notes == (EMPTY_NOTE,)
+
+
+def test_a_sheet_with_a_series_per_row_needs_no_names(tmp_path):
+    path = write_workbook(tmp_path / "t.xlsx", {"Data": [[1, 0.5, 2.5], [2, 1.5, 3.5]]})
+    table = read(path, is_wide=True)
+    assert table.num_rows == 2
+    assert numbers(table, table.column_names[2]).tolist() == [2.5, 3.5]
 
 
 def test_a_missing_extra_is_named_with_the_command(tmp_path, monkeypatch):

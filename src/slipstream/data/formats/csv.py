@@ -22,7 +22,6 @@ import pyarrow.csv
 from slipstream.base.errors import (
     EmptyFileError,
     EncodingError,
-    NoNamesError,
     Setting,
     Text,
     UserError,
@@ -46,13 +45,14 @@ from slipstream.data.layout import (
     are_values,
     describe_dropped,
     describe_layout,
+    explain_no_names,
     find_layout,
     find_names,
     find_wide_layout,
     is_number,
     is_units,
-    is_values,
     iter_records,
+    name_columns,
 )
 from slipstream.data.table import DataTable, summarize_error, wrap_table
 
@@ -78,8 +78,6 @@ MAGIC: dict[bytes, Text] = {
     b"MATLAB": "a MAT file; rename it to .mat",
     b"\xd0\xcf\x11\xe0": "an Excel file (.xls); correct the ending of its name",
 }
-COMMENTS = (b"#", b"%")
-"""The marks of comments above cells with spaces between them"""
 MAX_NULS = 0.1
 """A file with a larger share of NUL bytes is not taken for UTF-8"""
 MAX_REPEATS = 1000
@@ -181,7 +179,7 @@ def _split_head(head: bytes) -> list[bytes]:
 
 def _count_comments(lines: Sequence[bytes]) -> int:
     """Count the comments that a text begins with, and blank lines among them."""
-    return sum(1 for _ in takewhile(lambda line: line[:1] in (b"", *COMMENTS), lines))
+    return sum(1 for _ in takewhile(lambda line: line[:1] in (b"", b"#", b"%"), lines))
 
 
 def _join_cells(head: bytes, block: bytes) -> bytes:
@@ -507,7 +505,7 @@ def _read_header(path: Path, name: str, head: bytes, options: ReadOptions) -> _H
         raise
     rows = [cells for _, _, cells in records]
     if not has_names:
-        header = _name_columns(path, rows, options)
+        header = name_columns(path, rows, options.names or ())
     else:
         header = find_wide_layout(rows) if is_wide else find_layout(rows, search=skip_rows is None)
     if header is None:
@@ -519,39 +517,10 @@ def _read_header(path: Path, name: str, head: bytes, options: ReadOptions) -> _H
     below = rows[header.first_value_row :]
     if has_names and filled and not is_wide and are_values(header.names, below):
         text = delimiter.join(rows[header.first_name_row])[:60]
-        kind = NoNamesError if is_values(filled) else UserError
-        raise kind(
-            f'{path}: line {lines} should name the columns, but reads "{text}"; if the file has no '
-            "names, set "
-            + Setting({"data.names": "none"})
-            + " or list them there; where every row is a series, set "
-            + Setting({"data.layout": "wide"}),
-            setting="data.layout",
-        )
+        raise explain_no_names(f"{path}: line {lines}", text, filled)
     above = any(rows[: header.first_name_row])
     first_line = records[header.first_name_row][0] if above else 1
     return _Header(delimiter, first_line, lines, header)
-
-
-def _name_columns(path: Path, rows: Sequence[Sequence[str]], options: ReadOptions) -> Layout | None:
-    """Return the layout of rows without a row of names; None where all rows are blank."""
-    filled = [i for i, row in enumerate(rows) if any(cell.strip() for cell in row)]
-    marks = tuple(mark.decode() for mark in COMMENTS)
-    first = next((i for i in filled if not rows[i][0].startswith(marks)), None)
-    if first is None:
-        return None
-    count = max(map(len, rows[first:]))
-    if options.names == "none":
-        return Layout([f"V{number}" for number in range(1, count + 1)], first, first, {})
-    names = list(options.names or ())
-    if len(names) != count:
-        raise UserError(
-            file=path,
-            setting="data.names",
-            found=format_count(len(names), "name"),
-            accepted=format_count(count, "name") + ", one for each column",
-        )
-    return Layout(names, first, first, {})
 
 
 def _find_delimiter(

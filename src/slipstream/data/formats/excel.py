@@ -20,10 +20,14 @@ from slipstream.data.layout import (
     NULLS,
     UNNAMED,
     Layout,
+    are_values,
     describe_dropped,
     describe_layout,
+    explain_no_names,
     find_layout,
+    find_wide_layout,
     is_number,
+    name_columns,
 )
 from slipstream.data.table import DataTable, summarize_error, wrap_table
 
@@ -188,15 +192,20 @@ def _find_layout(path: Path, workbook: Any, sheet: str, options: ReadOptions) ->
     head = _load(path, workbook, sheet, skip_rows=skip, n_rows=HEAD_ROWS, dtypes="string")
     cells = [column.to_pylist() for column in head.to_arrow().columns] if head.height else []
     rows = [[cell or "" for cell in row] for row in zip(*cells, strict=True)]
-    layout = find_layout(rows, search=options.skip_rows is None)
+    if options.names is not None:
+        layout = name_columns(path, rows, options.names)
+    elif options.is_wide:
+        layout = find_wide_layout(rows)
+    else:
+        layout = find_layout(rows, search=options.skip_rows is None)
     if layout is None:
         below = f" below row {skip} (data.skip_rows)" if skip else ""
         raise UserError(f'{path}: sheet "{sheet}" is empty{below}')
-    if all(is_number(name) for name in layout.names if name):
-        raise UserError(
-            f'{path}: row {skip + layout.first_name_row + 1} of sheet "{sheet}" should name the '
-            f'columns, but reads "{", ".join(layout.names)[:60]}"; add a row with their names'
-        )
+    filled = [name for name in layout.names if name]
+    is_named = options.names is None and not options.is_wide
+    if is_named and are_values(layout.names, rows[layout.first_value_row :]):
+        where = f'{path}: row {skip + layout.first_name_row + 1} of sheet "{sheet}"'
+        raise explain_no_names(where, ", ".join(layout.names)[:60], filled)
     return layout._replace(
         first_name_row=layout.first_name_row + skip, first_value_row=layout.first_value_row + skip
     )

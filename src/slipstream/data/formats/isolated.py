@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +28,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 import slipstream
-from slipstream.base.errors import UserError
+from slipstream.base.errors import EmptyFileError, NoNamesError, UserError, parse_json_error
 from slipstream.data.formats.reader import InputFile, ReadOptions
 from slipstream.data.table import DataTable, MemoryReader, summarize_error, wrap_table
 
@@ -81,7 +81,7 @@ def read_isolated(
         waiting.append(child)
     facts, tables = answer or ({"failure": "does not start"}, [])
     if "error" in facts:
-        raise UserError(facts["error"])
+        raise _parse_error(facts["error"])
     if "failure" in facts:
         raise UserError(
             f"{path}: cannot be read as {kind}: the process that reads it "
@@ -102,6 +102,18 @@ def read_isolated(
         )
         for details, table in zip(facts["tables"], tables, strict=True)
     ]
+
+
+def _parse_error(values: Mapping[str, Any]) -> UserError:
+    """Return the error that a child sent, with what the library has printed."""
+    kinds = {kind.__name__: kind for kind in (EmptyFileError, NoNamesError)}
+    kind = kinds.get(values["kind"], UserError)
+    error = parse_json_error(kind, values)
+    if values["printed"]:
+        printed = "; ".join(values["printed"])
+        error = kind(error.message + f" (the library that reads it reports: {printed})")
+    error.setting = values["setting"]
+    return error
 
 
 def _take(waiting: list[_Child], path: Path) -> _Child:
@@ -260,14 +272,15 @@ def _answer(request: dict[str, Any], messages: _Messages, replies: IO[bytes]) ->
     try:
         tables = _carry_out(request)
     except UserError as error:
-        facts = {"error": str(error)}
+        facts = {"error": error.to_json() | {"kind": type(error).__name__}}
+        facts["error"]["setting"] = error.setting
     except MemoryError:
         facts = {"failure": "needs more memory than there is"}
     except BaseException as error:  # a panic in Rust is none of the usual ones
         facts = {"failure": f"failed: {summarize_error(error)}"}
     printed = _describe_printed(messages.texts, 2, begin)
-    if "error" in facts and printed:
-        facts["error"] += f" (the library that reads it reports: {'; '.join(printed)})"
+    if "error" in facts:
+        facts["error"]["printed"] = printed
     notes = [f"the library that reads the file reports: {text}" for text in printed]
     if not facts:
         facts["tables"] = [_describe_table(table, notes) for table in tables]

@@ -35,7 +35,7 @@ class ReadOptions(NamedTuple):
     is_wide: bool = False
     """Whether a row is a series: rows may differ in length, and the first one may be values"""
     names: Literal["none"] | tuple[str, ...] | None = None
-    """The names of the columns of text files that have no row of names"""
+    """The names of the columns of text files and workbooks that have no row of names"""
 
     @classmethod
     def from_data(cls, data: Data) -> Self:
