@@ -100,6 +100,7 @@ def test_of_an_archive_the_table_is_read_without_texts_about_it(tmp_path):
         "formats": {"a_xlsx": "no workbook", "a_csv": TEXT},
         "any content": {"index_dat": "\0", "a_csv": TEXT, "names_md": "About"},
         "data": {"a_data": TEXT, "a_names": "About", "README_txt": "About"},
+        "description": {"a_description_txt": "About it, all", "a_csv": TEXT},
         "named like one": {"readme_csv": TEXT},
     }
     expected = read_file(write_zip(tmp_path / "a.zip", a_csv=TEXT), name="a.zip")

@@ -125,7 +125,8 @@ def are_values(names: Sequence[str], below: Rows) -> bool:
 
 def explain_no_names(where: str, text: str, values: Sequence[str]) -> UserError:
     """Return the error for a row of values where names should be, which begins with this text."""
-    kind = NoNamesError if is_values(values) else UserError
+    has_text = not all(map(is_number, values))  # numbers alone may be names, as years are
+    kind = NoNamesError if has_text or is_values(values) else UserError
     return kind(
         f'{where} should name the columns, but reads "{text}"; if the file has no names, set '
         + Setting({"data.names": "none"})

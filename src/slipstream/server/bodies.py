@@ -425,4 +425,6 @@ def _check_csv(body: bytes, limits: ServerLimits) -> bytes:
 
 
 def _count_delimiters(lines: Iterable[bytes]) -> int:
-    return max((line.count(mark) for line in lines for mark in (b",", b";", b"\t")), default=0)
+    return max(
+        (line.count(mark) for line in lines for mark in (b",", b";", b"\t", b"|")), default=0
+    )

@@ -1918,9 +1918,7 @@ def _survey_wide(path: str, options: ReadOptions) -> Survey | None:
     to be read as one."""
     try:
         survey = survey_tables(open_tables(path, options._replace(is_wide=True)), path)
-    except UserError as error:
-        if error.setting != "data.layout":
-            raise
+    except UserError:  # as where names repeat, which are values
         return None
     return None if find_wide_layout(survey) is None else survey
 

@@ -15,6 +15,7 @@ from slipstream.data.files import read_file
 from slipstream.data.formats import csv
 from slipstream.data.formats.csv import CsvReader
 from slipstream.data.formats.reader import InputFile, ReadOptions
+from slipstream.tools.inspection import inspect_path
 
 ROWS = [f"{i},{i * 7 % 11}.5,note {i}" for i in range(400)]
 
@@ -181,15 +182,23 @@ def test_a_file_without_names_is_read_by_the_setting(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["5.1,3.5,setosa", "2024-03-01 00:00,3.5,1", "1.5,13:05:00,ok", "1,,setosa", "0.1,0.2,0.3"],
+    [
+        "5.1,3.5,setosa",
+        "2024-03-01 00:00,3.5,1",
+        "1.5,13:05:00,ok",
+        "1,,setosa",
+        "0.1,0.2,0.3",
+        "7,7,setosa",
+    ],
 )
 def test_a_first_line_of_values_is_no_line_of_names(tmp_path, line):
     path = tmp_path / "t.csv"
     path.write_text("\n".join([line, line, "4.9,3.0,virginica", ""]))
-    with pytest.raises(UserError, match=r'line 1 should name .* set data.names = "none"'):
+    with pytest.raises(NoNamesError, match=r'line 1 should name .* set data.names = "none"'):
         read_file(path, name="t.csv")
     source = read_file(path, name="t.csv", options=ReadOptions(names="none"))
     assert source.num_rows == 3
+    assert inspect_path(str(path)).proposal.config["data"]["names"] == "none"
 
 
 @pytest.mark.parametrize(
@@ -228,6 +237,18 @@ def test_comments_stand_above_cells_with_spaces_between_them(tmp_path, above, na
     if names[0] == "V1":
         with pytest.raises(NoNamesError):
             read_file(path, name="t.dat")
+
+
+def test_bars_may_separate_the_cells(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("country|year|pop\nA, B|1952|8,5\nC|1957|9,5\n")
+    source = read_file(path, name="t.csv")
+    assert source.files[0].format == "CSV, bars, decimal comma"
+    assert source.column_names == ("country", "year", "pop")
+    assert source.read_column("country").to_pylist() == ["A, B", "C"]
+    path.write_text('a|b|c\n1|"2|3\n4|5"|6\n7|8|9\n')
+    with pytest.raises(UserError, match="line 2: the quote that opens here"):
+        read_file(path, name="t.csv")
 
 
 def test_comments_above_values_without_names_are_no_row(tmp_path):

@@ -84,11 +84,13 @@ def select_tables(files: Sequence[Named]) -> list[Named]:
 
 def select_members(files: Sequence[Named]) -> list[Named]:
     """Return the tables of an archive: of one that is there in several formats the first of these,
-    and where series of classes are in a format of their own, these alone."""
+    of text files the `.txt` ones only where there are no others, since these may be about the
+    tables; where series of classes are in a format of their own, these alone."""
     for ending in (".ts", ".arff"):
         if cases := [file for file in files if file.suffix.lower() == ending]:
             return cases
     tables = select_tables([file for file in files if file.suffix.lower() in ENDINGS])
+    tables = [file for file in tables if file.suffix.lower() != ".txt"] or tables
     tables.sort(key=lambda file: ENDINGS.index(file.suffix.lower()))
     first = {file.with_suffix(""): file for file in reversed(tables)}
     return [file for file in files if file in first.values()]

@@ -61,7 +61,7 @@ Ints = npt.NDArray[np.int64]
 BLOCK_BYTES, STREAM_BYTES, COUNT_BYTES = 16 << 20, 2 << 20, 1 << 20
 """Bytes parsed at a time from a whole file, parsed at a time from a file of any size, and searched
 for line breaks at a time"""
-DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 LARGE_BYTES = 32 << 20
 """A file of at least this size is sampled without reading the rest of it"""
 HEAD_RECORDS, HEAD_CELLS = 100, 100_000
@@ -89,7 +89,7 @@ FIX = (
 
 
 class CsvReader(TableReader):
-    """Reads text with commas, semicolons, tabs or spaces between the cells; a large file in
+    """Reads text with commas, semicolons, tabs, bars or spaces between the cells; a large file in
     batches."""
 
     def read(self, file: InputFile, options: ReadOptions) -> list[DataTable]:
@@ -162,7 +162,7 @@ def is_spaced(head: bytes, skip_rows: int) -> bool:
     lines = _split_head(head)
     lines = [line for line in lines[max(skip_rows, _count_comments(lines)) :] if line.strip()]
     lines = lines[:HEAD_RECORDS]
-    if any(mark in line for line in lines for mark in b',;\t"'):
+    if any(mark in line for line in lines for mark in b',;\t|"'):
         return False
     rows = [line.split() for line in lines]
     if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
@@ -528,7 +528,7 @@ def _find_delimiter(
 ) -> tuple[str, list[Record]]:
     """Return the delimiter and the first records.
 
-    The delimiter is the most frequent of comma, semicolon and tab in the first line, outside
+    The delimiter is the most frequent of comma, semicolon, tab and bar in the first line, outside
     quotes, unless only another one shows names above numbers.
     """
     lines = head.removeprefix(b"\xef\xbb\xbf").splitlines()[skip_rows or 0 :]
@@ -649,8 +649,9 @@ def _find_swallowed(table: pa.Table, index: int, rows: Ints, delimiter: str) -> 
     before, after = index, table.num_columns - 1 - index
     if not len(rows) or max(before, after) > MAX_REPEATS:
         return None
-    cell = f"[^\r\n{delimiter}]*"
-    pattern = f"^{cell}(?:{delimiter}{cell}){{{after}}}[\r\n]+(?:{cell}{delimiter}){{{before}}}"
+    mark = re.escape(delimiter)
+    cell = f"[^\r\n{mark}]*"
+    pattern = f"^{cell}(?:{mark}{cell}){{{after}}}[\r\n]+(?:{cell}{mark}){{{before}}}"
     alike = pc.match_substring_regex(table.column(index), pattern)
     for row in np.flatnonzero(alike.to_numpy()).tolist():
         first, *following = _split_lines(table.column(index)[row].as_py())
