@@ -32,8 +32,9 @@ from slipstream.search.candidates import (
     BaselineCandidate,
     find_useful_context,
     lengthen,
-    make_fit,
+    make_estimate,
     prepare_auto,
+    shorten,
 )
 from slipstream.search.library import Advantage, Block, Combination, Library
 from slipstream.search.portfolio import Facts
@@ -316,12 +317,27 @@ def test_a_candidate_that_would_not_end_in_time_is_not_begun(tmp_path):
     notes = {NOTES: {"seconds": 3 * estimate_s}}  # this machine takes three times the estimate
     ended = [optuna.trial.create_trial(value=1.0, user_attrs=notes)]
     ended[0].params = {}
-    known = make_fit(ended, short, facts, 4 * estimate_s)
-    assert known(short)
-    assert not known(long)
-    assert not make_fit(ended, short, facts, 2 * estimate_s)(short)
-    assert make_fit([], given, facts, 0.0)(long)  # nothing is known yet
-    assert make_fit(ended, short, replace(facts, device="cuda"), 0.0)(long)
+    share = make_estimate(ended, short, facts, 4 * estimate_s)
+    assert share(short) == pytest.approx(4 / 3)
+    assert share(long) < 1
+    assert make_estimate(ended, short, facts, 2 * estimate_s)(short) < 1
+    assert make_estimate([], given, facts, 0.0)(long) > 1  # nothing is known yet
+    assert make_estimate(ended, short, replace(facts, device="cuda"), 0.0)(long) > 1
+
+
+def test_where_no_candidate_would_end_in_time_one_has_fewer_epochs():
+    slow, tried, fair = (
+        {"model.kind": kind, "train.epochs": epochs}
+        for kind, epochs in (("transformer", 100), ("mlp", 20), ("gru", 10))
+    )
+
+    def find_share(params):
+        return 6 / params["train.epochs"]
+
+    found = shorten([slow, tried, fair], [{**tried, "train.epochs": 5}], find_share)
+    assert found == {"model.kind": "gru", "train.epochs": 6}
+    assert shorten([slow], [], find_share) is None
+    assert shorten([fair], [fair], find_share) is None
 
 
 def test_small_models_are_small(tmp_path):

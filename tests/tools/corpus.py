@@ -329,6 +329,26 @@ def write_parts(folder: Path) -> Path:
 
 
 @case(
+    "years of several countries",
+    {"time": "year", "time_format": None, "id": "country", "targets": ["income"]},
+    step=5,
+    gaps=0,
+    inputs={"people"},
+)
+def write_countries(folder: Path) -> Path:
+    countries = [f"country {letter}" for letter in "abcdefghijklmnopqrst"]
+    years = list(range(1950, 2015, 5))
+    count = len(countries) * len(years)
+    table: Table = {
+        "country": [country for country in countries for _ in years],
+        "year": years * len(countries),
+        "people": waves(count, 1),
+        "income": waves(count, 2, level=5.0),
+    }
+    return write_csv(folder / "a.csv", table)
+
+
+@case(
     "comments above spaces, a month and a minute of one name",
     {"time": ["YY", "MM", "DD", "hh", "mm"], "time_format": "%Y %m %d %H %M", "id": None},
     step=600,

@@ -156,6 +156,20 @@ def name_columns(path: Path, rows: Rows, names: Literal["none"] | Sequence[str])
     return Layout(list(names), first, first, {})
 
 
+def add_row_names(layout: Layout, rows: Rows, delimiter: str) -> Layout:
+    """Return the layout with a column without a name in front where each row of values has a cell
+    more than there are names: R writes tables so. With commas that cell has to be text: a decimal
+    comma makes a cell more as well."""
+    below = [row for row in rows[layout.first_value_row :] if _has_text(row)]
+    widths = {len(row) for row in below}
+    has_names = layout.first_value_row > layout.first_name_row
+    if not has_names or widths != {len(layout.names) + 1} or not any(row[-1] for row in below):
+        return layout
+    if delimiter == "," and any(is_number(row[0], comma=True) for row in below):
+        return layout
+    return layout._replace(names=["", *layout.names])
+
+
 def find_names(rows: Rows) -> int | None:
     """Find the first row of names right above numbers, or above units and numbers.
 

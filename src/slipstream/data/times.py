@@ -39,6 +39,8 @@ NAMES = re.compile(
 )
 SURE_NAMES = re.compile(r"^(time|date|datetime|timestamp|zeit|datum)([ _(\[].*)?$", re.I)
 """Names that mean the time even where the rows are in no order"""
+YEARS = re.compile(r"^(year|yr|jahr)s?$", re.I)
+"""Names of whole numbers that are the time where rows are a year or more apart"""
 PARTS = (
     (("year", "yyyy", "yr", "yy", "jahr"), "%Y"),
     (("month", "mm", "mo", "mon", "mnth", "monat"), "%m"),
@@ -338,7 +340,11 @@ def _list_numbers(head: Columns, decimal: str | None) -> Iterator[TimeSource]:
     whose name leaves no doubt may be in any order if its numbers are distinct."""
     for name, values in head.items():
         kind = values.type
-        if not NAMES.search(name) or pa.types.is_dictionary(kind) or is_date_type(kind):
+        if (
+            not (NAMES.search(name) or YEARS.match(name.strip()))
+            or pa.types.is_dictionary(kind)
+            or is_date_type(kind)
+        ):
             continue
         if pa.types.is_time(kind) or pa.types.is_duration(kind):
             continue

@@ -80,6 +80,8 @@ MAX_PARENTS = 6
 MIN_TRIED, LATE_SHARE, LONGER, MIN_LONGER = 4, 0.9, 3.0, 1.5
 """Trials after which the best, if it was best after so much of its epochs, trains for so many times
 as many of them; for fewer where the time is short, but not below the last number"""
+MIN_SHORTER = 0.3
+"""The share of its epochs with which a candidate is tried where there is no time for all"""
 MIN_CONTEXT_GAIN = 0.1
 """How much lower the loss of a ridge on the most rows is than on the given ones, beyond its noise,
 where the candidates of the portfolio read the most rows, too"""
@@ -416,19 +418,24 @@ class AutoSearch(OptunaSearch):
         """Return the settings of the next candidate; on a CPU None where none fits into the time
         that is left."""
         space, given = self.study.space, portfolio.read_given(self.config)
-        fits = make_fit(trials, given, self.plan.facts, self.budget.left_s - self._estimate_end())
+        left_s = self.budget.left_s - self._estimate_end()
+        find_share = make_estimate(trials, given, self.plan.facts, left_s)
         tried = [trial.params for trial in trials]
         tried += [trial.system_attrs.get("fixed_params", {}) for trial in trials]
         longer = self._train_longer(trials)
         if longer is not None and longer not in tried:
             return longer
         context = find_useful_context(self.library, max(self.plan.facts.contexts))
-        for candidate in portfolio.order_candidates(
+        ordered = portfolio.order_candidates(
             self.plan.candidates, self.plan.facts, self._prefers_own()
-        ):
-            adapted = portfolio.lengthen_context(candidate, context, self.plan.facts)
-            params = {name: adapted[name] for name in space}
-            if params not in tried and portfolio.is_in_space(params, space) and fits(params):
+        )
+        adapted = [
+            portfolio.lengthen_context(candidate, context, self.plan.facts) for candidate in ordered
+        ]
+        new = [{name: candidate[name] for name in space} for candidate in adapted]
+        new = [params for params in new if portfolio.is_in_space(params, space)]
+        for params in new:
+            if params not in tried and find_share(params) >= 1:
                 return params
         generator = random.Random(f"{self.config.tune.seed} {len(trials)}")
         ranked = [trial for trial in rank_trials(trials) if trial.state == TrialState.COMPLETE]
@@ -448,10 +455,10 @@ class AutoSearch(OptunaSearch):
             params = {name: changed[name] for name in space}
             if params in tried or not portfolio.is_in_space(params, space):
                 continue
-            if fits(params):
+            if find_share(params) >= 1:
                 return params
             misfits += 1
-        return None
+        return shorten(new, tried, find_share)  # rather than leave time unused
 
     def _prefers_own(self) -> bool | None:
         """Whether the best baseline that learns reads the own past alone; None where all do."""
@@ -665,12 +672,12 @@ def find_useful_context(library: Library, longest: int) -> int:
     return longest if given_loss - loss > max(MIN_CONTEXT_GAIN * given_loss, 2 * noise) else 0
 
 
-def make_fit(
+def make_estimate(
     trials: Sequence[FrozenTrial], given: Params, facts: Facts, left_s: float
-) -> Callable[[Params], bool]:
-    """Return a function that says whether a candidate would end in the time that is left, by what
-    others took in comparison with their estimates; on a GPU, and before any has ended, each does.
-    Settings that a candidate does not have are the given ones."""
+) -> Callable[[Params], float]:
+    """Return a function that says how often a candidate would end in the time that is left, by what
+    others took in comparison with their estimates; on a GPU, and before any has ended, as often as
+    one likes. Settings that a candidate does not have are the given ones."""
 
     def estimate(params: Params) -> float:
         return portfolio.estimate_training_s(given | params, facts)
@@ -681,9 +688,26 @@ def make_fit(
         if trial.state == TrialState.COMPLETE
     ]
     if facts.device != "cpu" or not ratios:
-        return lambda _: True
+        return lambda _: math.inf
     pace = statistics.median(ratios)
-    return lambda params: pace * estimate(params) <= left_s
+    return lambda params: left_s / max(pace * estimate(params), 1e-9)
+
+
+def shorten(
+    candidates: Sequence[Params], tried: Sequence[Params], find_share: Callable[[Params], float]
+) -> Params | None:
+    """Return the first of the candidates that were not tried, whatever their epochs, with as many
+    epochs as there is time for; None where that is a small share of them for each."""
+
+    def drop_epochs(params: Params) -> Params:
+        return {name: value for name, value in params.items() if name != "train.epochs"}
+
+    known = [drop_epochs(params) for params in tried]
+    for params in candidates:
+        share = find_share(params)
+        if share >= MIN_SHORTER and drop_epochs(params) not in known:
+            return {**params, "train.epochs": max(int(share * params["train.epochs"]), 1)}
+    return None
 
 
 def lengthen(trial: FrozenTrial, time_s: float) -> Params | None:

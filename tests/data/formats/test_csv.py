@@ -251,6 +251,26 @@ def test_bars_may_separate_the_cells(tmp_path):
         read_file(path, name="t.csv")
 
 
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a\tb\n1\t0.5\tx\n2\t1.5\ty\n", ("column_1", "a", "b")),
+        ("a b\nr1 0.5 2\nr2 1.5 3\nr3 2.5 4\n", ("column_1", "a", "b")),
+        ("a,b\nfirst,0.5,2\nsecond,1.5,3\n", ("column_1", "a", "b")),
+        ("a;b\n1;0.5;\n2;1.5;\n", ("a", "b")),  # an empty cell at the end
+    ],
+)
+def test_r_names_no_column_of_row_names(tmp_path, text, names):
+    (tmp_path / "t.txt").write_text(text)
+    assert read_file(tmp_path / "t.txt", name="t.txt").column_names == names
+
+
+def test_a_cell_more_may_be_a_decimal_comma(tmp_path):
+    (tmp_path / "t.csv").write_text("t,a\n0,1,5\n1,2,5\n")
+    with pytest.raises(UserError, match="line 2: has 3 cells where the header has 2"):
+        read_file(tmp_path / "t.csv", name="t.csv")
+
+
 def test_comments_above_values_without_names_are_no_row(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("# made by a logger\n# in 2012\n0.5,2\n1.5,3\n")

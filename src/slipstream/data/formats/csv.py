@@ -42,6 +42,7 @@ from slipstream.data.layout import (
     UNNAMED,
     Layout,
     Record,
+    add_row_names,
     are_values,
     describe_dropped,
     describe_layout,
@@ -165,7 +166,9 @@ def is_spaced(head: bytes, skip_rows: int) -> bool:
     if any(mark in line for line in lines for mark in b',;\t|"'):
         return False
     rows = [line.split() for line in lines]
-    if len(rows) < 2 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2:
+    widths = {len(row) for row in rows[1:]}
+    # R names no column of row names
+    if len(widths) != 1 or min(widths) < 2 or min(widths) - len(rows[0]) not in (0, 1):
         return False
     cells = [cell.decode("utf-8", "replace") for row in rows[1:] for cell in row]
     return 2 * sum(is_number(cell) or bool(DATE.match(cell)) for cell in cells) > len(cells)
@@ -511,6 +514,7 @@ def _read_header(path: Path, name: str, head: bytes, options: ReadOptions) -> _H
     if header is None:
         after = f" below line {skip_rows} (data.skip_rows)" if skip_rows else ""
         raise EmptyFileError(f"{path}: the file is empty{after}")
+    header = add_row_names(header, rows, delimiter) if has_names and not is_wide else header
     refuse_open(path, name, rows[header.first_name_row][-1], delimiter)
     lines = records[header.first_value_row - 1][1] if header.first_value_row else skip_rows or 0
     filled = [name for name in header.names if name]
