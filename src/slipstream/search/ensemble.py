@@ -256,8 +256,9 @@ def list_folds(
     ]
 
 
-MIN_TRAIN_WINDOWS = 2_000
-"""Training windows of an ensemble from a search that are scored, where there are so many"""
+MIN_TRAIN_WINDOWS, TRAIN_SHARE = 2_000, 0.25
+"""Training windows of an ensemble from a search that are scored, where there are so many, or this
+share of those that are judged by, if that is more: they only show how much was learned by heart"""
 
 
 class KnownParts(NamedTuple):
@@ -272,10 +273,10 @@ class KnownParts(NamedTuple):
 
 
 def choose_train_stride(dataset: Dataset) -> int:
-    """Return of how many training windows one is scored where a search has a time limit: no more
-    than are judged by."""
+    """Return of how many training windows one is scored where a search has a time limit."""
     judged = dataset.num_windows["val"] + dataset.num_windows["test"]
-    return max(dataset.num_windows["train"] // max(judged, MIN_TRAIN_WINDOWS), 1)
+    scored = max(int(TRAIN_SHARE * judged), MIN_TRAIN_WINDOWS)
+    return max(dataset.num_windows["train"] // scored, 1)
 
 
 def score_folds(

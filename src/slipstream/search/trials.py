@@ -18,7 +18,7 @@ from slipstream.engine.recovery import refuse_oversized
 from slipstream.events import Fallback, TrialEnd
 from slipstream.runs import Run
 from slipstream.search import sharing
-from slipstream.search.budget import SearchBudget, TrainingCosts
+from slipstream.search.budget import ModelCosts, SearchBudget, TrainingCosts
 from slipstream.search.packs import (
     NOT_STARTED,
     DatasetCache,
@@ -80,9 +80,12 @@ class OptunaSearch(TrialSource):
 
     def find_cut(self, costs: PackCosts | None = None) -> str:
         """Return why the trials have to stop within their epochs, so that the best is tested."""
-        validate_s = 0.0 if costs is None else costs.validate_s
-        is_past = self.budget.is_past(self.costs.estimate_model(), validate_s)
-        return OUT_OF_TIME if is_past else ""
+        model, validate_s = self.costs.estimate_model(), 0.0
+        if costs is not None:
+            validate_s = costs.validate_s
+            if model is None:  # in the first epoch
+                model = ModelCosts(0.0, costs.epoch_s / max(len(costs.trials), 1))
+        return OUT_OF_TIME if self.budget.is_past(model, validate_s) else ""
 
     def is_finished(self) -> bool:
         """Whether all trials have ended."""

@@ -99,6 +99,27 @@ def test_a_layer_goes_on_from_any_state(kind: str, sizes: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_without_gradients_nothing_is_kept_for_a_backward_pass(kind, monkeypatch):
+    """Writing it would take longer than the forward pass itself."""
+    shape, kept, describe = Shape(kind, 2, 9, 70, 5, 20, 2), [], rnn._describe
+
+    def watch(is_lstm, x, weights, y, saved):
+        kept.append(saved is not None)
+        return describe(is_lstm, x, weights, y, saved)
+
+    monkeypatch.setattr(rnn, "_describe", watch)
+    x, *weights = (tensor.requires_grad_() for tensor in drawn(shape, torch.float32))
+    with_grad = rnn.run_layer(kind, False, x, weights)
+    with torch.no_grad():
+        without = rnn.run_layer(kind, False, x, weights)
+    with torch.inference_mode():
+        in_inference = rnn.run_layer(kind, False, x, weights)
+    assert kept == [True, False, False]
+    assert with_grad.equal(without)
+    assert with_grad.equal(in_inference)
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_results_do_not_depend_on_the_threads_or_on_other_lanes(kind: str) -> None:
     shape = Shape(kind, 3, 6, 70, 5, 20, 2)
     tensors, grad = drawn(shape, torch.float32), draw_grad(shape)

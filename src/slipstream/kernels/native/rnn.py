@@ -49,7 +49,8 @@ def is_supported(x: Tensor, dtype: torch.dtype) -> bool:
 
 def run_layer(kind: str, last: bool, x: Tensor, weights: LayerWeights) -> Tensor:
     """Map x [K, T, B, D] to [K, T, B, W * H], or with `last` to [K, B, W * H]."""
-    out: Tensor = _NativeRnn.apply(kind == "lstm", last, ZEROS, x, *weights)  # type: ignore[no-untyped-call]
+    settings = kind == "lstm", last, torch.is_grad_enabled(), ZEROS
+    out: Tensor = _NativeRnn.apply(*settings, x, *weights)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -60,8 +61,8 @@ def continue_layer(
     it; the gradient ends at the state. P is 2 in an LSTM (h and c), 1 in a GRU."""
     is_lstm = kind == "lstm"
     after = x.new_empty(before.shape[1:]) if is_lstm else None
-    states = before.contiguous(), after
-    out: Tensor = _NativeRnn.apply(is_lstm, False, states, x, *weights)  # type: ignore[no-untyped-call]
+    settings = is_lstm, False, torch.is_grad_enabled(), (before.contiguous(), after)
+    out: Tensor = _NativeRnn.apply(*settings, x, *weights)  # type: ignore[no-untyped-call]
     last = out.detach()[0, -1]
     return out, last[None].clone() if after is None else torch.stack([last, after])
 
@@ -69,14 +70,21 @@ def continue_layer(
 class _NativeRnn(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, is_lstm: bool, last: bool, states: _States, x: Tensor, *weights: Tensor
+        ctx: Any,
+        is_lstm: bool,
+        last: bool,
+        has_grad: bool,
+        states: _States,
+        x: Tensor,
+        *weights: Tensor,
     ) -> Tensor:
         x, weights = x.contiguous(), tuple(weight.contiguous() for weight in weights)
         K, T, B, _ = x.shape
         W, H = weights[1].shape[1], weights[1].shape[3]
         y = x.new_empty(K, T, B, W * H)
         saved = None
-        if any(ctx.needs_input_grad):
+        # within torch.no_grad, needs_input_grad is True for parameters as well
+        if has_grad and any(ctx.needs_input_grad):
             vector: int = library.find_library().rnn_vector()
             units = -(-H // vector) * vector
             saved = x.new_empty(K, W, T, B, 6 if is_lstm else 5, units)
@@ -96,7 +104,7 @@ class _NativeRnn(torch.autograd.Function):
         ctx.done = True
         x, y, saved, *weights = ctx.saved_tensors
         dy = dy if dy.stride(-1) == 1 else dy.contiguous()
-        dx = torch.empty_like(x) if ctx.needs_input_grad[3] else None
+        dx = torch.empty_like(x) if ctx.needs_input_grad[4] else None
         grads = [torch.empty_like(weight) for weight in weights]
         call = _describe(ctx.is_lstm, x, weights, y, saved)
         call.before = _locate(ctx.before)
@@ -106,7 +114,7 @@ class _NativeRnn(torch.autograd.Function):
         call.dx = _locate(dx)
         call.grads = _point_at(grads)
         _check(library.find_library().rnn_backward(ctypes.byref(call)))
-        return None, None, None, dx, *grads
+        return None, None, None, None, dx, *grads
 
 
 def _describe(
