@@ -143,9 +143,10 @@ def _convert(file: InputFile, options: ReadOptions) -> _PlainFile:
         assert options.encoding is not None
         plain = _replace_file(plain, compression.transcode(file.local_path, options.encoding))
     if is_spaced(plain.file.head, options.skip_rows or 0):
-        path, head = plain.file.local_path, plain.file.head
+        path, head, is_named = plain.file.local_path, plain.file.head, options.names is None
+        convert = partial(_join_cells, head, is_named=is_named)
         with restoring_name(plain.copy):
-            copy = compression.rewrite(path, "spaces", partial(_join_cells, head))
+            copy = compression.rewrite(path, "spaces" if is_named else "values", convert)
         plain = _replace_file(plain, copy)._replace(is_spaced=True)
     return plain
 
@@ -185,11 +186,12 @@ def _count_comments(lines: Sequence[bytes]) -> int:
     return sum(1 for _ in takewhile(lambda line: line[:1] in (b"", b"#", b"%"), lines))
 
 
-def _join_cells(head: bytes, block: bytes) -> bytes:
+def _join_cells(head: bytes, block: bytes, *, is_named: bool) -> bytes:
     """Put tabs in place of the spaces between cells; of the comments above them, names and units
-    stay. Every block of a file that begins with `head` is converted like this."""
+    stay where the file names its columns. Every block of a file that begins with `head` is
+    converted like this."""
     if block.startswith(head) and (count := _count_comments(lines := _split_head(head))):
-        named = _find_named(lines[:count], lines[count:])
+        named = _find_named(lines[:count], lines[count:]) if is_named else []
         above = block.splitlines(keepends=True)[:count]
         block = block[sum(map(len, above)) :]
         block = b"".join([*[b"\n"] * (count - len(named)), *named, block])
