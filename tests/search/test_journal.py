@@ -22,7 +22,9 @@ from slipstream.events import TrialEnd
 from slipstream.runs import Run
 from slipstream.search import api, sharing
 from slipstream.search import storage as journal
-from slipstream.search.packs import DatasetCache
+from slipstream.search.budget import MARGIN, SearchBudget
+from slipstream.search.packs import FORWARD_SHARE, DatasetCache, PackCosts, TrialRun
+from slipstream.search.storage import OUT_OF_TIME
 from slipstream.search.study import make_distributions, open_study
 from slipstream.search.trials import OptunaSearch
 from tests.logs import as_lines
@@ -217,6 +219,24 @@ def test_params_that_a_kill_left_unsampled_are_sampled_on_resume(tmp_path):
     params = study.get_trials()[0].params
     assert set(params) == set(SPACE)
     assert (one.config.train.lr, one.config.model.hidden) == tuple(params[name] for name in SPACE)
+
+
+def test_the_first_epoch_leaves_time_to_test_its_model(tmp_path):
+    config = make_config(tmp_path, trials=9, space=SPACE, minutes=1, retrain=1)
+    run = runs.create_run("a", out=str(tmp_path / "runs"))
+    study = open_study(config, run.folder, None, "search")
+    now = [0.0]
+    budget = SearchBudget(config.tune, 40, 0.0, 0.0, lambda: now[0])
+    search = OptunaSearch(config, study, run, DatasetCache(config), budget=budget)
+    trial = TrialRun(0, config)
+    costs = PackCosts([trial, TrialRun(1, config)], validate_s=2.0, epoch_s=40.0)
+    while not search.find_cut(costs):
+        assert not search.is_past
+        now[0] += 0.5
+    test_s = MARGIN * FORWARD_SHARE * 40 / 2
+    assert now[0] == pytest.approx(60 - budget.overhead_s - 2 - test_s, abs=0.5)
+    assert search.is_over()  # no other pack begins
+    assert search.find_cut() == OUT_OF_TIME
 
 
 def test_running_trials_with_impossible_settings_fail_on_resume(tmp_path):

@@ -472,7 +472,8 @@ class TrialGroup:
 
 
 def group_trials(waiting: Sequence[TrialRun], device: str, num_windows: int) -> list[TrialGroup]:
-    """Group all trials, the largest group first; `num_windows` is the length of an epoch."""
+    """Group all trials, that of the given config first, then the largest; `num_windows` is the
+    length of an epoch."""
     exact: dict[PackShape, TrialGroup] = {}
     for trial in waiting:
         shape = get_trial_shape(trial, device)
@@ -480,7 +481,9 @@ def group_trials(waiting: Sequence[TrialRun], device: str, num_windows: int) -> 
     groups = list(exact.values())
     while merged := _merge_best(groups, device, num_windows):
         groups = merged
-    return sorted(groups, key=lambda group: -len(group.trials))
+    # the given config, which is trial 0, does not wait: the time may end with the first pack
+    is_later = {id(group): all(trial.number for trial in group.trials) for group in groups}
+    return sorted(groups, key=lambda group: (is_later[id(group)], -len(group.trials)))
 
 
 def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list[TrialGroup]:

@@ -20,6 +20,7 @@ from slipstream.runs import Run
 from slipstream.search import sharing
 from slipstream.search.budget import ModelCosts, SearchBudget, TrainingCosts
 from slipstream.search.packs import (
+    FORWARD_SHARE,
     NOT_STARTED,
     DatasetCache,
     PackCosts,
@@ -71,12 +72,15 @@ class OptunaSearch(TrialSource):
         """The lowest loss of the trials that were cut off"""
         self.interrupted: list[TrialRun] = []
         """Trials that ran when the search was interrupted; without a checkpoint they start again"""
+        self.is_past = False
+        """What trained had to stop within its epoch"""
         self.is_exhausted = False
         """All trials have started; workers of a shared study may get those of others later"""
 
     def is_over(self) -> bool:
         """Whether another epoch would take time that retraining and reports need."""
-        return self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
+        is_over = self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
+        return self.is_past or is_over
 
     def find_cut(self, costs: PackCosts | None = None) -> str:
         """Return why the trials have to stop within their epochs, so that the best is tested."""
@@ -84,8 +88,10 @@ class OptunaSearch(TrialSource):
         if costs is not None:
             validate_s = costs.validate_s
             if model is None:  # in the first epoch
-                model = ModelCosts(0.0, costs.epoch_s / max(len(costs.trials), 1))
-        return OUT_OF_TIME if self.budget.is_past(model, validate_s) else ""
+                epoch_s = costs.epoch_s / max(len(costs.trials), 1)
+                model = ModelCosts(0.0, FORWARD_SHARE * epoch_s)
+        self.is_past = self.is_past or self.budget.is_past(model, validate_s)
+        return OUT_OF_TIME if self.is_past else ""
 
     def is_finished(self) -> bool:
         """Whether all trials have ended."""

@@ -46,6 +46,16 @@ def test_small_groups_merge_where_a_step_costs_more_than_padding():
     assert len(alone) == 3
 
 
+def test_the_given_config_is_in_the_first_group():
+    waiting = [make_trial(i, **{"model.layers": 2}) for i in range(1, 5)]
+    waiting.append(make_trial(0))
+    first, second = packs.group_trials(waiting, "cpu", 100_000)
+    assert [trial.number for trial in first.trials] == [0]
+    assert len(second.trials) == 4
+    without = packs.group_trials([*waiting[:4], make_trial(9)], "cpu", 100_000)
+    assert [len(group.trials) for group in without] == [4, 1]
+
+
 def test_every_trial_is_in_one_group():
     draw = np.random.default_rng(0)
     waiting = [
