@@ -376,17 +376,39 @@ def test_candidates_with_few_updates_come_last_on_a_cpu(tmp_path):
     assert few == sorted(few)
 
 
-def test_series_of_different_size_are_scaled_each_by_itself(tmp_path):
+def make_series_of_different_size(tmp_path):
     draw = np.random.default_rng(1)
     parts = [
         {"id": [f"s{number}"] * 200, "load": 10.0**number * (2 + draw.standard_normal(200))}
         for number in range(6)
     ]
+    parts[0]["load"] = np.tile(np.arange(4.0), 50) + 1e-3 * draw.standard_normal(200)
     table = pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
     settings = make_settings(tmp_path, id="id", time=None)
     settings["data"] = {k: v for k, v in settings["data"].items() if v is not None}
+    return table, settings
+
+
+def test_series_of_different_size_are_scaled_each_by_itself(tmp_path):
+    table, settings = make_series_of_different_size(tmp_path)
     search, _, _ = prepare_auto(configs.load(settings), table, minutes=1.0, prefer="best")
     assert (search.data.scale_by, search.tune.metric) == ("series", "mae")
+
+
+def test_series_of_different_size_are_judged_as_the_verdict_does(tmp_path, monkeypatch):
+    """By errors relative to each series' own differences: one that is easy counts as much."""
+    monkeypatch.setattr(candidates, "MAX_FOLDS", {"cpu": 1})
+    table, settings = make_series_of_different_size(tmp_path)
+    settings["data"]["period"] = 4
+    summary = slipstream.auto(settings, table, minutes=0.2, quiet=True).summary
+    assert summary["ranked_by"] == "mase"
+    rows = {row["name"]: row for row in summary["leaderboard"]}
+    for name in ("seasonal", "ridge", "repeat"):
+        known = summary["baselines"][name]["metrics"]
+        # differences over the training rows depend a little on the context
+        assert rows[name]["val"] == pytest.approx(known["val"]["mase"], rel=0.02)
+        assert rows[name]["test"] == pytest.approx(known["test"]["mase"])
+    assert "mean absolute scaled error" in summary["verdict"]
 
 
 def test_of_a_walk_forward_split_the_last_block_tests(tmp_path):

@@ -53,7 +53,6 @@ from slipstream.reporting.wording import (
 )
 from slipstream.runs import Run
 from slipstream.runs.summary import (
-    SCALED,
     ProbeSummary,
     RunSummary,
     Scores,
@@ -265,7 +264,7 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
         "refit": wording.describe_refit(summary),
         "describe_candidate": wording.describe_candidate,
         "judged_name": wording.format_metric(
-            f"{SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
+            wording.get_tested_metric(result, summary.get("ranked_by"))
         ),
         **examples,
     }

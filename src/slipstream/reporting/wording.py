@@ -911,10 +911,20 @@ def describe_refit(summary: SearchSummary) -> str:
     return f"the training on all rows was stopped; train it with: {resume}"
 
 
+def get_tested_metric(result: RunSummary, ranked_by: str | None) -> str:
+    """Return the metric that the answer of `slipstream auto`, its members and the baselines are
+    compared by on the test set."""
+    if ranked_by is not None:
+        return ranked_by
+    return f"{SCALED}{result['judged_by']}" if "scaled" in result else result["judged_by"]
+
+
 def name_ranking(summary: SearchSummary) -> str:
     """Return the metric that the candidates of `slipstream auto` are ranked by, in words."""
     if cast(RunSummary, summary).get("quantiles"):
         return "pinball loss"
+    if ranked_by := summary.get("ranked_by"):
+        return format_metric(ranked_by)
     return format_metric(f"{SCALED}{summary['metric']}") if "scaled" in summary else "log-loss"
 
 

@@ -458,6 +458,8 @@ class SearchSummary(RunOrigin, IntervalScores, total=False):
     leaderboard: list[LeaderboardRow]
     weights: list[MemberWeight]
     """Of the ensemble's candidates; of one model, itself"""
+    ranked_by: str | None
+    """The metric that the candidates are ranked by, where it is not the scaled `metric`"""
     verdict: str
     models: list[ModelOrigin]
     """Every model of the answer, a candidate's from several seeds too"""

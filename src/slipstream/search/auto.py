@@ -36,9 +36,9 @@ from slipstream.runs.summary import (
     RunSummary,
     Scores,
     SearchSummary,
+    read_metric,
 )
 from slipstream.scoring.batch import Baseline
-from slipstream.scoring.summary import get_metric
 from slipstream.search import ensemble, portfolio, refit, retraining, sharing
 from slipstream.search import summary as summaries
 from slipstream.search.budget import MARGIN, ModelCosts
@@ -103,6 +103,8 @@ MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 MAX_FASTER_LOSS = 1.02
 """How much worse an answer may be that leaves out a network which there is no time to test"""
+RELATIVE = "mase"
+"""The metric where each series is scaled by itself"""
 SAME_GAIN = 5e-4
 """Below which a gain is none, in sentences with one decimal"""
 
@@ -615,6 +617,7 @@ def summarize(
         "retrained": [],
         "test": {"best": {key: result.get(key) for key in summaries.TEST_KEYS}},
         "comparison": None,
+        "ranked_by": None if search.naive_errors is None else RELATIVE,
         "findings": list(describe_findings(search, choice, members)),
         "space": spaces.describe_space(search.study.space),
         "importances": compute_importances(search.study.study),
@@ -688,18 +691,24 @@ def make_leaderboard(
     baselines: Mapping[str, BaselineCandidate],
 ) -> list[LeaderboardRow]:
     """Return a row for everything that was tried, the best first, then what failed."""
-    library, metric = search.library, result["judged_by"]
+    library = search.library
+    metric = wording.get_tested_metric(result, None if search.naive_errors is None else RELATIVE)
+
+    def read(scores: Scores) -> float:
+        value = read_metric(scores, "test", metric)
+        return math.nan if value is None else value
+
     tested: dict[str, list[float]] = {}
     scored: Sequence[Scores] = result.get("members") or [result]
     for member, scores in zip(members, scored, strict=True):
-        tested.setdefault(member.name, []).append(get_metric(scores, "test", metric))
+        tested.setdefault(member.name, []).append(read(scores))
     reference = ensemble.choose_reference([member.config for member in members], search.fitted)
     data = members[reference].config.data
     for name, known in (result.get("baselines") or {}).items():
         fit = ensemble.find_fitted(search.fitted, data, name)
         row = name if fit is None else search.name_baseline(name, fit.data)
         if known:
-            tested.setdefault(row, [get_metric(known, "test", metric)])
+            tested.setdefault(row, [read(known)])
     by_name = {name_trial(trial.number): trial for trial in trials}
     costs = measure_costs(search, by_name, members, baselines)
     rows: list[LeaderboardRow] = []

@@ -43,6 +43,7 @@ from slipstream.search.ensemble import FittedBaselines, choose_train_stride
 from slipstream.search.library import (
     BlockWindows,
     Combination,
+    ErrorUnits,
     Library,
     compute_errors,
     find_block_starts,
@@ -320,6 +321,8 @@ class AutoSearch(OptunaSearch):
     fitted: list[FittedBaselines]
     """The baselines of the split itself"""
     end_costs: AutoCosts
+    naive_errors: Tensor | None
+    """What the errors of each series are relative to, where each counts the same"""
     fits: BaselineFits | None = None
     """The baselines, where this process fits them"""
     choose_now: Callable[[], Combination] | None = None
@@ -349,6 +352,7 @@ class AutoSearch(OptunaSearch):
             blocks.append(fold["val"].cpu() - first_row + data.dataset.signature.lead)
         device = data.series.values.device
         self.library = make_library(blocks, data.dataset, self.config.tune.metric, device)
+        self.naive_errors = get_naive_errors(self.config, data.dataset)
         self.end_costs = make_costs(data.dataset, device.type, refits=plan.refit)
         self.restore_candidates()
 
@@ -539,13 +543,17 @@ class AutoSearch(OptunaSearch):
         )
         anchors = self.library.blocks[fold].anchors
         starts = find_block_starts(windows, anchors, data.dataset.signature)
-        sizes, began = get_sizes(data.dataset), time.perf_counter()
+        units, began = self.get_units(data.dataset), time.perf_counter()
         with plan.flags():  # a pack's lanes may have a thread each
-            errors = compute_errors(predict, windows, starts, data.dataset, sizes)
+            errors = compute_errors(predict, windows, starts, data.dataset, units)
         self.library.add(name, fold, errors)
         self.end_costs.record_errors(name, time.perf_counter() - began, len(starts))
         if config.model.kind == "linear":
             self.end_costs.fixed.add(name)
+
+    def get_units(self, dataset: Dataset) -> ErrorUnits:
+        """Return the units of the candidates' errors."""
+        return ErrorUnits(get_sizes(dataset), self.naive_errors)
 
     def finish(self, trial: TrialRun) -> None:
         super().finish(trial)
@@ -750,11 +758,22 @@ def parse_baseline(name: str) -> str:
 
 
 def get_sizes(dataset: Dataset) -> Tensor | None:
-    """Return the factors from scaled units to standard deviations, [C]; None for classes."""
+    """Return the sizes of a standard deviation in scaled units, [C]; None for classes."""
     signature, scaler = dataset.signature, dataset.scaler
     if signature.classes:
         return None
     return torch.tensor([scaler.size[name] / scaler.deviation[name] for name in signature.targets])
+
+
+def get_naive_errors(config: Config, dataset: Dataset) -> Tensor | None:
+    """Return the naive errors that a search judges by where each series is scaled by itself, as its
+    verdict does; None elsewhere."""
+    by_series = config.data.scale_by == "series" and config.tune.metric == "mae"
+    signature = dataset.signature
+    if not by_series or not signature.horizon or signature.quantiles or signature.classes:
+        return None
+    naive = dataset.naive_errors
+    return naive if bool((naive > 0).any()) else None
 
 
 class BaselineCandidate(NamedTuple):
@@ -885,10 +904,10 @@ class BaselineFits:
             return
         anchors = search.library.blocks[fold.number].anchors
         wanted = find_block_starts(fold.windows, anchors, data.dataset.signature)
-        sizes = get_sizes(data.dataset)
+        units = search.get_units(data.dataset)
         with make_plan(search.config, data_bytes=0, training=False).flags():
             began = time.perf_counter()
-            errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, sizes)
+            errors = compute_errors(baseline.predict, fold.windows, wanted, data.dataset, units)
             is_finite = bool(errors.isfinite().all())
         search.end_costs.record_errors(name, time.perf_counter() - began, len(wanted))
         if not is_finite:
@@ -908,8 +927,12 @@ class BaselineFits:
         if kind == "ridge":
             plan = make_plan(config, data_bytes=0, training=False)
             predict = build_predictor(network.weights, config, data.dataset, plan)
-            found = compute_errors(predict, fold.windows, wanted, data.dataset, sizes)
-            if float((found - errors).abs().max()) > MAX_DIFFERENCE:
+            plain = ErrorUnits(get_sizes(data.dataset))
+            found, own = (
+                compute_errors(one, fold.windows, wanted, data.dataset, plain)
+                for one in (predict, baseline.predict)
+            )
+            if float((found - own).abs().max()) > MAX_DIFFERENCE:
                 return
         candidate = BaselineCandidate(name, config, baseline, seconds, network.weights)
         self.candidates[name] = candidate

@@ -440,25 +440,35 @@ def find_block_starts(windows: BlockWindows, anchors: Tensor, signature: Signatu
     return wanted
 
 
+class ErrorUnits(NamedTuple):
+    """The units that errors are kept in."""
+
+    sizes: Tensor | None
+    """[C]: of a standard deviation, in scaled units; None for classes"""
+    naive: Tensor | None = None
+    """[S, C]: the error of a naive forecast of each series, in scaled units, where each series
+    counts the same (MASE)"""
+
+
 def compute_errors(
     predict: Predictor,
     windows: BlockWindows,
     starts: Tensor,
     dataset: Dataset,
-    sizes: Tensor | None,
+    units: ErrorUnits,
 ) -> Tensor:
-    """Return the errors of a predictor on windows as a library keeps them; `sizes` [C] turns scaled
-    units into standard deviations."""
+    """Return the errors of a predictor on windows as a library keeps them."""
     ids = torch.arange(len(windows.series.offsets) - 1)
     chunk = WindowChunk(windows.series, starts, 0, ids, None)
     signature = dataset.signature
-    parts = [_read(batch, signature, sizes) for batch in predict_batches(predict, [chunk])]
+    parts = [_read(batch, signature, units) for batch in predict_batches(predict, [chunk])]
     return torch.cat(parts)
 
 
-def _read(batch: PredictionBatch, signature: Signature, sizes: Tensor | None) -> Tensor:
+def _read(batch: PredictionBatch, signature: Signature, units: ErrorUnits) -> Tensor:
     assert batch.truth is not None
-    sizes = None if sizes is None else sizes.to(batch.prediction.device)
+    device = batch.prediction.device
+    sizes = None if units.sizes is None else units.sizes.to(device)
     if signature.classes:
         likely = torch.softmax(batch.prediction.float(), dim=-1)
         return likely.gather(-1, batch.truth.long()[..., None]).flatten()
@@ -466,5 +476,9 @@ def _read(batch: PredictionBatch, signature: Signature, sizes: Tensor | None) ->
         errors = batch.prediction - batch.truth[..., None]
         errors = errors if batch.factor is None else errors / batch.factor[..., None]
         return (errors if sizes is None else errors * sizes[:, None]).flatten(0, 2)
+    if units.naive is not None:
+        naive = torch.where(units.naive > 0, units.naive, math.inf).to(device)
+        series = batch.find_series() % len(naive)  # every fold has a copy of all series
+        return (batch._replace(factor=None).errors(()) / naive[series, None]).float().flatten()
     errors = batch.errors(())
     return (errors if sizes is None else errors * sizes).flatten()

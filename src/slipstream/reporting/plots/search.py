@@ -30,11 +30,12 @@ from slipstream.reporting.charts import (
 from slipstream.reporting.wording import (
     format_value,
     get_chosen,
+    get_tested_metric,
     name_candidate,
     name_ranking,
     shorten_names,
 )
-from slipstream.runs.summary import LeaderboardRow, RunSummary, SearchSummary, get_metrics
+from slipstream.runs.summary import LeaderboardRow, RunSummary, SearchSummary, read_metric
 
 Trial = Mapping[str, Any]
 BEST = ORANGE
@@ -230,8 +231,8 @@ def draw_progress(
 def draw_tests(summary: SearchSummary) -> Markup:
     """Draw the test scores of the model, of its members and of the baselines, the best first."""
     result = cast(RunSummary, summary)
-    metric = result["judged_by"]
-    own = (result.get("scaled") or get_metrics(result))["test"][metric]
+    metric = get_tested_metric(result, summary.get("ranked_by"))
+    own = read_metric(result, "test", metric)
     rows: Sequence[LeaderboardRow] = summary["leaderboard"]
     members = [row for row in rows if row["weight"] > 0]
     answer = "the ensemble"
