@@ -402,8 +402,10 @@ def test_series_of_different_size_are_judged_as_the_verdict_does(tmp_path, monke
     monkeypatch.setattr(candidates, "MAX_FOLDS", {"cpu": 1})
     table, settings = make_series_of_different_size(tmp_path)
     settings["data"]["period"] = 4
-    summary = slipstream.auto(settings, table, minutes=0.2, quiet=True).summary
+    study = slipstream.auto(settings, table, minutes=0.2, quiet=True)
+    summary = study.summary
     assert summary["ranked_by"] == "mase"
+    assert "test MASE" in slipstream.report(study.run).read_text()
     rows = {row["name"]: row for row in summary["leaderboard"]}
     for name in ("seasonal", "ridge", "repeat"):
         known = summary["baselines"][name]["metrics"]

@@ -233,7 +233,10 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
     top, the plots of the candidates, and the model's predictions."""
     result = cast(RunSummary, summary)
     layout = choose_layout(result)
-    column = layout.facts[0][0]
+    column, meaning = layout.facts[0]
+    if ranked_by := summary.get("ranked_by"):
+        column = wording.MetricColumn(wording.format_metric(ranked_by), "metrics", ranked_by)
+        meaning = f"test {column.heading}"
     baselines = [
         (value, name)
         for name, scores in (result.get("baselines") or {}).items()
@@ -254,7 +257,7 @@ def _describe_answer(run: Run, summary: SearchSummary) -> dict[str, Any]:
         }
     return {
         "answer": search.draw_answer(summary, runs.read_log(run)[0]),
-        "headline": (format_number(column.read(result), column.decimals), layout.facts[0][1]),
+        "headline": (format_number(column.read(result), column.decimals), meaning),
         "best_baseline": best and (format_number(best[0], column.decimals), best[1]),
         "num_models": len(members) or 1,
         "chosen_rows": found,
