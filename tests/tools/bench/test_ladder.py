@@ -19,25 +19,36 @@ from tests.tools.bench.small import small_case
 @pytest.fixture(scope="module")
 def outcome():
     told = []
-    found = ladder.measure_ladder(
-        [small_case()], minutes=0.08, watch=lambda what, share: told.append((what, share))
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder, "MAX_STEPS", 5)
+        found = ladder.measure_ladder(
+            [small_case()], minutes=60.0, watch=lambda what, share: told.append((what, share))
+        )
     assert all(0 <= share <= 1 for _, share in told)
     return found
 
 
 @pytest.mark.slow
 def test_every_rung_is_timed_and_compared(outcome):
-    timed = [row for row in outcome.rows if row.repeats]
-    assert outcome.rows[0].variant == "naive loop"
-    assert outcome.rows[-1].variant.startswith("auto")
-    assert len(timed) >= 5
-    first = timed[0]
-    for before, row in zip([first, *timed], timed, strict=False):
+    rows = outcome.rows
+    assert rows[0].variant == "naive loop"
+    assert rows[-1].variant.startswith("auto")
+    assert len(rows) >= 5
+    assert all(len(row.repeats) == ladder.REPEATS for row in rows)
+    first = rows[0]
+    for before, row in zip([first, *rows], rows, strict=False):
         assert row.extra["speedup"] == pytest.approx(first.median / row.median)
         assert row.extra["speedup_over_rung_before"] == pytest.approx(before.median / row.median)
         assert row.extra["windows_per_s"] == pytest.approx(64e3 / row.median)
         assert row.extra["run_s"] == pytest.approx(row.median / 1e3 * 10)
+
+
+@pytest.mark.slow
+def test_without_time_the_lowest_rung_and_the_highest_are_compared():
+    rows = ladder.measure_ladder([small_case()], minutes=1e-4, watch=lambda _, __: None).rows
+    assert [bool(row.repeats) for row in rows] == [True, *[False] * (len(rows) - 2), True]
+    assert all("left out: " in row.problem for row in rows[1:-1])
+    assert all("give more --minutes" in row.problem for row in rows[1:-1])
 
 
 def test_each_rung_adds_to_the_one_before():
