@@ -231,7 +231,7 @@ def test_the_first_epoch_leaves_time_to_test_its_model(tmp_path):
     trial = TrialRun(0, config)
     costs = PackCosts([trial, TrialRun(1, config)], validate_s=2.0, epoch_s=40.0)
     while not search.find_cut(costs):
-        assert not search.is_past
+        assert not search.was_cut
         now[0] += 0.5
     test_s = MARGIN * FORWARD_SHARE * 40 / 2
     assert now[0] == pytest.approx(60 - budget.overhead_s - 2 - test_s, abs=0.5)

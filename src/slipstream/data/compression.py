@@ -278,8 +278,9 @@ def unpack_tables(path: Path) -> tuple[Path, list[Path]] | None:
             tables = _list_tables(path, archive)
             folder = _make_path("tables")
             for table in tables if len(tables) > 1 else ():
-                inner = [part for part in Path(table.filename).parts if part not in ("/", "..")]
-                target = folder.joinpath(*inner)
+                inner = Path(table.filename)
+                parts = inner.relative_to(inner.anchor).parts
+                target = folder.joinpath(*(part for part in parts if part != ".."))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _unpack_member(path, archive, table, target)
                 _origins[target] = UnpackedFile(target, f"{path}/{table.filename}")

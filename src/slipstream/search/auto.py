@@ -103,8 +103,6 @@ MAX_CUT_LOSS = 1.02
 """How much worse than the search's own model one may be whose training was cut off"""
 MAX_FASTER_LOSS = 1.02
 """How much worse an answer may be that leaves out a network which there is no time to test"""
-RELATIVE = "mase"
-"""The metric where each series is scaled by itself"""
 SAME_GAIN = 5e-4
 """Below which a gain is none, in sentences with one decimal"""
 
@@ -617,7 +615,7 @@ def summarize(
         "retrained": [],
         "test": {"best": {key: result.get(key) for key in summaries.TEST_KEYS}},
         "comparison": None,
-        "ranked_by": None if search.naive_errors is None else RELATIVE,
+        "ranked_by": search.ranked_by,
         "findings": list(describe_findings(search, choice, members)),
         "space": spaces.describe_space(search.study.space),
         "importances": compute_importances(search.study.study),
@@ -692,7 +690,7 @@ def make_leaderboard(
 ) -> list[LeaderboardRow]:
     """Return a row for everything that was tried, the best first, then what failed."""
     library = search.library
-    metric = wording.get_tested_metric(result, None if search.naive_errors is None else RELATIVE)
+    metric = wording.get_tested_metric(result, search.ranked_by)
 
     def read(scores: Scores) -> float:
         value = read_metric(scores, "test", metric)

@@ -551,6 +551,11 @@ class AutoSearch(OptunaSearch):
         if config.model.kind == "linear":
             self.end_costs.fixed.add(name)
 
+    @property
+    def ranked_by(self) -> str | None:
+        """The metric that the candidates are ranked by, where it is not the scaled `tune.metric`"""
+        return None if self.naive_errors is None else "mase"
+
     def get_units(self, dataset: Dataset) -> ErrorUnits:
         """Return the units of the candidates' errors."""
         return ErrorUnits(get_sizes(dataset), self.naive_errors)
@@ -928,11 +933,11 @@ class BaselineFits:
             plan = make_plan(config, data_bytes=0, training=False)
             predict = build_predictor(network.weights, config, data.dataset, plan)
             plain = ErrorUnits(get_sizes(data.dataset))
-            found, own = (
-                compute_errors(one, fold.windows, wanted, data.dataset, plain)
-                for one in (predict, baseline.predict)
+            network_errors, baseline_errors = (
+                compute_errors(run, fold.windows, wanted, data.dataset, plain)
+                for run in (predict, baseline.predict)
             )
-            if float((found - own).abs().max()) > MAX_DIFFERENCE:
+            if float((network_errors - baseline_errors).abs().max()) > MAX_DIFFERENCE:
                 return
         candidate = BaselineCandidate(name, config, baseline, seconds, network.weights)
         self.candidates[name] = candidate

@@ -481,9 +481,12 @@ def group_trials(waiting: Sequence[TrialRun], device: str, num_windows: int) -> 
     groups = list(exact.values())
     while merged := _merge_best(groups, device, num_windows):
         groups = merged
-    # the given config, which is trial 0, does not wait: the time may end with the first pack
-    is_later = {id(group): all(trial.number for trial in group.trials) for group in groups}
-    return sorted(groups, key=lambda group: (is_later[id(group)], -len(group.trials)))
+
+    def rank(group: TrialGroup) -> tuple[bool, int]:
+        # the given config, which is trial 0, does not wait: the time may end with the first pack
+        return min(trial.number for trial in group.trials) > 0, -len(group.trials)
+
+    return sorted(groups, key=rank)
 
 
 def _merge_best(groups: list[TrialGroup], device: str, num_windows: int) -> list[TrialGroup]:

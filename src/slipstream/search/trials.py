@@ -72,7 +72,7 @@ class OptunaSearch(TrialSource):
         """The lowest loss of the trials that were cut off"""
         self.interrupted: list[TrialRun] = []
         """Trials that ran when the search was interrupted; without a checkpoint they start again"""
-        self.is_past = False
+        self.was_cut = False
         """What trained had to stop within its epoch"""
         self.is_exhausted = False
         """All trials have started; workers of a shared study may get those of others later"""
@@ -80,7 +80,7 @@ class OptunaSearch(TrialSource):
     def is_over(self) -> bool:
         """Whether another epoch would take time that retraining and reports need."""
         is_over = self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
-        return self.is_past or is_over
+        return self.was_cut or is_over
 
     def find_cut(self, costs: PackCosts | None = None) -> str:
         """Return why the trials have to stop within their epochs, so that the best is tested."""
@@ -90,8 +90,8 @@ class OptunaSearch(TrialSource):
             if model is None:  # in the first epoch
                 epoch_s = costs.epoch_s / max(len(costs.trials), 1)
                 model = ModelCosts(0.0, FORWARD_SHARE * epoch_s)
-        self.is_past = self.is_past or self.budget.is_past(model, validate_s)
-        return OUT_OF_TIME if self.is_past else ""
+        self.was_cut = self.was_cut or self.budget.is_past(model, validate_s)
+        return OUT_OF_TIME if self.was_cut else ""
 
     def is_finished(self) -> bool:
         """Whether all trials have ended."""

@@ -49,9 +49,7 @@ def is_supported(x: Tensor, dtype: torch.dtype) -> bool:
 
 def run_layer(kind: str, last: bool, x: Tensor, weights: LayerWeights) -> Tensor:
     """Map x [K, T, B, D] to [K, T, B, W * H], or with `last` to [K, B, W * H]."""
-    settings = kind == "lstm", last, torch.is_grad_enabled(), ZEROS
-    out: Tensor = _NativeRnn.apply(*settings, x, *weights)  # type: ignore[no-untyped-call]
-    return out
+    return _apply(kind == "lstm", last, ZEROS, x, weights)
 
 
 def continue_layer(
@@ -61,10 +59,16 @@ def continue_layer(
     it; the gradient ends at the state. P is 2 in an LSTM (h and c), 1 in a GRU."""
     is_lstm = kind == "lstm"
     after = x.new_empty(before.shape[1:]) if is_lstm else None
-    settings = is_lstm, False, torch.is_grad_enabled(), (before.contiguous(), after)
-    out: Tensor = _NativeRnn.apply(*settings, x, *weights)  # type: ignore[no-untyped-call]
+    out = _apply(is_lstm, False, (before.contiguous(), after), x, weights)
     last = out.detach()[0, -1]
     return out, last[None].clone() if after is None else torch.stack([last, after])
+
+
+def _apply(is_lstm: bool, last: bool, states: _States, x: Tensor, weights: LayerWeights) -> Tensor:
+    # within torch.no_grad, needs_input_grad is True for parameters as well
+    has_grad = torch.is_grad_enabled()
+    out: Tensor = _NativeRnn.apply(is_lstm, last, has_grad, states, x, *weights)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _NativeRnn(torch.autograd.Function):
@@ -83,7 +87,6 @@ class _NativeRnn(torch.autograd.Function):
         W, H = weights[1].shape[1], weights[1].shape[3]
         y = x.new_empty(K, T, B, W * H)
         saved = None
-        # within torch.no_grad, needs_input_grad is True for parameters as well
         if has_grad and any(ctx.needs_input_grad):
             vector: int = library.find_library().rnn_vector()
             units = -(-H // vector) * vector
