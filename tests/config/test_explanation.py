@@ -37,7 +37,7 @@ KINDS = ", ".join(f'"{kind}"' for kind in SPECS)
         ),
         (
             "# a comment\n[train]\nepochs = 1.5",
-            "job.toml, line 3: train.epochs is 1.5; it should be an integer",
+            'job.toml, line 3: train.epochs is 1.5; it should be an integer or "auto"',
         ),
         (
             '[model]\nkind = "lstmm"',

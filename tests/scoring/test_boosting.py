@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,9 +124,9 @@ def test_a_process_that_has_failed_leaves_no_trees():
 
 
 def test_few_windows_need_no_scikit_learn():
-    task = make_task(rows=30)
+    task = make_task(rows=5)
     code = (
-        "import sys, numpy as np; from slipstream.scoring import trees; a = np.ones((30, 2), 'f4');"
+        "import sys, numpy as np; from slipstream.scoring import trees; a = np.ones((5, 2), 'f4');"
         "r = trees.fit_trees(trees.TreeTask(a, a, a, a, 0, 9, 0.1), 1); "
         "assert r['level'].tolist() == [1, 1] and not len(r['output']); "
         "assert not {'sklearn', 'torch'} & {*sys.modules}"
@@ -133,6 +134,18 @@ def test_few_windows_need_no_scikit_learn():
     subprocess.run([sys.executable, "-c", code], check=True)
     found = restore(trees.fit_trees(task, 1), 1).predict_outputs(torch.from_numpy(task.x_val))
     close(found[:, 0], np.full(100, task.y.mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "leaf"), [(30, 3), (120, 12)])
+def test_a_leaf_has_a_tenth_of_few_rows(rows, leaf):
+    x = np.arange(rows, dtype=np.float32)[:, None]
+    y = (x[:, 0] < leaf).astype(np.float32)[:, None]  # the best split leaves the fewest rows
+    task = trees.TreeTask(x, y, x[:0], y[:0], 0, 200, 0.3)
+    found = restore(trees.fit_trees(task, 1), 1).predict_outputs(torch.from_numpy(x))
+    assert float(np.abs(found.numpy() - y).max()) < 1e-3
+    rare = (x[:, 0] < leaf - 1).astype(np.float32)[:, None]
+    found = restore(trees.fit_trees(replace(task, y=rare), 1), 1)
+    assert float(found.predict_outputs(torch.from_numpy(x[leaf - 1 : leaf]))[0, 0]) > 0.01
 
 
 def test_importing_the_library_does_not_import_scikit_learn():

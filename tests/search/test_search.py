@@ -180,11 +180,12 @@ def test_the_best_trial_of_several_workers_is_tested(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trial_is_cut_off_within_its_epoch(tmp_path):
-    """However long an epoch takes, and before any was complete."""
-    settings = make_settings(
-        tmp_path, waves(120_000), train={"batch": 1, "epochs": 3}, tune=SHORT | {"trials": 1}
-    )
+@pytest.mark.parametrize("minutes", [0.02, 1e-5])
+def test_a_trial_is_cut_off_within_its_epoch(tmp_path, minutes):
+    """However long an epoch takes, and before any was complete; the first one trains even where the
+    time is over before."""
+    tune = SHORT | {"trials": 1, "minutes": minutes}
+    settings = make_settings(tmp_path, waves(120_000), train={"batch": 1, "epochs": 3}, tune=tune)
     study, events = run_search(settings)
     assert study.summary["trials"] == {"finished": 0, "pruned": 0, "failed": 0, "cut off": 1}
     (trial,) = (event for event in events if event["event"] == "trial")

@@ -103,12 +103,14 @@ class Train(Section):
     long as it fits into memory and throughput grows; in a search it is the default."""
     accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1
     """Forward passes in one step: the effective batch is `batch` times this."""
-    epochs: Count = 50
-    """Maximum number of passes over the training windows."""
+    epochs: Annotated[Count, FromData()] = 50
+    """Maximum number of passes over the training windows. `"auto"`: 50; up to 300 where an epoch
+    has less than 32 steps."""
     clip: PositiveOrInf | Literal["off"] = 1.0
     """Maximum norm of the gradient."""
-    patience: Count | Literal["off"] = 10
-    """Stop after this many validations without improvement."""
+    patience: Annotated[Count | Literal["off"], FromData()] = 10
+    """Stop after this many validations without improvement. `"auto"`: 10; up to 60 where an epoch
+    has less than 32 steps."""
     exploit_epochs: CountOrZero = 0
     """Epochs at a low learning rate after `patience` has run out, from the best weights so far and
     with a new optimizer state; 0 turns this off. They are added to `epochs`, without early

@@ -58,6 +58,10 @@ MAX_DRIFT_WINDOWS, GOLDEN_RATIO = 1_000_000, (5**0.5 - 1) / 2
 MIN_STEPS = 32
 """Steps of an epoch, where there are enough windows"""
 MIN_BATCH, MAX_BATCH = 16, 256
+MIN_UPDATES, MAX_EPOCHS = 1_600, 300
+"""Steps of a training, where early stopping allows them, and the epochs that these may take"""
+MIN_PATIENCE, MAX_PATIENCE = 320, 60
+"""Steps without an improvement before early stopping, and the validations that these may take"""
 PATCHED_LR = 2e-3
 
 
@@ -163,7 +167,9 @@ def _needs_data(config: Config) -> bool:
     unset = set(list_unset(config))
     if config.masked or not unset:
         return False
-    return _is_forecast(config) or not unset.isdisjoint({"data.context", "train.batch"})
+    return _is_forecast(config) or not unset.isdisjoint(
+        {"data.context", "train.batch", "train.epochs", "train.patience"}
+    )
 
 
 def _is_forecast(config: Config) -> bool:
@@ -352,15 +358,22 @@ def _choose_pool(config: Config, _: DataFacts) -> Choice | None:
     return Choice("flatten", "the head has weights for every patch")
 
 
-def _choose_batch(config: Config, facts: DataFacts) -> Choice | None:
-    """Choose a batch of which an epoch has enough steps."""
+def _count_windows(config: Config, facts: DataFacts) -> int | None:
+    """Return the training windows, roughly; None where windows are not what trains a model."""
     data, series = config.data, facts.series
     if series is None or config.train.state == "carried":
         return None
-    windows = len(series.training_rows)  # each of them is a window
-    if data.context != ALL_ROWS:
-        lost = data.context + data.horizon - 1
-        windows = int(np.maximum(series.training_rows - lost, 1).sum()) // data.stride
+    if data.context == ALL_ROWS:
+        return len(series.training_rows)  # each of them is a window
+    lost = data.context + data.horizon - 1
+    return int(np.maximum(series.training_rows - lost, 1).sum()) // data.stride
+
+
+def _choose_batch(config: Config, facts: DataFacts) -> Choice | None:
+    """Choose a batch of which an epoch has enough steps."""
+    data, windows = config.data, _count_windows(config, facts)
+    if windows is None:
+        return None
     sequences = facts.num_targets if data.channels == "independent" else 1
     most = _round_to_power(MAX_BATCH / sequences)
     batch = min(max(_round_to_power(windows / MIN_STEPS), MIN_BATCH), most)
@@ -380,6 +393,33 @@ def _choose_lr(config: Config, _: DataFacts) -> Choice | None:
     return None
 
 
+def _count_epoch_steps(config: Config, facts: DataFacts) -> int | None:
+    """Return the steps of an epoch; None where they are not known, or what was learned before
+    counts."""
+    windows, batch = _count_windows(config, facts), config.train.batch
+    if windows is None or batch == AUTO or config.train.init_from is not None:
+        return None
+    return max(-(-windows // (batch * config.train.accumulate)), 1)
+
+
+def _choose_epochs(config: Config, facts: DataFacts) -> Choice | None:
+    """Choose more epochs where they have few steps."""
+    steps = _count_epoch_steps(config, facts)
+    epochs = 0 if steps is None else min(-(-MIN_UPDATES // steps), MAX_EPOCHS)
+    if epochs <= config.train.epochs:
+        return None
+    return Choice(epochs, f"an epoch has {format_count(steps, 'step')}")
+
+
+def _choose_patience(config: Config, facts: DataFacts) -> Choice | None:
+    """Choose as many validations more as epochs."""
+    steps, usual = _count_epoch_steps(config, facts), config.train.patience
+    patience = 0 if steps is None else min(-(-MIN_PATIENCE // steps), MAX_PATIENCE)
+    if usual == "off" or patience <= usual:
+        return None
+    return Choice(patience, f"an epoch has {format_count(steps, 'step')}")
+
+
 def _round_to_power(number: float) -> int:
     """Return the largest power of two that is not above a number; at least 1."""
     return 2 ** max(math.floor(math.log2(number)), 0) if number > 0 else 1
@@ -392,6 +432,8 @@ RULES: dict[str, Callable[[Config, DataFacts], Choice | None]] = {
     "model.patch": _choose_patch,
     "model.pool": _choose_pool,
     "train.batch": _choose_batch,
+    "train.epochs": _choose_epochs,
+    "train.patience": _choose_patience,
     "train.lr": _choose_lr,
 }
 """The rule of each setting, in the order of their dependence; None leaves a setting at the value

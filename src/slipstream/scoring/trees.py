@@ -31,7 +31,7 @@ FittedModel = tuple[Any, list[int]]
 
 MAX_LEAVES = 15
 """Leaves of a tree: as exact as 31 on the sets that were tried, at half the work"""
-MIN_LEAF_ROWS = 20
+MIN_LEAF_ROWS, FEWEST_LEAF_ROWS = 20, 3
 MAX_BINS = 127
 PATIENCE = 10
 """Trees without an improvement on the validation windows, after which no more are added"""
@@ -80,7 +80,7 @@ def fit_trees(task: TreeTask, threads: int) -> dict[str, Array]:
     adds to. `level` has the outputs' constants, [K], or of classes [K * Q].
     """
     fit = _fit_classes if task.num_classes else _fit_numbers
-    if len(task.x) < 2 * MIN_LEAF_ROWS:  # too few for any split; spares importing scikit-learn
+    if len(task.x) < 2 * FEWEST_LEAF_ROWS:  # too few for any split; spares importing scikit-learn
         level, _ = fit(task, None)
         return _join_trees([], level)
     from sklearn import ensemble  # takes a second
@@ -99,12 +99,18 @@ def fit_trees(task: TreeTask, threads: int) -> dict[str, Array]:
     return _join_trees(trees, level)
 
 
+def _choose_leaf_rows(num_rows: int) -> int:
+    """Return the fewest rows of a leaf: a tenth where there are few, since larger leaves leave a
+    small table with hardly a split."""
+    return min(max(num_rows // 10, FEWEST_LEAF_ROWS), MIN_LEAF_ROWS)
+
+
 def _make_settings(task: TreeTask) -> dict[str, Any]:
     return {
         "max_iter": task.max_trees,
         "learning_rate": task.rate,
         "max_leaf_nodes": MAX_LEAVES,
-        "min_samples_leaf": MIN_LEAF_ROWS,
+        "min_samples_leaf": _choose_leaf_rows(len(task.x)),
         "max_bins": MAX_BINS,
         "early_stopping": len(task.x_val) > 0,
         "n_iter_no_change": PATIENCE,

@@ -72,6 +72,8 @@ class OptunaSearch(TrialSource):
         """The lowest loss of the trials that were cut off"""
         self.interrupted: list[TrialRun] = []
         """Trials that ran when the search was interrupted; without a checkpoint they start again"""
+        self.has_trained = sharing.count_started(study.get_trials()) > 0
+        """Whether a trial of the study has; until then the search goes on, however late it is"""
         self.was_cut = False
         """What trained had to stop within its epoch"""
         self.is_exhausted = False
@@ -79,11 +81,12 @@ class OptunaSearch(TrialSource):
 
     def is_over(self) -> bool:
         """Whether another epoch would take time that retraining and reports need."""
-        is_over = self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
-        return self.was_cut or is_over
+        is_late = self.budget.is_over(self.costs.estimate_model(), self.costs.epoch_s)
+        return self.was_cut or (is_late and self.has_trained)
 
     def find_cut(self, costs: PackCosts | None = None) -> str:
         """Return why the trials have to stop within their epochs, so that the best is tested."""
+        self.has_trained = True
         model, validate_s = self.costs.estimate_model(), 0.0
         if costs is not None:
             validate_s = costs.validate_s
