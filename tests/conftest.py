@@ -182,7 +182,7 @@ SMALL: dict[str, Any] = {
         "normalize": "none",
         "patch": 1,
     },
-    "train": {"batch": 32, "epochs": 2},
+    "train": {"batch": 32, "epochs": 2, "patience": 10},
     "engine": {"device": "cpu", "threads": 1, "plan": "off"},
 }
 

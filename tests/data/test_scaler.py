@@ -198,3 +198,35 @@ def test_a_rare_event_is_no_outlier():
     draw = np.random.default_rng(0)
     rain = np.where(draw.random(400) < 0.95, 0.0, draw.lognormal(1, 2, 400))
     assert small_dataset(table=waves().set_column(1, "a", pa.array(rain))).scaler.size["a"] > 0
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 7), st.integers(1, 40))
+def test_the_size_of_a_series_by_seasons_is_its_mean_change_within_pieces(seed, season, rows):
+    """Over training rows, from a row of the same piece of the series, however the blocks lie."""
+    draw = np.random.default_rng(seed)
+    days = np.cumsum(draw.choice([1, 1, 1, 1, 9], size=120))
+    table = pa.table(
+        {
+            "id": ["x"] * 70 + ["y"] * 50,
+            "time": [*days[:70], *days[70:]],
+            "a": draw.standard_normal(120),
+        }
+    )
+    data = {"id": "id", "time": "time", "context": 2, "horizon": 1, "gap_tolerance": 1.5}
+    data |= {"scale": "seasonal", "scale_by": "series", "period": season}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "BLOCK_ROWS", rows)
+        found = small_dataset(small_config(data=data), table).scaler
+    values, ends = table["a"].to_numpy(), {"x": (0, 70, 49), "y": (70, 120, 35)}
+    for name, (begin, end, num_train) in ends.items():
+        changes = [
+            abs(values[row] - values[row - season])
+            for row in range(begin + season, min(begin + num_train, end))
+            if (np.diff(days[row - season : row + 1]) == 1).all()
+        ]
+        wanted = np.mean(changes) if len(changes) >= scaling.MIN_CHANGES else None
+        if wanted is None:
+            wanted = values[begin : begin + num_train].std()
+        place = found.series.index(name)
+        assert found.series_size["a"][place] == pytest.approx(wanted)

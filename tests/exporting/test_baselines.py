@@ -58,7 +58,7 @@ def make_table(case: str) -> pa.Table:
     if "classes" in case:
         return states(900)
     if case == "few":
-        return waves(50)
+        return waves(20)
     table = waves(1400)
     number = np.repeat([0, 1], 700)
     table = table.append_column("id", pa.array(number))

@@ -23,6 +23,7 @@ CASES = {
     "estimate": {"data": {"horizon": 0, "inputs": ["b", "c"], "targets": ["a"]}},
     "carried": {"train": {"state": "carried"}},
     "minmax": {"data": {"scale": "minmax"}, "model": {"kind": "linear"}},
+    "seasonal": {"data": {"scale": "seasonal", "period": 3, "context": 12}},
     "walk forward": {"data": {"split": {"walk_forward": 2}}, "model": {"kind": "mlp"}},
     "known ahead": {"data": {"future": ["c"]}},
     "filtered": {
@@ -98,22 +99,24 @@ def test_a_target_that_is_no_input_has_one_scale(tmp_path):
     close(read_column(again, "a_predicted"), read_column(table, "a_predicted"), rel=2e-4)
 
 
-def test_each_series_is_scaled_by_its_training_rows_in_memory_and_streamed(tmp_path):
+@pytest.mark.parametrize("scale", ["standard", "seasonal"])
+def test_each_series_is_scaled_by_its_training_rows_in_memory_and_streamed(tmp_path, scale):
     path = tmp_path / "table.parquet"
     pa.parquet.write_table(make_table((1.0, 100.0, 3.0)), path, row_group_size=40)
-    config = make_config(tmp_path, "lstm", data={"path": str(path)})
+    data = {"path": str(path), "scale": scale, "period": 50 if scale == "seasonal" else None}
+    config = make_config(tmp_path, "lstm", data=data)
     memory = datasets.load_dataset(config)
     series = memory.memory.series
     num_train = round(0.7 * ROWS)
     for begin in memory.index.offsets[:-1]:
         rows = series.values[begin : begin + num_train, :3].double()
         close(rows.mean(dim=0) + 1, torch.ones(3).double(), rel=1e-5)
-        close(rows.std(dim=0, correction=0), torch.ones(3).double())
-    streamed = datasets.load_dataset(
-        make_config(
-            tmp_path, "lstm", data={"path": str(path)}, engine={"home": "stream", "buffer_rows": 64}
-        )
-    )
+        size = rows.std(dim=0, correction=0)
+        if scale == "seasonal":
+            size = (rows[50:] - rows[:-50]).abs().mean(dim=0)
+        close(size, torch.ones(3).double())
+    stream = {"home": "stream", "buffer_rows": 64}
+    streamed = datasets.load_dataset(make_config(tmp_path, "lstm", data=data, engine=stream))
     for name in ("a", "b", "c"):
         close(
             np.array(streamed.scaler.series_shift[name]), np.array(memory.scaler.series_shift[name])

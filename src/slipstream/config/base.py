@@ -79,7 +79,8 @@ class FromData:
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        return {"anyOf": [{"const": AUTO, "type": "string"}, handler(schema)]}
+        plain = handler(schema)
+        return {"anyOf": [{"const": AUTO, "type": "string"}, *plain.get("anyOf", (plain,))]}
 
 
 def to_plain(value: Any) -> Any:

@@ -313,9 +313,11 @@ class Data(Section):
     """`"independent"`: every target column is its own series through one shared model; inputs that
     are not targets are passed with each of them. `"auto"`: `"independent"` for forecasts of several
     targets without other inputs."""
-    scale: Literal["standard", "minmax", "none"] = "standard"
+    scale: Literal["standard", "minmax", "seasonal", "none"] = "standard"
     """Scaling of the columns, fitted on training rows only (with several folds, on those of the
-    first)."""
+    first): to a mean of 0 and a deviation of 1, to a range from 0 to 1, or not at all.
+    `"seasonal"`, with `scale_by = "series"`: the size of a series is its mean absolute change from
+    one season to the next (`period`), as in MASE."""
     scale_by: Literal["global", "series", "window"] = "global"
     """What a column is scaled by: all training rows; the training rows of each series, or its first
     context where it has none; or the context of each window (then `model.normalize` is `"window"`).
@@ -425,6 +427,11 @@ class Data(Section):
             raise ValueError(
                 f'data.scale_by = "{self.scale_by}" has no effect with data.scale = "none"; remove '
                 "one of them"
+            )
+        if self.scale == "seasonal" and self.scale_by != "series":
+            raise ValueError(
+                'data.scale = "seasonal" is the size of each series; set data.scale_by = "series" '
+                'as well, or data.scale = "standard"'
             )
         return self
 

@@ -33,9 +33,9 @@ from slipstream.data.prepare.steps import Limits
 from slipstream.data.roles import build_signature
 from slipstream.data.scaler import (
     Scaler,
-    SeriesFit,
     complete_scaler,
     fit_scaler,
+    make_series_fit,
     merge_scalers,
     scale_static,
 )
@@ -369,9 +369,7 @@ def _load_stream(config: Config, source: Source, known: Scaler | None) -> Datase
     table, data, index, static = opened.table, opened.data, opened.index, opened.static
     signature, assignment = opened.signature, opened.assignment
     trained = assignment.find_series(splits.TRAIN, index.offsets)
-    fit = None
-    if data.scale_by != "global":
-        fit = SeriesFit(index, signature, data.scale, trained, known)
+    fit = make_series_fit(index, signature, data, trained, known)
     scaler, unknown, num_missing = stream.scan_values(
         table, signature, assignment, data.scale, index, fit
     )

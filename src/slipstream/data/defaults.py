@@ -397,7 +397,7 @@ def _count_epoch_steps(config: Config, facts: DataFacts) -> int | None:
     """Return the steps of an epoch; None where they are not known, or what was learned before
     counts."""
     windows, batch = _count_windows(config, facts), config.train.batch
-    if windows is None or batch == AUTO or config.train.init_from is not None:
+    if windows is None or isinstance(batch, str) or config.train.init_from is not None:
         return None
     return max(-(-windows // (batch * config.train.accumulate)), 1)
 
@@ -405,7 +405,9 @@ def _count_epoch_steps(config: Config, facts: DataFacts) -> int | None:
 def _choose_epochs(config: Config, facts: DataFacts) -> Choice | None:
     """Choose more epochs where they have few steps."""
     steps = _count_epoch_steps(config, facts)
-    epochs = 0 if steps is None else min(-(-MIN_UPDATES // steps), MAX_EPOCHS)
+    if steps is None:
+        return None
+    epochs = min(-(-MIN_UPDATES // steps), MAX_EPOCHS)
     if epochs <= config.train.epochs:
         return None
     return Choice(epochs, f"an epoch has {format_count(steps, 'step')}")
@@ -414,8 +416,10 @@ def _choose_epochs(config: Config, facts: DataFacts) -> Choice | None:
 def _choose_patience(config: Config, facts: DataFacts) -> Choice | None:
     """Choose as many validations more as epochs."""
     steps, usual = _count_epoch_steps(config, facts), config.train.patience
-    patience = 0 if steps is None else min(-(-MIN_PATIENCE // steps), MAX_PATIENCE)
-    if usual == "off" or patience <= usual:
+    if steps is None or usual == "off":
+        return None
+    patience = min(-(-MIN_PATIENCE // steps), MAX_PATIENCE)
+    if patience <= usual:
         return None
     return Choice(patience, f"an epoch has {format_count(steps, 'step')}")
 

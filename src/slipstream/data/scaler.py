@@ -30,6 +30,12 @@ LARGEST_LOSS = 0.01
 FIELDS = ("shift", "size", "deviation", "low", "high")
 CONSTANT = 1e-6
 """Spread of a series, relative to its level, up to which it counts as constant"""
+MIN_CHANGES = 8
+"""Changes from season to season that a series is scaled by; one that has fewer is scaled by its
+deviation"""
+LEAST_CHANGE = 0.003
+"""The smallest size by changes, relative to the deviation: where seasons repeat exactly, the rest
+is rounding"""
 
 
 class SeriesScales(NamedTuple):
@@ -72,6 +78,8 @@ class Scaler:
     series_size: dict[str, list[float]] = field(default_factory=dict)
     """By column that is scaled by series, what each series is scaled by; `shift` and `size` scale
     the other columns, and the units of predictions and errors in all of them"""
+    season: int = 0
+    """With `data.scale = "seasonal"`: the rows of a season; else 0"""
 
     def apply(self, name: str, column: Floats, out: Values) -> None:
         """Write a column's values, scaled by `shift` and `size`, to `out`."""
@@ -92,8 +100,11 @@ class Scaler:
         shift, size = {}, {}
         for i, name in enumerate(names):
             if name in self.series_shift:
-                moments = SeriesMoments(1)
-                moments.add(rows[:, i], np.zeros(len(rows), dtype=np.int64))
+                moments, owners = SeriesMoments(1), np.zeros(len(rows), dtype=np.int64)
+                moments.add(rows[:, i], owners)
+                if self.season:
+                    changes = np.abs(rows[self.season :, i] - rows[: -self.season, i])
+                    moments.add_changes(changes, owners[: len(changes)])
                 scale = moments.to_scale(self.kind, self.shift[name], self.size[name])
                 shift[name], size[name] = float(scale[0][0]), float(scale[1][0])
         return self.replace_scale(shift, size)
@@ -181,9 +192,7 @@ def fit_scaler(
     values = np.empty((raw.index.num_rows, len(raw.column_names)), dtype=np.float32)
     parts = []
     trained = np.logical_or.reduceat(training, raw.index.offsets[:-1])
-    fit = None
-    if data.scale_by != "global":
-        fit = SeriesFit(raw.index, signature, data.scale, trained, known)
+    fit = make_series_fit(raw.index, signature, data, trained, known)
     names = order_columns(signature)
     with ThreadPoolExecutor(1) as reader:  # the next column is read while one is in use
         reading = reader.submit(raw.read_column, names[0])
@@ -241,7 +250,7 @@ def scale_rows(raw: RawSeries, scaler: Scaler, signature: Signature) -> ScaledRo
     fit = None
     if scaler.series:
         new = np.zeros(len(raw.index.series_names), dtype=bool)
-        fit = SeriesFit(raw.index, signature, scaler.kind, new, scaler)
+        fit = SeriesFit(raw.index, signature, scaler.kind, new, scaler, scaler.season)
     for i, name in enumerate(columns):
         if name not in raw.column_names:
             continue
@@ -341,9 +350,9 @@ class RunningStatistics:
                     + Setting({"data.scale": "none"})
                 )
             if kind != "none":
-                standard = kind == "standard"
-                shift = moments.mean if standard else low
-                size = deviation if standard else moments.high - low
+                by_range = kind == "minmax"
+                shift = low if by_range else moments.mean
+                size = moments.high - low if by_range else deviation
             scaler.shift[name], scaler.size[name], scaler.deviation[name] = shift, size, deviation
         return scaler
 
@@ -359,14 +368,17 @@ class SeriesFit:
         kind: str,
         trained: Flags,
         known: Scaler | None,
+        season: int = 0,
     ) -> None:
         """`trained` marks the series that have training rows; those that `known` names have their
-        scale already."""
-        self.index, self.kind, self.trained = index, kind, trained
+        scale already. `season`: as in `Scaler`."""
+        self.index, self.kind, self.trained, self.season = index, kind, trained, season
         self.order, self.context = order_columns(signature), signature.context
         self.columns = list_series_columns(signature)
         self.begins = index.offsets[:-1] + (0 if index.padding is None else index.padding)
         self.moments: dict[str, SeriesMoments] = {}
+        self._before: dict[str, Floats] = {}
+        """The values of each column in the season before the next block"""
         self.shift: dict[str, Floats] = {}
         self.size: dict[str, Floats] = {}
         places = {name: i for i, name in enumerate(known.series)} if known is not None else {}
@@ -387,6 +399,24 @@ class SeriesFit:
             first = (rows >= 0) & (rows < self.context)
             used = np.where(self.trained[owners], training[block], first) & ~np.isnan(column[block])
             series.add(column[block][used], owners[used])
+            if self.season:
+                self._add_changes(name, column[block], used, owners, first_row + block.start)
+
+    def _add_changes(
+        self, name: str, values: Floats, used: Flags, owners: Ints, first_row: int
+    ) -> None:
+        """Add the changes of a block's `used` values from the row one season before, in the same
+        piece of a series."""
+        joined = np.concatenate([self._before.get(name, values[:0]), values])
+        self._before[name] = joined[-self.season :].copy()
+        changes = np.abs(joined[self.season :] - joined[: -self.season])
+        num_first = len(values) - len(changes)  # whose season before is not known
+        used, owners = used[num_first:], owners[num_first:]
+        rows, breaks = first_row + np.arange(num_first, len(values)), self.index.breaks
+        begins = breaks[np.searchsorted(breaks, rows, side="right") - 1]
+        begins = np.maximum(begins, self.begins[owners])
+        known = used & (rows - begins >= self.season) & ~np.isnan(changes)
+        self.moments[name].add_changes(changes[known], owners[known])
 
     def finish(self, name: str, part: Scaler, scale_by: str, known: Scaler | None) -> Scaler:
         """Compute each series' scale of a column; return the scaler of the whole column.
@@ -419,6 +449,7 @@ class SeriesFit:
         """Return the scaler with the scale of each series."""
         return replace(
             scaler,
+            season=self.season,
             series=self.index.series_names,
             series_shift={name: values.tolist() for name, values in self.shift.items()},
             series_size={name: values.tolist() for name, values in self.size.items()},
@@ -435,11 +466,23 @@ class SeriesFit:
         return SeriesScales(factor, offset)
 
 
+def make_series_fit(
+    index: SeriesIndex, signature: Signature, data: Data, trained: Flags, known: Scaler | None
+) -> SeriesFit | None:
+    """Return what fits the scale of each series; None where all have one."""
+    if data.scale_by == "global":
+        return None
+    season = (data.period or index.infer_period() or 1) if data.scale == "seasonal" else 0
+    return SeriesFit(index, signature, data.scale, trained, known, season)
+
+
 class SeriesMoments:
-    """Count, mean, spread and range of each series' values, added block by block."""
+    """Count, mean, spread, range and changes of each series' values, added block by block."""
 
     def __init__(self, num_series: int) -> None:
         self.count = np.zeros(num_series)
+        self.changes, self.num_changes = np.zeros(num_series), np.zeros(num_series)
+        """Sum and number of the absolute changes"""
         self.mean, self.squares = np.zeros(num_series), np.zeros(num_series)
         self.low, self.high = np.full(num_series, np.inf), np.full(num_series, -np.inf)
 
@@ -460,6 +503,11 @@ class SeriesMoments:
         self.low[series] = np.minimum(self.low[series], low)
         self.high[series] = np.maximum(self.high[series], high)
 
+    def add_changes(self, changes: Floats, owners: Ints) -> None:
+        """Add absolute changes and the series that each is of."""
+        self.changes += np.bincount(owners, weights=changes, minlength=len(self.changes))
+        self.num_changes += np.bincount(owners, minlength=len(self.changes))
+
     def to_scale(self, kind: str, shift: float, size: float) -> tuple[Floats, Floats, Flags]:
         """Return the shift and the size of each series, and which are constant. The size of a
         constant series is its level, or where that is 0, `size`; a series without values has
@@ -468,6 +516,10 @@ class SeriesMoments:
         sizes = self.high - self.low if kind == "minmax" else self.deviation
         is_known, level = self.count > 0, np.abs(self.mean)
         is_constant = ~(is_known & (sizes > CONSTANT * level))
+        if kind == "seasonal":
+            change = self.changes / np.maximum(self.num_changes, 1)
+            change = np.maximum(change, LEAST_CHANGE * sizes)
+            sizes = np.where(self.num_changes >= MIN_CHANGES, change, sizes)
         sizes = np.where(is_constant, level, sizes)
         return np.where(is_known, shifts, shift), np.where(sizes > 0, sizes, size), is_constant
 

@@ -149,6 +149,7 @@ def prepare_auto(
     config, cache = _choose_folds(config, data)
     if portfolio.should_scale_series(config, cache.get(config).dataset):
         scaled = {"data.scale_by": "series"}
+        scaled |= {} if "scale" in config.data.model_fields_set else {"data.scale": "seasonal"}
         scaled |= {"tune.metric": "mae"} if config.tune.metric == "mse" else {}
         config = configs.replace_settings(config, scaled)
         cache = DatasetCache(config, data)

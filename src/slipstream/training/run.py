@@ -33,6 +33,7 @@ from slipstream.base.rank import RankPlace
 from slipstream.base.run_names import ENSEMBLE_FILE
 from slipstream.base.text import format_count
 from slipstream.config import Config
+from slipstream.data import defaults
 from slipstream.engine import loop, recovery
 from slipstream.engine.context import RunContext
 from slipstream.engine.lanes import FitResult, LaneResult
@@ -378,12 +379,13 @@ def train_or_resume(
 
 
 def is_run_of(folder: Path, config: Config) -> bool:
-    """Whether a folder is a run with these settings; where it is and how it is run does not
-    matter."""
+    """Whether a folder is a run with these settings; where it is, how it is run and what is left to
+    the data does not matter."""
     if not (folder / "config.toml").exists():
         return False
     ignored = {"name", "out", "data.path", "data.labels", "train.minutes"}
     ignored |= {"train.batch"} if config.train.batch == "auto" else set()
+    ignored |= set(defaults.list_unset(config))
     changed = set(configs.list_differences(runs.load_config(Run(folder)), config)) - ignored
     return all(name.startswith("engine.") for name in changed)
 
