@@ -33,7 +33,7 @@ CONSTANT = 1e-6
 MIN_CHANGES = 8
 """Changes from season to season that a series is scaled by; one that has fewer is scaled by its
 deviation"""
-LEAST_CHANGE = 0.003
+LEAST_CHANGE = 0.01
 """The smallest size by changes, relative to the deviation: where seasons repeat exactly, the rest
 is rounding"""
 

@@ -147,10 +147,13 @@ def prepare_auto(
     config = _select_last_block(_adapt_config(config, minutes))
     spaces.check_config(config)
     config, cache = _choose_folds(config, data)
+    scaled: dict[str, Any] = {}
     if portfolio.should_scale_series(config, cache.get(config).dataset):
         scaled = {"data.scale_by": "series"}
-        scaled |= {} if "scale" in config.data.model_fields_set else {"data.scale": "seasonal"}
         scaled |= {"tune.metric": "mae"} if config.tune.metric == "mse" else {}
+    if scaled or portfolio.is_scaled_by_series(config):
+        scaled |= {} if "scale" in config.data.model_fields_set else {"data.scale": "seasonal"}
+    if scaled:
         config = configs.replace_settings(config, scaled)
         cache = DatasetCache(config, data)
     base = cache.get(config)

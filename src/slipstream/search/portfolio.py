@@ -208,6 +208,12 @@ def should_scale_series(config: Config, dataset: Dataset) -> bool:
     return bool(high > MAX_SIZE_RATIO * low)
 
 
+def is_scaled_by_series(config: Config) -> bool:
+    """Whether a config forecasts numbers of series that are each scaled by itself."""
+    data = config.data
+    return data.scale_by == "series" and bool(data.horizon) and data.task == "regress"
+
+
 def _round(length: int, season: int | None) -> int:
     """Return a length that patches divide; a whole number of seasons where it has several."""
     if season is not None and season % 4 == 0 and length >= 2 * season:

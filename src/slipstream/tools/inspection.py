@@ -439,7 +439,8 @@ def survey_tables(tables: Iterable[OpenTable], path: str) -> Survey:
 
 CONTEXT, HORIZON = 96, 24
 """Rows of the proposed windows, where the series are long enough: four days and one, if hourly"""
-EPOCHS = 20
+EPOCHS, FEW_WINDOWS = 20, 10_000
+"""Epochs that a config has, and the windows below which it leaves them to the data"""
 MAX_INPUTS = 60
 """Inputs up to which `data.inputs` lists them; above, `data.ignore` lists the other columns"""
 MAX_MISSING = 0.5
@@ -736,7 +737,16 @@ class Proposal:
         if self.data.get("context") == "all":  # a few whole series: small steps, many of them
             model = {"kind": "tcn", "hidden": 32}
             train = {"epochs": 2 * EPOCHS, "batch": 16}
-        return {"data": self.data, "model": model, "train": train}
+        if self._count_windows() < FEW_WINDOWS:
+            del train["epochs"]
+        sections = {"data": self.data, "model": model, "train": train}
+        return {name: section for name, section in sections.items() if section}
+
+    def _count_windows(self) -> int:
+        """Return the number of windows, roughly."""
+        whole = self.data.get("context") == "all"
+        by_column = self.data.get("layout") in ("wide", "columns") and not whole
+        return self.survey.num_rows * (len(self.survey.columns) if by_column else 1)
 
     def _find_series(self) -> SeriesColumns | None:
         """Return the columns that a person has named as the id of a series, or those that the rows
