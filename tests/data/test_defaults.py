@@ -318,3 +318,37 @@ def test_the_plan_names_each_setting_with_its_reason(tmp_path):
     assert any(line.startswith("plan: data.context = ") for line in lines)
     page = slipstream.report(runs.find_last(str(tmp_path))).read_text(encoding="utf-8")
     assert "<dt>model.normalize</dt>" in page
+
+
+def test_few_steps_make_more_epochs_and_more_patience():
+    small, large = {"context": 24, "horizon": 3}, hourly(9000)
+    _, choices = resolved(hourly(100), data=small)
+    assert (choices["train.epochs"], choices["train.patience"]) == (300, 60)
+    config, choices = resolved(hourly(500), data=small)  # 324 windows are 21 steps
+    assert (config.train.epochs, config.train.patience) == (-(-1600 // 21), -(-320 // 21))
+    assert not {"train.epochs", "train.patience"} & resolved(large, data=small)[1].keys()
+    config, choices = resolved(hourly(100), data=small, train={"epochs": 7, "patience": "off"})
+    assert (config.train.epochs, config.train.patience) == (7, "off")
+    _, choices = resolved(hourly(100), data=small, train={"batch": 1})
+    assert not {"train.epochs", "train.patience"} & choices.keys()
+
+
+@pytest.mark.parametrize(
+    ("split", "windows", "batch"),
+    [
+        ({"by": "file", "test": ["test.csv"], "val": 0.4}, 6, 1),
+        ({"train": 0.5, "val": 0.2, "test": 0.3}, 35, 4),
+        ({}, 49, 4),
+    ],
+)
+def test_whole_series_that_train_are_the_windows(tmp_path, split, windows, batch):
+    values = np.random.default_rng(0).standard_normal((70, 12)).round(3)
+    for name, rows in (("train.csv", values[:10]), ("test.csv", values[10:])):
+        lines = ["label," + ",".join(f"v{i}" for i in range(12))]
+        lines += ["ab"[i % 2] + "," + ",".join(map(str, row)) for i, row in enumerate(rows)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    data = {"path": str(tmp_path), "layout": "wide", "task": "classify", "targets": ["label"]}
+    data |= {"context": "all", "values": "v0:"} | ({"split": split} if split else {})
+    choices = resolve(load({"data": data, "train": {"batch": batch}})).choices
+    steps = -(-windows // batch)
+    assert choices["train.epochs"] == (-(-1600 // steps), f"an epoch has {steps} steps")

@@ -181,7 +181,7 @@ def read_facts(config: Config, table: Any = None) -> DataFacts:
     refuse_undecided(config.data)
     draft = config
     if config.data.context == ALL_ROWS or "context" not in config.data.model_fields_set:
-        split = DEFAULT_SPLIT if config.data.context == ALL_ROWS else config.data.split
+        split = DEFAULT_SPLIT if _shares_series(config) else config.data.split
         whole = config.data.model_copy(update={"context": 1, "split": split})
         draft = config.model_copy(update={"data": whole})
     source = read_source(draft, table)
@@ -210,6 +210,12 @@ def read_facts(config: Config, table: Any = None) -> DataFacts:
         columns = [raw.read_column(name) for name in roles.targets if name in past]
         series = replace(series, drift=_measure_drift(columns, training, index, config, series))
     return replace(facts, series=series)
+
+
+def _shares_series(config: Config) -> bool:
+    """Whether the split's shares are of the series, because each is one window."""
+    data = config.data
+    return data.context == ALL_ROWS and not (data.split.by or data.split.folders)
 
 
 def _measure_drift(
@@ -364,7 +370,10 @@ def _count_windows(config: Config, facts: DataFacts) -> int | None:
     if series is None or config.train.state == "carried":
         return None
     if data.context == ALL_ROWS:
-        return len(series.training_rows)  # each of them is a window
+        # each series is a window; where the split has shares, the draft's are of each series
+        share = data.split.train if _shares_series(config) else None
+        share = share if isinstance(share, float) else 1.0
+        return max(int(share * len(series.training_rows)), 1)
     lost = data.context + data.horizon - 1
     return int(np.maximum(series.training_rows - lost, 1).sum()) // data.stride
 
