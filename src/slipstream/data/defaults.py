@@ -402,35 +402,32 @@ def _choose_lr(config: Config, _: DataFacts) -> Choice | None:
     return None
 
 
-def _count_epoch_steps(config: Config, facts: DataFacts) -> int | None:
-    """Return the steps of an epoch; None where they are not known, or what was learned before
-    counts."""
-    windows, batch = _count_windows(config, facts), config.train.batch
-    if windows is None or isinstance(batch, str) or config.train.init_from is not None:
-        return None
-    return max(-(-windows // (batch * config.train.accumulate)), 1)
-
-
 def _choose_epochs(config: Config, facts: DataFacts) -> Choice | None:
     """Choose more epochs where they have few steps."""
-    steps = _count_epoch_steps(config, facts)
-    if steps is None:
-        return None
-    epochs = min(-(-MIN_UPDATES // steps), MAX_EPOCHS)
-    if epochs <= config.train.epochs:
-        return None
-    return Choice(epochs, f"an epoch has {format_count(steps, 'step')}")
+    return _cover_steps(config, facts, MIN_UPDATES, config.train.epochs, MAX_EPOCHS)
 
 
 def _choose_patience(config: Config, facts: DataFacts) -> Choice | None:
-    """Choose as many validations more as epochs."""
-    steps, usual = _count_epoch_steps(config, facts), config.train.patience
-    if steps is None or usual == "off":
+    """Choose more patience where epochs have few steps."""
+    usual = config.train.patience
+    if usual == "off":
         return None
-    patience = min(-(-MIN_PATIENCE // steps), MAX_PATIENCE)
-    if patience <= usual:
+    return _cover_steps(config, facts, MIN_PATIENCE, usual, MAX_PATIENCE)
+
+
+def _cover_steps(
+    config: Config, facts: DataFacts, steps: int, usual: int, most: int
+) -> Choice | None:
+    """Choose as many epochs as have these steps, more than usual and at most so many; not where
+    what was learned before counts."""
+    windows, batch = _count_windows(config, facts), config.train.batch
+    if windows is None or isinstance(batch, str) or config.train.init_from is not None:
         return None
-    return Choice(patience, f"an epoch has {format_count(steps, 'step')}")
+    of_epoch = max(-(-windows // (batch * config.train.accumulate)), 1)
+    epochs = min(-(-steps // of_epoch), most)
+    if epochs <= usual:
+        return None
+    return Choice(epochs, f"an epoch has {format_count(of_epoch, 'step')}")
 
 
 def _round_to_power(number: float) -> int:
