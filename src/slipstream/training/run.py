@@ -125,7 +125,9 @@ def _open_run(request: TrainRequest, leader: RankLeader | None = None) -> Iterat
             context = resuming.load_resumed(run, request)
             yield replace(context, ranks=leader.open(run) if leader else None)
         return
-    config, choices = fitting.resolve_config(request.load_config(), request.data)
+    request.timer.end("start-up")
+    with request.timer.time("data"):  # rules for what is left out read them
+        config, choices = fitting.resolve_config(request.load_config(), request.data)
     request.permit_classes(config)
     placement = shares.place_workers(request.workers, request.on, config, request.data)
     # bad data are refused before there is a folder
