@@ -539,7 +539,8 @@ def summarize(options: argparse.Namespace, seconds: float) -> BenchResult:
     }
     hardware = next((m.details["hardware"] for m in found if "hardware" in m.details), None)
     notes = [f"{name} {version}" for name, version in settings["versions"].items()]
-    notes = [f"Each tool has {', '.join(f'{m:g}' for m in minutes)} minutes.", ", ".join(notes)]
+    times = f"{', '.join(f'{m:g}' for m in minutes)} minute{'s' * (minutes != [1.0])}"
+    notes = [f"Each tool has {times}.", ", ".join(notes)]
     if options.jobs > 1:
         notes.append(f"{options.jobs} measurements ran at a time, each on its own cores.")
     if options.overrides:
