@@ -352,3 +352,19 @@ def test_whole_series_that_train_are_the_windows(tmp_path, split, windows, batch
     choices = resolve(load({"data": data, "train": {"batch": batch}})).choices
     steps = -(-windows // batch)
     assert choices["train.epochs"] == (-(-1600 // steps), f"an epoch has {steps} steps")
+
+
+@pytest.mark.parametrize(("rows", "patch"), [(12, None), (47, None), (48, 4), (251, 8)])
+def test_long_series_that_are_windows_are_cut_into_patches(rows, patch):
+    """A network that reads step by step does not learn long series from few of them."""
+    names = np.repeat([f"s{number}" for number in range(20)], rows)
+    values = np.random.default_rng(0).standard_normal(len(names))
+    labels = np.repeat(["a", "b"] * 10, rows)
+    table = pa.table({"id": names, "value": values, "label": labels})
+    data = {"id": "id", "task": "classify", "targets": ["label"], "context": "all", "time": None}
+    data |= {"inputs": ["value"], "split": {"train": 0.5, "val": 0.2, "test": 0.3}}
+    for kind, wanted in (("lstm", patch), ("tcn", patch), ("mlp", None)):
+        config, choices = resolve(load({"data": data, "model": {"kind": kind}}), table)
+        found = choices.get("model.patch")
+        assert (found and found.value) == wanted
+        assert config.data.context == -(-rows // (wanted or 1)) * (wanted or 1)

@@ -222,7 +222,8 @@ class Model(Section):
     """Fraction of activations dropped between layers during training."""
     patch: Annotated[Count, FromData()] = 1
     """Rows per token, for every kind but nhits, mlp and linear: 16 means 16 times fewer time steps.
-    `"auto"`: for forecasts from 48 rows and more, up to 16; otherwise 1."""
+    `"auto"`: for forecasts from 48 rows and more, up to 16; where whole series of as many rows are
+    windows (`data.context = "all"`), up to 8; otherwise 1."""
     pool: Annotated[Literal["last", "mean", "attention", "flatten"], FromData()] = "last"
     """How a sequence is reduced to one vector, for every kind but nhits, mlp and linear. `"auto"`:
     `"flatten"` for forecasts from patches; otherwise `"last"`."""

@@ -37,6 +37,8 @@ MULTIPLE = 8
 """Longer contexts are multiples of it, so that patches fit"""
 MIN_PATCHED = 48
 """Rows of the shortest context that is cut into patches"""
+MAX_WHOLE_PATCH = 8
+"""The longest patch of windows that are whole series"""
 HORIZONS = 3.5
 """The context of a forecast, in horizons, where no season needs more"""
 SEASONS = {7: 8, 12: 3, 4: 6, 52: 2}
@@ -340,12 +342,18 @@ def _limit_context(config: Config, series: SeriesFacts) -> int:
     return max(min(shortest - horizon, piece - horizon, int(LONG_SHARE * usual)), 1)
 
 
-def _choose_patch(config: Config, _: DataFacts) -> Choice | None:
+def _choose_patch(config: Config, facts: DataFacts) -> Choice | None:
     """Choose the longest patch that leaves enough tokens of every context."""
     kinds = _list_values(config, "model.kind")
-    if not _is_forecast(config) or _is_plain(config):
-        return None
     if not any(kind in SPECS and SPECS[kind].is_sequential for kind in kinds):
+        return None
+    if config.data.context == ALL_ROWS and facts.series is not None:
+        rows = int(facts.series.lengths.max())
+        for patch in PATCHES if rows >= MIN_PATCHED else ():
+            if patch <= MAX_WHOLE_PATCH and rows // patch >= MIN_TOKENS:
+                tokens = format_count(-(-rows // patch), "token")
+                return Choice(patch, f"{tokens} instead of {rows} time steps")
+    if not _is_forecast(config) or _is_plain(config):
         return None
     contexts = _list_values(config, "data.context")
     for patch in PATCHES if min(contexts) >= MIN_PATCHED else ():
