@@ -34,7 +34,11 @@ from tests.training.test_resume import ended, same, stopping_at
 
 ENCODER = {"data": {"context": 24}, "model": {"hidden": 12, "layers": 2}}
 PRETRAIN = merged(
-    ENCODER, {"train": {"epochs": 6, "lr": 0.01, "batch": 64}, "pretrain": {"ratio": 0.3}}
+    ENCODER,
+    {
+        "train": {"epochs": 6, "patience": "auto", "lr": 0.01, "batch": 64},
+        "pretrain": {"ratio": 0.3},
+    },
 )
 TUNE = {"train": {"epochs": 4, "freeze_epochs": 2, "lr": 0.01}, "data": {"horizon": 2}}
 

@@ -180,7 +180,7 @@ class Config(Section):
         if data is not None and model is not None and data.get("scale_by") == "window":
             settings = settings | {"model": {"normalize": "window"} | model}
         if train is not None and train.get("objective") == "masked":
-            return apply_defaults(settings)
+            return apply_defaults(settings | {"train": train})
         if data is None or train is None or data.get("task") != "classify" or "loss" in train:
             return settings
         return settings | {"train": train | {"loss": "cross_entropy"}}

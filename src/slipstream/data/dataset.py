@@ -98,8 +98,11 @@ class Dataset:
     def compute_fingerprint(self) -> str:
         """Hash the content: the values themselves, or the statistics of a streamed table."""
         scaler = asdict(self.scaler)
-        if not self.scaler.series:  # as runs have it that began before series had scales
+        # as runs have it that began before series had scales, and seasons their size
+        if not self.scaler.series:
             scaler = {key: value for key, value in scaler.items() if not key.startswith("series")}
+        if not self.scaler.season:
+            del scaler["season"]
         digest = hashlib.sha256(json.dumps([scaler, self.num_windows]).encode())
         digest.update(self.index.offsets.tobytes())
         if self.folds:
